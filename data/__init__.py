@@ -1,0 +1,1 @@
+"""A dataset YAML becomes batches."""

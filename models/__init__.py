@@ -1,0 +1,1 @@
+"""Images become predictions, loss, detections."""

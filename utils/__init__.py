@@ -1,0 +1,1 @@
+"""The machinery of a run, one noun a file."""

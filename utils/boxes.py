@@ -1,0 +1,78 @@
+"""Box arithmetic, on torch tensors and NumPy arrays alike where the functions say "array".
+
+Boxes are float32. `xyxy` = left, top, right, bottom; `cxcywh` = centre, width, height. Pixels unless a name ends in n.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = TypeVar("Array", Tensor, NDArray[np.float32])
+
+
+def cxcywh_to_xyxy(boxes: Array) -> Array:
+    """(..., 4) centre and size to (..., 4) corners."""
+    half = boxes[..., 2:] / 2
+    return _concat(boxes[..., :2] - half, boxes[..., :2] + half)
+
+
+def xyxy_to_cxcywh(boxes: Array) -> Array:
+    """(..., 4) corners to (..., 4) centre and size."""
+    size = boxes[..., 2:] - boxes[..., :2]
+    return _concat(boxes[..., :2] + size / 2, size)
+
+
+def _concat(left: Array, right: Array) -> Array:
+    if isinstance(left, Tensor):
+        return torch.cat((left, right), -1)
+    return np.concatenate((left, right), -1)
+
+
+def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
+    """(..., 4) boxes cut to an image of (height, width) pixels; a new array."""
+    height, width = size_hw
+    if isinstance(boxes_xyxy, Tensor):
+        return torch.stack(
+            (
+                boxes_xyxy[..., 0].clamp(0, width),
+                boxes_xyxy[..., 1].clamp(0, height),
+                boxes_xyxy[..., 2].clamp(0, width),
+                boxes_xyxy[..., 3].clamp(0, height),
+            ),
+            -1,
+        )
+    return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
+
+
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """IoU of every pair: (N, 4) and (M, 4) xyxy to (N, M)."""
+    area_a = (a[:, 2:] - a[:, :2]).clamp(min=0).prod(1)
+    area_b = (b[:, 2:] - b[:, :2]).clamp(min=0).prod(1)
+    overlap = (torch.min(a[:, None, 2:], b[None, :, 2:]) - torch.max(a[:, None, :2], b[None, :, :2])).clamp(min=0).prod(2)
+    return overlap / (area_a[:, None] + area_b[None, :] - overlap).clamp(min=1e-9)
+
+
+def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+    """Complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
+
+    CIoU = IoU − ρ²/c² − αv with v = 4/π² (atan w/h − atan w'/h')² and α = v / (v − IoU + 1), held constant in the
+    gradient (Zheng et al., Distance-IoU Loss, AAAI 2020).
+    """
+    a_min, a_max = a[:, :2] - a[:, 2:] / 2, a[:, :2] + a[:, 2:] / 2
+    b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2
+    overlap = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0).prod(1)
+    union = a[:, 2:].prod(1) + b[:, 2:].prod(1) - overlap + eps
+    iou = overlap / union
+    hull = torch.max(a_max, b_max) - torch.min(a_min, b_min)
+    diagonal2 = hull.square().sum(1) + eps
+    distance2 = (a[:, :2] - b[:, :2]).square().sum(1)
+    v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + eps)) - torch.atan(b[:, 2] / (b[:, 3] + eps))).square()
+    with torch.no_grad():
+        alpha = v / (v - iou + (1 + eps))
+    return iou - distance2 / diagonal2 - alpha * v

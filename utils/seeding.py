@@ -1,0 +1,44 @@
+"""Randomness: process-level seeds offset by rank, and counter-based generators for samples.
+
+Nothing drawn for a sample depends on the process that draws it: its generator is a pure function of
+(seed, epoch, position), so the stream of samples is the same for any number of workers and ranks, and after any resume.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+_STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5}
+
+
+def init_seeds(seed: int, deterministic: bool = False) -> None:
+    """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank.
+
+    Args:
+        seed: any integer; taken modulo 2**32, which is what NumPy accepts.
+        deterministic: choose bit-reproducible kernels, where CUDA has faster ones that are not.
+    """
+    seed %= 2**32
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code draws from
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> np.random.Generator:
+    """Generator of one sample, or of one epoch's order: a pure function of its arguments (Philox, Salmon et al. 2011).
+
+    Args:
+        seed: the run's seed, not offset by rank.
+        epoch: epoch, from 0.
+        position: position in the epoch's global order, from 0.
+        stream: what is drawn; different streams are independent.
+    """
+    assert 0 <= position < 2**32 and 0 <= epoch < 2**24, (position, epoch)
+    counter = (_STREAMS[stream] << 56) | (epoch << 32) | position
+    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, counter], np.uint64)))

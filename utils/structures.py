@@ -1,0 +1,227 @@
+"""The types that cross packages.
+
+DatasetSpec → DatasetIndex → Draw → Sample → Batch → predictions → Detections → Metrics.
+Images are uint8 RGB, height × width × 3. Boxes are float32 xyxy pixels of the image they stand beside.
+
+Legend: N images of a dataset, M objects of a dataset, B images of a batch, T targets of a batch, D detections, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
+FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A dataset YAML, read and checked.
+
+    Attributes:
+        name: the YAML's stem, such as "coco128".
+        yaml_path: the file itself.
+        root: the folder that relative entries start from.
+        splits: "train", "val", "test" → the entries, absolute; a split that the YAML leaves out is missing.
+        names: class names by index.
+        download: URLs of archives, in order; empty where the YAML names none.
+    """
+
+    name: str
+    yaml_path: Path
+    root: Path
+    splits: dict[str, tuple[Path, ...]]
+    names: tuple[str, ...]
+    download: tuple[str, ...] = ()
+
+    @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class DatasetIndex:
+    """All images and labels of one split, as flat arrays (shared by workers without copies).
+
+    Attributes:
+        split: "train", "val" or "test".
+        names: class names by index.
+        path_bytes: uint8 (P,), the paths in UTF-8, end to end.
+        path_offsets: int64 (N + 1,), where each path starts.
+        sizes_hw: int32 (N, 2), height and width in pixels, after EXIF orientation.
+        box_offsets: int64 (N + 1,), where each image's objects start.
+        classes: int32 (M,).
+        boxes_xyxy: float32 (M, 4), pixels of the original image.
+        segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
+        segment_points: float32 (K, 2), xy pixels of the original image.
+        digest: hex string that changes with the images, labels or names.
+        problems: what the scan found, one line each: "file:line: what".
+    """
+
+    split: str
+    names: tuple[str, ...]
+    path_bytes: NDArray[np.uint8]
+    path_offsets: NDArray[np.int64]
+    sizes_hw: NDArray[np.int32]
+    box_offsets: NDArray[np.int64]
+    classes: NDArray[np.int32]
+    boxes_xyxy: NDArray[np.float32]
+    segment_offsets: NDArray[np.int64]
+    segment_points: NDArray[np.float32]
+    digest: str
+    problems: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sizes_hw)
+
+    def path(self, index: int) -> Path:
+        """Path of image `index`."""
+        start, end = self.path_offsets[index : index + 2]
+        return Path(self.path_bytes[start:end].tobytes().decode())
+
+    def labels(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Classes (n,) and boxes (n, 4), xyxy pixels of the original image, of image `index`: views, not copies."""
+        start, end = self.box_offsets[index : index + 2]
+        return self.classes[start:end], self.boxes_xyxy[start:end]
+
+    def segments(self, index: int) -> list[NDArray[np.float32]]:
+        """Polygons (k, 2) of image `index` in the order of its boxes, k = 0 where an object has none; [] without polygons."""
+        if len(self.segment_offsets) == 0:
+            return []
+        start, end = self.box_offsets[index : index + 2]
+        return [
+            self.segment_points[self.segment_offsets[m] : self.segment_offsets[m + 1]] for m in range(int(start), int(end))
+        ]
+
+
+class Draw(NamedTuple):
+    """One place in the training stream.
+
+    Attributes:
+        index: image of the dataset.
+        position: place in the epoch's global order; with the epoch it keys the sample's randomness.
+        epoch: epoch, from 0; it also tells whether mosaic is still on.
+        size_hw: height and width of the sample in pixels, multiples of the stride.
+    """
+
+    index: int
+    position: int
+    epoch: int
+    size_hw: tuple[int, int]
+
+
+@dataclass
+class Sample:
+    """One image and its objects.
+
+    Attributes:
+        image: uint8 (H, W, 3) RGB.
+        boxes_xyxy: float32 (n, 4) pixels.
+        classes: int32 (n,).
+        segments: polygons (k, 2) in pixels, one an object (k = 0 where it has none), or [] where the dataset has none.
+    """
+
+    image: NDArray[np.uint8]
+    boxes_xyxy: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    segments: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples as tensors.
+
+    Attributes:
+        images: uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view.
+        targets: float32 (T, 6), rows image, class, x1, y1, x2, y2 in pixels of `images`.
+        indices: int64 (B,), images of the dataset.
+        sizes_hw: int64 (B, 2), the original sizes.
+        placements: float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left.
+            Only validation's letterbox can be undone; after augmentation the rows are NaN.
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    sizes_hw: Tensor
+    placements: Tensor
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def pin_memory(self) -> Batch:
+        """Copy into page-locked memory; called by torch's DataLoader."""
+        return Batch(
+            self.images.pin_memory(),
+            self.targets.pin_memory(),
+            self.indices,
+            self.sizes_hw,
+            self.placements,
+        )
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What was found on one image.
+
+    Attributes:
+        boxes_xyxy: float32 (D, 4) pixels.
+        scores: float32 (D,), descending.
+        classes: int64 (D,).
+    """
+
+    boxes_xyxy: Tensor
+    scores: Tensor
+    classes: Tensor
+
+    def __len__(self) -> int:
+        return self.scores.shape[0]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Result of a validation, the same on every rank.
+
+    Attributes:
+        precision, recall: means over the classes at `confidence`.
+        map50, map: mean average precision at IoU 0.5 and over 0.5:0.05:0.95.
+        class_ids: classes that have objects, (C',).
+        per_class: float64 (C', 4), rows precision, recall, AP50, AP of `class_ids`.
+        images_per_class, objects_per_class: int64 (nc,).
+        images, objects: totals.
+        confidence: where the mean smoothed F1 is best.
+        losses: box, obj, cls; NaN where no loss was asked for.
+        speed_ms: milliseconds an image: preparation, inference, NMS.
+    """
+
+    precision: float
+    recall: float
+    map50: float
+    map: float
+    class_ids: NDArray[np.int64]
+    per_class: NDArray[np.float64]
+    images_per_class: NDArray[np.int64]
+    objects_per_class: NDArray[np.int64]
+    images: int
+    objects: int
+    confidence: float
+    losses: tuple[float, float, float] = (float("nan"),) * 3
+    speed_ms: tuple[float, float, float] = (0.0,) * 3
+
+    @property
+    def fitness(self) -> float:
+        """What `best.pt` and EarlyStopping go by: 0.1 mAP50 + 0.9 mAP50-95."""
+        return 0.1 * self.map50 + 0.9 * self.map
+
+
+def empty_targets() -> Tensor:
+    """Targets of a batch without objects, (0, 6)."""
+    return torch.zeros((0, 6))
