@@ -54,7 +54,9 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     """IoU of every pair: (N, 4) and (M, 4) xyxy to (N, M)."""
     area_a = (a[:, 2:] - a[:, :2]).clamp(min=0).prod(1)
     area_b = (b[:, 2:] - b[:, :2]).clamp(min=0).prod(1)
-    overlap = (torch.min(a[:, None, 2:], b[None, :, 2:]) - torch.max(a[:, None, :2], b[None, :, :2])).clamp(min=0).prod(2)
+    overlap = (
+        (torch.min(a[:, None, 2:], b[None, :, 2:]) - torch.max(a[:, None, :2], b[None, :, :2])).clamp(min=0).prod(2)
+    )
     return overlap / (area_a[:, None] + area_b[None, :] - overlap).clamp(min=1e-9)
 
 

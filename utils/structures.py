@@ -98,7 +98,8 @@ class DatasetIndex:
             return []
         start, end = self.box_offsets[index : index + 2]
         return [
-            self.segment_points[self.segment_offsets[m] : self.segment_offsets[m + 1]] for m in range(int(start), int(end))
+            self.segment_points[self.segment_offsets[m] : self.segment_offsets[m + 1]]
+            for m in range(int(start), int(end))
         ]
 
 

@@ -1,0 +1,409 @@
+"""Configuration: hyperparameters and the flags of train.py and val.py, frozen and checked.
+
+A flag is a dataclass field with its command-line spelling beside it, so the command line, `run(**kwargs)` and opt.yaml
+cannot drift apart. Nothing derived from a configuration (scaled gains, accumulation, rates) is ever stored in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from utils.environment import REPO
+from utils.errors import ConfigError, did_you_mean
+
+HYPS_DIR = REPO / "data" / "hyps"
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
+
+C = TypeVar("C", bound="_Options")
+
+
+# ---------------------------------------------------------------------------------------------- hyperparameters
+
+
+def _between(low: float, high: float) -> Any:
+    """A required float field that must lie in [low, high]."""
+    return field(metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class Hyp:
+    """Hyperparameters (data/hyps/*.yaml), each inside its range."""
+
+    lr0: float = _between(1e-8, 10)
+    lrf: float = _between(0, 10)
+    momentum: float = _between(0, 0.9999)
+    weight_decay: float = _between(0, 1)
+    warmup_epochs: float = _between(0, 1000)
+    warmup_momentum: float = _between(0, 0.9999)
+    warmup_bias_lr: float = _between(0, 10)
+    box: float = _between(0, 100)
+    cls: float = _between(0, 100)
+    cls_pw: float = _between(0.01, 100)
+    obj: float = _between(0, 100)
+    obj_pw: float = _between(0.01, 100)
+    iou_t: float = _between(0, 1)
+    anchor_t: float = _between(1.001, 100)
+    fl_gamma: float = _between(0, 10)
+    hsv_h: float = _between(0, 1)
+    hsv_s: float = _between(0, 1)
+    hsv_v: float = _between(0, 1)
+    degrees: float = _between(0, 180)
+    translate: float = _between(0, 1)
+    scale: float = _between(0, 0.999)
+    shear: float = _between(0, 89)
+    perspective: float = _between(0, 0.001)
+    flipud: float = _between(0, 1)
+    fliplr: float = _between(0, 1)
+    mosaic: float = _between(0, 1)
+    mixup: float = _between(0, 1)
+    copy_paste: float = _between(0, 1)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
+        """Check keys, types and ranges; `where` is the file that messages name.
+
+        Raises:
+            ConfigError: an unknown or missing key, not a number, or out of range.
+        """
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(
+                    f"{where}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} Known: {', '.join(known)}."
+                )
+        missing = [key for key in known if key not in values]
+        if missing:
+            raise ConfigError(
+                f"{where}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
+                f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
+            )
+        checked = {key: _number(values[key], f"{where}: {key}", f.metadata) for key, f in known.items()}
+        return cls(**checked)
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain mapping, in order."""
+        return dataclasses.asdict(self)
+
+
+def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
+    low, high = metadata["low"], metadata["high"]
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3, without a point, as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{where}: found {value!r}, expected a number from {low:g} to {high:g}.")
+    if not low <= value <= high:
+        raise ConfigError(f"{where}: found {value:g}, allowed is {low:g} to {high:g}.")
+    return float(value)
+
+
+def load_hyp(hyp: str | Path) -> Hyp:
+    """Read a hyperparameter YAML, looked up as given, then in data/hyps/.
+
+    Raises:
+        ConfigError: no such file, not YAML, or a key or value that is not allowed.
+    """
+    tried = [Path(hyp), HYPS_DIR / hyp]
+    path = next((p for p in tried if p.is_file()), None)
+    if path is None:
+        choices = sorted(p.name for p in HYPS_DIR.glob("*.yaml"))
+        raise ConfigError(
+            f"--hyp {hyp}: no such file; tried {' and '.join(map(str, tried))}."
+            f"{did_you_mean(Path(hyp).name, choices)} There are {', '.join(choices)}."
+        )
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: found {type(values).__name__}, expected 'key: value' lines.")
+    return Hyp.from_dict(values, str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read plain YAML.
+
+    Raises:
+        ConfigError: unreadable, or not YAML; names the file and the line.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"{path}{line}: not valid YAML: {problem}. Mind indentation, colons and quotes.") from error
+
+
+# ------------------------------------------------------------------------------------------------------- flags
+
+
+def _option(
+    default: Any,
+    help: str,
+    *flags: str,
+    kind: type = str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    bare: Any = None,
+    many: bool = False,
+) -> Any:
+    """A field that is a flag.
+
+    Args:
+        default: its value where the flag is not given.
+        help: one line for --help.
+        flags: further spellings; `--field-name` comes by itself.
+        kind: bool (a switch), int, float or str.
+        low, high: range of a number.
+        choices: allowed words.
+        bare: the value of the flag without an argument.
+        many: takes one or more values.
+    """
+    metadata = dict(help=help, flags=flags, kind=kind, low=low, high=high, choices=choices, bare=bare, many=many)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Shared by TrainConfig and ValConfig: checks, parsing, plain form."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
+
+    @classmethod
+    def from_kwargs(cls: type[C], kwargs: Mapping[str, Any]) -> C:
+        """Build from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
+
+        Raises:
+            ConfigError: an unknown name or a value that is not allowed.
+        """
+        names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
+        given: dict[str, Any] = {}
+        for key, value in kwargs.items():
+            if key not in names:
+                raise ConfigError(
+                    f"unknown option '{key}'.{did_you_mean(key, names)} Known: {', '.join(sorted(names))}."
+                )
+            given[names[key]] = value
+        return cls(**given)
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse a command line to the fields that were given, and only those.
+
+        Raises:
+            ConfigError: an unknown flag or a value that is not allowed.
+        """
+        parser = _Parser(prog=cls._program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
+        for f in dataclasses.fields(cls):
+            _add_flag(parser, f)
+        return vars(parser.parse_args(list(argv)))
+
+    @classmethod
+    def _program(cls) -> str:
+        raise NotImplementedError
+
+    @classmethod
+    def _spellings(cls) -> dict[str, str]:
+        """Every flag spelling → field name."""
+        return {flag: f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for opt.yaml and checkpoints."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class TrainConfig(_Options):
+    """Train a detector."""
+
+    weights: str = _option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
+    cfg: str = _option("", "model YAML, looked up in models/ (default: what the weights bring, else yolov5n.yaml)")
+    data: str = _option("shapes.yaml", "dataset YAML, looked up in data/")
+    hyp: str = _option("hyp.scratch-low.yaml", "hyperparameter YAML, looked up in data/hyps/")
+    epochs: int = _option(100, "epochs in all", kind=int, low=1)
+    batch_size: int = _option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
+    imgsz: int = _option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    rect: bool = _option(False, "batches of one aspect ratio instead of squares", kind=bool)
+    resume: str = _option("", "go on from PATH; bare: from the newest last.pt under --project", bare="newest")
+    nosave: bool = _option(False, "save after the final epoch only", kind=bool)
+    noval: bool = _option(False, "validate after the final epoch only", kind=bool)
+    noautoanchor: bool = _option(False, "keep the anchors of the model", kind=bool)
+    noplots: bool = _option(False, "draw no pictures", kind=bool)
+    evolve: int = _option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
+    cache: str = _option(
+        "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
+    )
+    image_weights: bool = _option(False, "draw images of weak classes more often", kind=bool)
+    device: str = _option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
+    multi_scale: bool = _option(False, "vary the size by ±50 %% a batch", kind=bool)
+    single_cls: bool = _option(False, "all classes become one", kind=bool)
+    optimizer: str = _option("SGD", "SGD, Adam or AdamW", choices=("SGD", "Adam", "AdamW"))
+    sync_bn: bool = _option(False, "BatchNorm statistics over all ranks", kind=bool)
+    workers: int = _option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
+    project: str = _option("runs/train", "folder of runs")
+    name: str = _option("exp", "name of the run's folder")
+    exist_ok: bool = _option(False, "write into an existing folder instead of a new one", kind=bool)
+    cos_lr: bool = _option(False, "cosine schedule instead of a linear one", kind=bool)
+    label_smoothing: float = _option(0.0, "epsilon of the class targets", kind=float, low=0, high=0.999)
+    patience: int = _option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
+    freeze: tuple[int, ...] = _option((0,), "freeze layers 0..N-1, or those listed", kind=int, low=0, many=True)
+    save_period: int = _option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
+    seed: int = _option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)
+    local_rank: int = _option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
+    amp: str = _option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))
+    compile: bool = _option(False, "torch.compile the model", kind=bool)
+    close_mosaic: int = _option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
+    deterministic: bool = _option(False, "bit-reproducible kernels", kind=bool)
+    log: str = _option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none")
+    check_data: bool = _option(False, "check the dataset, print every problem, and end", kind=bool)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size == 0:
+            raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
+        _check_loggers(self.log)
+        if self.evolve and self.resume:
+            raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")
+
+    @classmethod
+    def _program(cls) -> str:
+        return "train.py"
+
+    @property
+    def logger_names(self) -> tuple[str, ...]:
+        """Trackers that were asked for."""
+        return tuple(n for n in (part.strip() for part in self.log.split(",")) if n and n != "none")
+
+    @property
+    def frozen_layers(self) -> tuple[int, ...]:
+        """Indices of the layers to freeze: one number counts from the first, several are a list."""
+        return tuple(range(self.freeze[0])) if len(self.freeze) == 1 else self.freeze
+
+
+@dataclass(frozen=True)
+class ValConfig(_Options):
+    """Measure a detector."""
+
+    data: str = _option("coco128.yaml", "dataset YAML, looked up in data/")
+    weights: str = _option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
+    batch_size: int = _option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
+    imgsz: int = _option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    conf_thres: float = _option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)
+    iou_thres: float = _option(0.6, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
+    max_det: int = _option(300, "detections an image", kind=int, low=1, high=30_000)
+    task: str = _option("val", "split to measure, or speed", choices=("val", "train", "test", "speed"))
+    device: str = _option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
+    workers: int = _option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
+    single_cls: bool = _option(False, "all classes become one", kind=bool)
+    augment: bool = _option(False, "test-time augmentation", kind=bool)
+    verbose: bool = _option(False, "print a line for each class", kind=bool)
+    save_txt: bool = _option(False, "write a label file for each image", kind=bool)
+    save_conf: bool = _option(False, "with confidences in the label files", kind=bool)
+    save_json: bool = _option(False, "write COCO results", kind=bool)
+    project: str = _option("runs/val", "folder of runs")
+    name: str = _option("exp", "name of the run's folder")
+    exist_ok: bool = _option(False, "write into an existing folder instead of a new one", kind=bool)
+    half: bool = _option(False, "half precision", kind=bool)
+    local_rank: int = _option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
+
+    @classmethod
+    def _program(cls) -> str:
+        return "val.py"
+
+
+def _check_loggers(log: str) -> None:
+    for name in (part.strip() for part in log.split(",")):
+        if name and name != "none" and name not in LOGGER_NAMES:
+            known = (*LOGGER_NAMES, "none")
+            raise ConfigError(f"--log: unknown tracker '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+
+
+def _flags(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+    return ("--" + f.name.replace("_", "-"), *f.metadata["flags"])
+
+
+def _checked(value: Any, f: dataclasses.Field[Any]) -> Any:
+    """The value of field `f`, converted and inside its range, or a ConfigError."""
+    m, flag = f.metadata, _flags(f)[0]
+    if m["many"]:
+        return tuple(_scalar(v, flag, m) for v in (value if isinstance(value, (list, tuple)) else [value]))
+    if m["bare"] is not None and isinstance(value, bool):  # run(cache=True) is the bare flag
+        value = m["bare"] if value else f.default
+    return _scalar(value, flag, m)
+
+
+def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
+    kind = m["kind"]
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag}: found {value!r}, expected true or false.")
+        return value
+    if kind is str:
+        value = "" if value is None else str(value)
+        if m["choices"] and value not in m["choices"]:
+            matching = [c for c in m["choices"] if c.lower() == value.lower()]
+            if not matching:
+                hint = did_you_mean(value, m["choices"])
+                raise ConfigError(f"{flag}: found '{value}', expected one of {', '.join(m['choices'])}.{hint}")
+            value = matching[0]
+        return value
+    try:
+        number = kind(value)
+        exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or not math.isfinite(number):
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{flag}: found {value!r}, expected {wanted}.")
+    low, high = m["low"], m["high"]
+    if (low is not None and number < low) or (high is not None and number > high):
+        allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+        raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
+    return number
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError, with a suggestion, instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        marker = "unrecognized arguments: "
+        if message.startswith(marker):
+            word = message[len(marker) :].split()[0]
+            known = [flag for action in self._actions for flag in action.option_strings]
+            hint = did_you_mean(word.split("=")[0], known)
+            raise ConfigError(f"{self.prog}: unknown argument '{word}'.{hint} See {self.prog} --help.")
+        raise ConfigError(f"{self.prog}: {message}. See {self.prog} --help.")
+
+
+def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
+    m = f.metadata
+    text = m["help"] if "default:" in m["help"] or m["kind"] is bool else f"{m['help']} (default: {_shown(f.default)})"
+    if m["kind"] is bool:
+        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
+        return
+    extra: dict[str, Any] = {}
+    if m["bare"] is not None:
+        extra = {"nargs": "?", "const": m["bare"]}
+    elif m["many"]:
+        extra = {"nargs": "+"}
+    metavar = "{" + ",".join(m["choices"]) + "}" if m["choices"] else m["kind"].__name__.upper()
+    parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default) if default != "" else "''"
