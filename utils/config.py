@@ -7,6 +7,7 @@ cannot drift apart. Nothing derived from a configuration (scaled gains, accumula
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,8 @@ class Hyp:
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    f"{where}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} Known: {', '.join(known)}."
+                    f"{where}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} "
+                    f"Known: {', '.join(known)}."
                 )
         missing = [key for key in known if key not in values]
         if missing:
@@ -96,10 +98,8 @@ class Hyp:
 def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
     low, high = metadata["low"], metadata["high"]
     if isinstance(value, str):  # YAML 1.1 reads 1e-3, without a point, as text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"{where}: found {value!r}, expected a number from {low:g} to {high:g}.")
     if not low <= value <= high:
@@ -170,7 +170,16 @@ def _option(
         bare: the value of the flag without an argument.
         many: takes one or more values.
     """
-    metadata = dict(help=help, flags=flags, kind=kind, low=low, high=high, choices=choices, bare=bare, many=many)
+    metadata = {
+        "help": help,
+        "flags": flags,
+        "kind": kind,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "bare": bare,
+        "many": many,
+    }
     return field(default=default, metadata=metadata)
 
 

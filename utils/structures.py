@@ -3,7 +3,7 @@
 DatasetSpec → DatasetIndex → Draw → Sample → Batch → predictions → Detections → Metrics.
 Images are uint8 RGB, height × width × 3. Boxes are float32 xyxy pixels of the image they stand beside.
 
-Legend: N images of a dataset, M objects of a dataset, B images of a batch, T targets of a batch, D detections, C classes.
+Legend: N images and M objects of a dataset; B images and T targets of a batch; D detections; C classes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class DatasetIndex:
         return self.classes[start:end], self.boxes_xyxy[start:end]
 
     def segments(self, index: int) -> list[NDArray[np.float32]]:
-        """Polygons (k, 2) of image `index` in the order of its boxes, k = 0 where an object has none; [] without polygons."""
+        """Polygons (k, 2) of image `index` in the order of its boxes (k = 0: none); [] in a dataset without any."""
         if len(self.segment_offsets) == 0:
             return []
         start, end = self.box_offsets[index : index + 2]
