@@ -1,0 +1,318 @@
+"""The embedded dataset: drawn shapes, for trying the trainer without a download.
+
+Six classes on varied textures, from about 10 pixels to half the image, rotated, stretched, shaded, overlapping and cut
+by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the folder is
+the same bytes on every machine with the same NumPy and OpenCV.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.errors import UserError
+
+NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
+
+_STREAMS = {"train": 0, "val": 1}
+_BACKGROUND_SHARE = 0.05  # images without an object
+_MIN_EXTENT = 11.0  # pixels; the long side of the smallest object
+_MAX_EXTENT = 0.5  # of the image's long side
+_MIN_VISIBLE = 0.4  # of an object's pixels, below which others hide it too well to be asked for
+_MIN_INSIDE = 0.6  # of an object's pixels that must lie inside the image
+_MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
+_MIN_CONTRAST = 60.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_SHIFT = 4  # fractional bits of the coordinates given to OpenCV
+
+Field = NDArray[np.float32]
+Contour = NDArray[np.float32]
+
+
+def write_shapes(root: Path, *, train: int = 640, val: int = 160, size: int = 192, seed: int = 0) -> None:
+    """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
+
+    The folder is drawn beside `root` and renamed into place: readers see all of it or nothing, and of several writers
+    one wins while the others drop their (equal) copy. An existing dataset is left as it is.
+
+    Args:
+        root: the dataset's folder; its parent is made.
+        train, val: numbers of images.
+        size: long side of the images in pixels; the short side is 0.75 to 1 of it.
+        seed: another seed draws other images.
+
+    Raises:
+        UserError: `root` exists and is not such a dataset.
+    """
+    if _is_written(root):
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root.parent, prefix=f".{root.name}.") as folder:
+        staged = Path(folder) / root.name
+        for split, count in (("train", train), ("val", val)):
+            _write_split(staged, split, count, size, seed)
+        try:
+            staged.rename(root)
+        except OSError as error:
+            if not _is_written(root):
+                raise UserError(
+                    f"{root}: cannot put the shapes dataset here ({error.strerror}). Expected no such folder or an "
+                    f"empty one; move it away, or give the dataset another path."
+                ) from error
+
+
+def draw_image(
+    split: str, number: int, *, size: int = 192, seed: int = 0
+) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.float32]]:
+    """Draw one image of the dataset.
+
+    Args:
+        split: "train" or "val"; the two draw from different streams.
+        number: number of the image in its split.
+        size: long side in pixels.
+        seed: seed of the dataset.
+
+    Returns:
+        Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box is tight around the
+        pixels of its object that lie inside the image, hidden ones included.
+    """
+    rng = np.random.default_rng([seed, _STREAMS[split], number])
+    short = round(size * rng.uniform(0.75, 1.0))
+    height, width = (size, short) if rng.random() < 0.5 else (short, size)
+    image = _background(rng, height, width)
+    _draw_lines(rng, image, int(rng.integers(0, 6)))
+    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(1, 9))
+    classes, boxes = _draw_objects(rng, image, wanted)
+    _draw_lines(rng, image, int(rng.integers(0, 2)))
+    grain = rng.normal(0, rng.uniform(0, 6), image.shape)
+    return (image + grain).clip(0, 255).astype(np.uint8), classes, boxes
+
+
+def _is_written(root: Path) -> bool:
+    return all((root / kind / split).is_dir() for kind in ("images", "labels") for split in _STREAMS)
+
+
+def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> None:
+    images, labels = root / "images" / split, root / "labels" / split
+    images.mkdir(parents=True)
+    labels.mkdir(parents=True)
+    for number in range(count):
+        image, classes, boxes = draw_image(split, number, size=size, seed=seed)
+        encoded, jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
+        assert encoded
+        (images / f"{number:05d}.jpg").write_bytes(jpeg.tobytes())
+        # Both ways to say "nothing here" occur: an empty label file and none.
+        if len(classes) or number % 2:
+            (labels / f"{number:05d}.txt").write_text(_label_rows(classes, boxes, image.shape[:2]), encoding="utf-8")
+
+
+def _label_rows(classes: NDArray[np.int32], boxes: NDArray[np.float32], size_hw: tuple[int, ...]) -> str:
+    height, width = size_hw
+    rows = []
+    for index, (left, top, right, bottom) in zip(classes, boxes.tolist(), strict=True):
+        x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
+        rows.append(f"{index} {x:.6f} {y:.6f} {(right - left) / width:.6f} {(bottom - top) / height:.6f}\n")
+    return "".join(rows)
+
+
+# Backgrounds: a field of blend weights between two colours, and grain.
+
+
+def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
+    """Textured background, float32 (H, W, 3) in 0..255."""
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    texture = _TEXTURES[rng.integers(len(_TEXTURES))]
+    weight = texture(rng, x, y)[..., None]
+    first = rng.uniform(20, 235, 3)
+    second = (first + rng.normal(0, 45, 3)).clip(0, 255)
+    grain = rng.normal(0, rng.uniform(0, 10), (height, width, 1))
+    return (first + (second - first) * weight + grain).clip(0, 255).astype(np.float32)
+
+
+def _along(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    """Pixels travelled along a random direction."""
+    angle = rng.uniform(0, 2 * math.pi)
+    return (x * math.cos(angle) + y * math.sin(angle)).astype(np.float32)
+
+
+def _gradient(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    ramp = _along(rng, x, y)
+    return (ramp - ramp.min()) / np.ptp(ramp)
+
+
+def _clouds(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    cells = int(rng.integers(3, 14))
+    coarse = rng.random((cells, cells), np.float32)
+    return cv2.resize(coarse, x.shape[::-1], interpolation=cv2.INTER_CUBIC).astype(np.float32)
+
+
+def _stripes(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    return (_along(rng, x, y) // rng.uniform(4, 24) % 2).astype(np.float32)
+
+
+def _checks(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    angle, side = rng.uniform(0, math.pi / 2), rng.uniform(6, 28)
+    across = (x * math.cos(angle) + y * math.sin(angle)) // side
+    down = (y * math.cos(angle) - x * math.sin(angle)) // side
+    return ((across + down) % 2).astype(np.float32)
+
+
+def _blobs(rng: np.random.Generator, x: Field, y: Field) -> Field:
+    height, width = x.shape
+    field = np.zeros_like(x)
+    for _ in range(int(rng.integers(3, 15))):
+        distance2 = (x - rng.uniform(0, width)) ** 2 + (y - rng.uniform(0, height)) ** 2
+        field = np.maximum(field, np.exp(-distance2 / (2 * rng.uniform(4, 30) ** 2)))
+    return field.astype(np.float32)
+
+
+_TEXTURES: tuple[Callable[[np.random.Generator, Field, Field], Field], ...] = (
+    _gradient,
+    _clouds,
+    _stripes,
+    _checks,
+    _blobs,
+)
+
+
+def _draw_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:
+    """Draw lines of no class into `image`."""
+    height, width = image.shape[:2]
+    for _ in range(count):
+        start, end = (rng.uniform(0, 1, 2) * (width, height) for _ in range(2))
+        colour = rng.uniform(0, 255, 3).tolist()
+        cv2.line(image, _fixed(start).tolist(), _fixed(end).tolist(), colour, int(rng.integers(1, 3)), shift=_SHIFT)
+
+
+# Objects
+
+
+def _draw_objects(
+    rng: np.random.Generator, image: NDArray[np.float32], wanted: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Draw up to `wanted` objects into `image`; classes int32 (n,), boxes float32 (n, 4)."""
+    height, width = image.shape[:2]
+    on_top = np.full((height, width), -1, np.int64)  # which object each pixel shows
+    classes: list[int] = []
+    boxes: list[tuple[int, int, int, int]] = []
+    areas: list[int] = []
+    while wanted > len(classes):
+        kind = int(rng.integers(len(NAMES)))
+        for _ in range(10):
+            beside = boxes[-1] if boxes and rng.random() < 0.25 else None
+            contours = _place(rng, NAMES[kind], height, width, beside)
+            alpha = np.zeros((height, width), np.uint8)
+            cv2.fillPoly(alpha, [_fixed(c) for c in contours], 255, cv2.LINE_AA, _SHIFT)
+            mask = alpha >= 128
+            if mask.sum() < _MIN_INSIDE * _area(contours) or _would_hide(mask, on_top, areas):
+                continue
+            _paint(rng, image, contours, alpha)
+            on_top[mask] = len(classes)
+            left, top, box_width, box_height = cv2.boundingRect(mask.astype(np.uint8))
+            classes.append(kind)
+            boxes.append((left, top, left + box_width, top + box_height))
+            areas.append(int(mask.sum()))
+            break
+        else:  # the image is full
+            break
+    return np.array(classes, np.int32), np.array(boxes, np.float32).reshape(-1, 4)
+
+
+def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[int]) -> bool:
+    """Whether an object over `mask` would leave one below it with too few visible pixels."""
+    remaining = np.bincount(on_top[~mask] + 1, minlength=len(areas) + 1)[1:]
+    return bool((remaining < _MIN_VISIBLE * np.array(areas)).any())
+
+
+def _place(
+    rng: np.random.Generator, name: str, height: int, width: int, beside: tuple[int, int, int, int] | None
+) -> list[Contour]:
+    """Contours of a shape somewhere in the image, or near the box `beside`; rotated, stretched, scaled."""
+    outline, *holes = _contours(rng, name)
+    angle, stretch = rng.uniform(0, 2 * math.pi), rng.uniform(0.75, 1.0)
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    transform = turn @ np.diag([1.0, stretch])
+    placed = [contour @ transform.T for contour in (outline, *holes)]
+    low, high = placed[0].min(0), placed[0].max(0)
+    longest = max(height, width)
+    extent = math.exp(rng.uniform(math.log(_MIN_EXTENT), math.log(max(_MAX_EXTENT * longest, _MIN_EXTENT + 1))))
+    if beside is None:
+        centre = rng.uniform(0, 1, 2) * (width, height)
+    else:
+        left, top, right, bottom = beside
+        centre = np.array([left + right, top + bottom]) / 2 + rng.normal(0, 0.5, 2) * (right - left, bottom - top)
+    scale = extent / (high - low).max()
+    return [((contour - (low + high) / 2) * scale + centre).astype(np.float32) for contour in placed]
+
+
+def _contours(rng: np.random.Generator, name: str) -> list[Contour]:
+    """Contours of a shape of about unit radius, each (k, 2): the outline, then its holes."""
+    if name == "circle":
+        return [_polygon(64)]
+    if name == "ring":
+        return [_polygon(64), _polygon(64) * np.float32(rng.uniform(0.45, 0.65))]
+    if name == "square":
+        return [_polygon(4)]
+    if name == "triangle":
+        return [_polygon(3)]
+    if name == "star":
+        star = _polygon(10)
+        star[1::2] *= np.float32(rng.uniform(0.38, 0.5))
+        return [star]
+    assert name == "cross", name
+    arm = rng.uniform(0.22, 0.36)
+    corner = np.array([[1, -arm], [1, arm], [arm, arm]])
+    quarter = np.array([[0, -1], [1, 0]])
+    return [np.concatenate([corner @ np.linalg.matrix_power(quarter, k).T for k in range(4)]).astype(np.float32)]
+
+
+def _polygon(corners: int) -> Contour:
+    angles = np.arange(corners) * (2 * math.pi / corners)
+    return np.stack((np.cos(angles), np.sin(angles)), 1).astype(np.float32)
+
+
+def _area(contours: list[Contour]) -> float:
+    outline, *holes = (cv2.contourArea(contour) for contour in contours)
+    return outline - sum(holes)
+
+
+def _paint(
+    rng: np.random.Generator, image: NDArray[np.float32], contours: list[Contour], alpha: NDArray[np.uint8]
+) -> None:
+    """Fill a shape with a shaded colour that stands out from what it covers; outline some."""
+    height, width = alpha.shape
+    covered = image[alpha >= 128]
+    fill = _contrasting(rng, covered)
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    shade = (_gradient(rng, x, y)[..., None] - 0.5) * rng.uniform(0, 60)
+    layer = np.clip(fill + shade, 0, 255).astype(np.float32)
+    # An outline on something tiny would leave no fill, and make a ring of a circle.
+    if np.ptp(contours[0], axis=0).min() > _MIN_OUTLINED and rng.random() < 0.4:
+        edge = _contrasting(rng, fill[None])
+        thickness = int(rng.integers(1, 4))  # half of it falls outside the shape and is cut off
+        cv2.polylines(layer, [_fixed(c) for c in contours], True, edge.tolist(), thickness, shift=_SHIFT)
+    weight = (alpha / np.float32(255))[..., None]
+    image += (layer - image) * weight
+
+
+def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A random RGB colour, (3,), far from most of `colours` (n, 3), or the farthest of several."""
+    best, best_distance = np.zeros(3, np.float32), -1.0
+    for _ in range(12):
+        colour = rng.uniform(0, 255, 3).astype(np.float32)
+        distance = float(np.quantile(np.linalg.norm(colours - colour, axis=1), 0.25))
+        if distance > best_distance:
+            best, best_distance = colour, distance
+        if best_distance >= _MIN_CONTRAST:
+            break
+    return best
+
+
+def _fixed(points: NDArray[np.floating]) -> NDArray[np.int32]:
+    """Pixel coordinates as the fixed-point integers that OpenCV draws from; a pixel's centre is at 0.5."""
+    return np.rint((points - 0.5) * 2**_SHIFT).astype(np.int32)
