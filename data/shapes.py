@@ -89,8 +89,8 @@ def draw_image(
     wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(1, 9))
     classes, boxes = _draw_objects(rng, image, wanted)
     _draw_lines(rng, image, int(rng.integers(0, 2)))
-    grain = rng.normal(0, rng.uniform(0, 6), image.shape)
-    return (image + grain).clip(0, 255).astype(np.uint8), classes, boxes
+    image += _grain(rng, image.shape, 6)
+    return image.clip(0, 255).astype(np.uint8), classes, boxes
 
 
 def _is_written(root: Path) -> bool:
@@ -128,10 +128,14 @@ def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np
     y, x = np.mgrid[:height, :width].astype(np.float32)
     texture = _TEXTURES[rng.integers(len(_TEXTURES))]
     weight = texture(rng, x, y)[..., None]
-    first = rng.uniform(20, 235, 3)
-    second = (first + rng.normal(0, 45, 3)).clip(0, 255)
-    grain = rng.normal(0, rng.uniform(0, 10), (height, width, 1))
-    return (first + (second - first) * weight + grain).clip(0, 255).astype(np.float32)
+    first = rng.uniform(20, 235, 3).astype(np.float32)
+    second = (first + rng.normal(0, 45, 3).astype(np.float32)).clip(0, 255)
+    return np.clip(first + (second - first) * weight + _grain(rng, (height, width, 1), 10), 0, 255)
+
+
+def _grain(rng: np.random.Generator, shape: tuple[int, ...], strongest: float) -> NDArray[np.float32]:
+    """Normal noise of a random standard deviation up to `strongest`."""
+    return rng.standard_normal(shape, np.float32) * np.float32(rng.uniform(0, strongest))
 
 
 def _along(rng: np.random.Generator, x: Field, y: Field) -> Field:
@@ -285,19 +289,20 @@ def _paint(
     rng: np.random.Generator, image: NDArray[np.float32], contours: list[Contour], alpha: NDArray[np.uint8]
 ) -> None:
     """Fill a shape with a shaded colour that stands out from what it covers; outline some."""
-    height, width = alpha.shape
-    covered = image[alpha >= 128]
-    fill = _contrasting(rng, covered)
+    left, top, width, height = cv2.boundingRect(alpha)
+    window = np.s_[top : top + height, left : left + width]
+    fill = _contrasting(rng, image[alpha >= 128])
     y, x = np.mgrid[:height, :width].astype(np.float32)
-    shade = (_gradient(rng, x, y)[..., None] - 0.5) * rng.uniform(0, 60)
-    layer = np.clip(fill + shade, 0, 255).astype(np.float32)
+    shade = (_gradient(rng, x, y)[..., None] - 0.5) * np.float32(rng.uniform(0, 60))
+    layer = np.clip(fill + shade, 0, 255)
     # An outline on something tiny would leave no fill, and make a ring of a circle.
     if np.ptp(contours[0], axis=0).min() > _MIN_OUTLINED and rng.random() < 0.4:
         edge = _contrasting(rng, fill[None])
         thickness = int(rng.integers(1, 4))  # half of it falls outside the shape and is cut off
-        cv2.polylines(layer, [_fixed(c) for c in contours], True, edge.tolist(), thickness, shift=_SHIFT)
-    weight = (alpha / np.float32(255))[..., None]
-    image += (layer - image) * weight
+        points = [_fixed(contour - np.array([left, top], np.float32)) for contour in contours]
+        cv2.polylines(layer, points, True, edge.tolist(), thickness, shift=_SHIFT)
+    weight = alpha[window][..., None] / np.float32(255)
+    image[window] += (layer - image[window]) * weight
 
 
 def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDArray[np.float32]:
