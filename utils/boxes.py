@@ -6,14 +6,14 @@ Boxes are float32. `xyxy` = left, top, right, bottom; `cxcywh` = centre, width, 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Array = TypeVar("Array", Tensor, NDArray[np.float32])
+Array = TypeVar("Array", Tensor, NDArray[Any])
 
 
 def cxcywh_to_xyxy(boxes: Array) -> Array:

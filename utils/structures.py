@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,7 +102,8 @@ class DatasetIndex:
         ]
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True)
+class Draw:
     """One place in the training stream.
 
     Attributes:

@@ -1,0 +1,457 @@
+"""All that touches torch.distributed: the ranks of a job and what they tell one another.
+
+Two groups: the default one (NCCL on CUDA, gloo otherwise) carries gradients and counts; a gloo group of its own carries
+control messages, so that host work of any length never trips a collective of the device. A TCP store carries what must
+not wait for everybody: "the first rank of my node is done", "rank 3 has failed".
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.environment import Launch
+from utils.errors import ConfigError, UserError
+
+T = TypeVar("T")
+
+CONTROL_TIMEOUT = timedelta(minutes=30)
+_FAILURE_KEY = "tessera/failure"
+
+
+class PeerError(UserError):
+    """Another rank failed; it has told why, so this rank ends without a word."""
+
+
+class World:
+    """The ranks of this job, as one of them sees them. `World()` is a single rank on the CPU, and needs no group.
+
+    Attributes:
+        rank, size: this rank among all.
+        local_rank, local_size: this rank on its node.
+        node: number of this node, from 0 in the order of ranks.
+        device: where this rank computes.
+    """
+
+    def __init__(
+        self,
+        launch: Launch | None = None,
+        device: torch.device | None = None,
+        store: dist.Store | None = None,
+        control: dist.ProcessGroup | None = None,
+    ) -> None:
+        launch = launch or Launch()
+        self.rank, self.size = launch.rank, launch.size
+        self.local_rank, self.local_size = launch.local_rank, launch.local_size
+        self.device = device or torch.device("cpu")
+        self.store = store
+        self._control = control
+        self._firsts = itertools.count()
+        firsts = [r for r, local in enumerate(self.all_gather(self.local_rank)) if local == 0 and r <= self.rank]
+        self.node, self._node_first = len(firsts) - 1, firsts[-1]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes and prints."""
+        return self.rank == 0
+
+    # Control messages: any picklable value, over gloo, on the host.
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def node_first(self, value: T) -> T:
+        """Return the value of the first rank on this node."""
+        return self.all_gather(value)[self._node_first]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.all_gather(None)
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """Let rank 0 do `work` while the others wait; return its result, or raise its error, on every rank."""
+        result: T | None = None
+        failure: Exception | None = None
+        if self.is_main:
+            try:
+                result = work()
+            except Exception as error:
+                failure = error
+        said = self.broadcast(None if failure is None else (str(failure), getattr(failure, "exit_code", 1)))
+        if failure is not None:
+            raise failure
+        if said is not None:
+            raise _peer_error(*said)
+        return self.broadcast(result)  # type: ignore[return-value]
+
+    # Numbers of the step: on the device, over the default group.
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over the ranks, in place, and return it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
+        if self.size == 1:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return tensor
+
+        return wait
+
+    # Failure.
+
+    def announce_failure(self) -> bool:
+        """Claim to be the first rank to fail. False where another one was, which then speaks for all."""
+        if self.store is None:
+            return True
+        me = str(self.rank)
+        try:
+            return bool(self.store.compare_set(_FAILURE_KEY, "", me).decode() == me)
+        except (RuntimeError, OSError):  # the store's host is gone: it failed first
+            return False
+
+
+_current: World | None = None
+
+
+@contextmanager
+def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> Iterator[World]:
+    """Join the job that the launcher describes; leave it on the way out, however that is.
+
+    Args:
+        device: `--device`: "", "cpu", "mps", "0" or "0,1".
+        local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
+        batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
+
+    Raises:
+        ConfigError: a device that is not there, or a batch that the ranks do not divide.
+    """
+    global _current
+    launch = Launch.from_environment(local_rank)
+    chosen = choose_device(device, launch)
+    check_batch_size(batch_size, launch.size)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if launch.size == 1:
+        _current = World(launch, chosen)
+        try:
+            yield _current
+        finally:
+            _current = None
+        return
+    store = _join(launch)
+    dist.init_process_group(
+        "nccl" if chosen.type == "cuda" else "gloo",
+        store=dist.PrefixStore("default", store),
+        rank=launch.rank,
+        world_size=launch.size,
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    try:
+        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+        _current = World(launch, chosen, store, control)
+        yield _current
+    finally:
+        _current = None
+        dist.destroy_process_group()
+
+
+def _join(launch: Launch) -> dist.Store:
+    """The job's store: torchrun's own, or one that rank 0 opens."""
+    if launch.launcher == "torchrun":
+        store, _, _ = next(dist.rendezvous("env://"))
+        return store
+    assert launch.address is not None and launch.port is not None
+    return dist.TCPStore(launch.address, launch.port, launch.size, is_master=launch.rank == 0, timeout=CONTROL_TIMEOUT)
+
+
+def choose_device(device: str, launch: Launch) -> torch.device:
+    """Device of this rank.
+
+    Raises:
+        ConfigError: not a device, not present, or several of them without a launcher.
+    """
+    word = device.strip().lower().replace("cuda:", "").replace(" ", "")
+    if word == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
+        return torch.device("mps")
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if word == "cpu" or (word in ("", "cuda") and present == 0):
+        if word == "cuda":
+            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or mend the driver.")
+        return torch.device("cpu")
+    try:
+        wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
+    except ValueError:
+        raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
+    missing = [number for number in wanted if not 0 <= number < present]
+    if missing:
+        raise ConfigError(
+            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
+            + (f", or numbers from 0 to {present - 1}." if present else ".")
+        )
+    if launch.size == 1:
+        if len(wanted) > 1 and word not in ("", "cuda"):
+            raise ConfigError(
+                f"--device {device}: one process computes on one device. For all of them start one process each: "
+                f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
+            )
+        return torch.device("cuda", wanted[0])
+    if launch.local_rank >= len(wanted):
+        raise ConfigError(
+            f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
+            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu."
+        )
+    return torch.device("cuda", wanted[launch.local_rank])
+
+
+def check_batch_size(batch_size: int, ranks: int) -> None:
+    """Refuse a global batch that the ranks do not divide.
+
+    Raises:
+        ConfigError: names the nearest sizes that work.
+    """
+    if batch_size > 0 and batch_size % ranks:
+        below = batch_size // ranks * ranks
+        sizes = f"{below} or {below + ranks}" if below else f"{ranks}"
+        raise ConfigError(
+            f"--batch-size {batch_size} is the batch over all ranks, and {ranks} ranks do not divide it. Use {sizes}."
+        )
+
+
+def _peer_error(message: str, exit_code: int) -> PeerError:
+    error = PeerError(message)
+    error.exit_code = exit_code
+    return error
+
+
+@contextmanager
+def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
+    """Let the first rank of each node do the body first; the others of the node follow when it is done.
+
+    For caches: the first one builds, the others find. Where the body fails on the first rank, the others are let go
+    with its error. Waiting has no time limit of its own: the first rank may need minutes.
+    """
+    world = _current
+    if world is None or world.size == 1:
+        yield
+        return
+    assert world.store is not None
+    key = f"zero_first/{world.node}/{next(world._firsts)}"
+    if local_rank in (-1, 0):
+        try:
+            yield
+        except BaseException as error:
+            world.store.set(key, f"{getattr(error, 'exit_code', 1)} {error}")
+            raise
+        world.store.set(key, "done")
+        return
+    said = _wait_for(world.store, key)
+    if said != "done":
+        code, message = said.split(" ", 1)
+        raise _peer_error(message, int(code))
+    yield
+
+
+def _wait_for(store: dist.Store, key: str) -> str:
+    """Value of `key`, once it is there."""
+    pause = 0.01
+    while not store.check([key]):
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)
+    return store.get(key).decode()
+
+
+def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
+    """Run one rank's program; report a failure once for the whole job.
+
+    Returns:
+        The exit code, and the body's result (None after a failure). A user's mistake gives one message; any other
+        exception its traceback, for it is a defect.
+    """
+    launch = Launch.from_environment()
+    prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
+    try:
+        return 0, body()
+    except PeerError as error:
+        return error.exit_code, None
+    except UserError as error:
+        # Before the ranks have met, all of them see the same mistake: rank 0 tells it.
+        if getattr(error, "speaks", launch.rank == 0):
+            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code, None
+    except KeyboardInterrupt:
+        if launch.rank == 0:
+            print("interrupted", file=sys.stderr, flush=True)
+        return 130, None
+    except Exception as error:
+        if getattr(error, "speaks", True):
+            text = "".join(traceback.format_exception(error))
+            print(f"{prefix}{text}", file=sys.stderr, flush=True)
+        return 1, None
+
+
+@contextmanager
+def one_voice(world: World) -> Iterator[None]:
+    """Mark an exception that leaves the body with whether this rank is the one to report it."""
+    try:
+        yield
+    except Exception as error:
+        error.speaks = world.announce_failure()  # type: ignore[attr-defined]
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------- models
+
+
+def smart_DDP(model: nn.Module, sync_bn: bool = False) -> nn.Module:
+    """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
+
+    Parameter objects are kept, so an optimizer built before stays right. Buffers are not broadcast from rank 0: see
+    `average_statistics`.
+
+    Args:
+        model: on this rank's device.
+        sync_bn: normalise with statistics over the whole global batch, on the CPU too.
+    """
+    world = _current
+    if world is None or world.size == 1:
+        return model
+    if sync_bn:
+        convert = nn.SyncBatchNorm.convert_sync_batchnorm if world.device.type == "cuda" else _convert_to_cpu_sync_bn
+        model = convert(model)
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def average_statistics(model: nn.Module) -> None:
+    """Give every rank the mean of all ranks' BatchNorm running statistics, in one message.
+
+    Without `--sync-bn` each rank's statistics come from its own images. Running statistics are linear in the batch
+    statistics and unused in training, so their mean over the ranks is what one rank would have gathered from all
+    images (but for the spread between the ranks' means in the variance).
+    """
+    world = _current
+    if world is None or world.size == 1:
+        return
+    buffers = [
+        buffer
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]
+    if not buffers:
+        return
+    flat = torch.cat([buffer.flatten() for buffer in buffers]).div_(world.size)
+    dist.all_reduce(flat)
+    parts = flat.split([buffer.numel() for buffer in buffers])
+    torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+
+
+def _convert_to_cpu_sync_bn(model: nn.Module) -> nn.Module:
+    """Turn every BatchNorm2d into one that shares its statistics over gloo, keeping parameters and buffers."""
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = SyncBatchNorm2d
+    return model
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d with statistics over all ranks, for devices that torch.nn.SyncBatchNorm refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape; evaluation is plain BatchNorm."""
+        if not self.training:
+            return super().forward(x)
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.momentum is not None
+        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
+        return out  # type: ignore[no-any-return]
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """Normalise by statistics of the global batch. Shares of different size are weighted by their pixels.
+
+    Forward: each rank's count, mean and sum of squared deviations are gathered and merged (Chan, Golub, LeVeque 1979).
+    Backward: dx = γ/σ (dy − mean(dy) − x̂ mean(dy x̂)), both means over the global batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x32 = x.float()
+        count = x.numel() // x.shape[1]
+        var, mean = torch.var_mean(x32, (0, 2, 3), correction=0)
+        local = torch.cat((mean.new_full((1,), count), mean, var * count))
+        gathered = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, local)
+        table = torch.stack(gathered).double()
+        counts, means, squares = table[:, :1], table[:, 1 : 1 + x.shape[1]], table[:, 1 + x.shape[1] :]
+        total = counts.sum()
+        mean64 = (counts * means).sum(0) / total
+        var64 = (squares.sum(0) + (counts * (means - mean64).square()).sum(0)) / total
+        mean, var = mean64.float(), var64.float()
+        scale = torch.rsqrt(var + eps)
+        ctx.save_for_backward(x, weight, mean, scale, total)
+        ctx.mark_non_differentiable(mean, var)
+        gain = scale * weight
+        out = torch.addcmul((bias - mean * gain).view(1, -1, 1, 1), x32, gain.view(1, -1, 1, 1))
+        return out.to(x.dtype), mean, var, total.float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, mean, scale, total = ctx.saved_tensors
+        shape = (1, -1, 1, 1)
+        dy = grad.float()
+        normal = (x.float() - mean.view(shape)) * scale.view(shape)
+        sums = torch.stack((dy.sum((0, 2, 3)), (dy * normal).sum((0, 2, 3))))
+        grad_bias, grad_weight = sums.clone()
+        dist.all_reduce(sums)
+        mean_dy, mean_dyx = (sums / total.float()).view(2, *shape)
+        dx = (dy - mean_dy - normal * mean_dyx) * (scale * weight).view(shape)
+        return dx.to(x.dtype), grad_weight, grad_bias, None
+
+
+def host_name() -> str:
+    """Name of this machine, for messages."""
+    return socket.gethostname()
