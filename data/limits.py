@@ -1,0 +1,87 @@
+"""What this process may use of its machine: processors and memory, control groups included.
+
+A container or a batch system grants less than the machine has; `os.cpu_count()` and /proc/meminfo do not know it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_SYSTEM = Path("/")
+
+
+def usable_cpus(system: Path = _SYSTEM) -> int:
+    """Processors this process may use, at least 1: its affinity, cut by the CPU quota of its control groups (v1, v2).
+
+    Args:
+        system: root of the file system that /proc and /sys are read from.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for group in _control_groups("cpu", system) if (quota := _cpu_quota(group)) is not None]
+    return max(1, min([affinity, *(math.floor(quota) for quota in quotas)]))
+
+
+def available_memory(system: Path = _SYSTEM) -> int | None:
+    """Bytes that may still be taken without swapping or being killed, None where the system does not say.
+
+    The least of MemAvailable and of what each memory control group (v1, v2) has left, reclaimable file pages included.
+    """
+    found = [room for group in _control_groups("memory", system) if (room := _memory_room(group)) is not None]
+    for line in _read(system / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    return max(0, min(found)) if found else None
+
+
+def _control_groups(controller: str, system: Path) -> Iterator[Path]:
+    """Folders of this process's control group for `controller` and of all groups above it: each may set a limit."""
+    mount = system / "sys/fs/cgroup"
+    for line in _read(system / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = mount
+        elif controller in controllers.split(","):
+            base = mount / controller
+        else:
+            continue
+        group = base / path.lstrip("/")
+        while group != base:
+            yield group
+            group = group.parent
+        # Inside a container the path may be the host's, which is not visible: the mount's own root is then the group.
+        yield base
+
+
+def _cpu_quota(group: Path) -> float | None:
+    """Processors that `group` grants: cpu.max (v2) or cpu.cfs_quota_us (v1); None without a limit."""
+    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+    if quota in ("", "max", "-1") or not period:
+        return None
+    return int(quota) / int(period)
+
+
+def _memory_room(group: Path) -> int | None:
+    """Bytes that `group` has left; None without a limit."""
+    for limit_name, usage_name, reclaimable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _read(group / limit_name).strip(), _read(group / usage_name).strip()
+        if limit in ("", "max") or not usage:
+            continue
+        cached = dict(line.split() for line in _read(group / "memory.stat").splitlines()).get(reclaimable, "0")
+        return int(limit) - int(usage) + int(cached)
+    return None
+
+
+def _read(path: Path) -> str:
+    """Text of a /proc or /sys file, "" where this system has none or does not show it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
