@@ -1,0 +1,54 @@
+"""Exponential moving average of a model: what is validated and kept as the best."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class ModelEMA:
+    """Average over all floating-point state, parameters and buffers, in fp32.
+
+    The decay grows with the updates, d = 0.9999 (1 − exp(−n / 2000)), so that the average follows early training.
+
+    Attributes:
+        model: the averaged copy, in evaluation mode, without gradients.
+        updates: how many updates it has seen.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: float = 2000.0) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.updates = 0
+        self._decay, self._warmup = decay, warmup
+        self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
+
+    def decay(self) -> float:
+        """Weight of the old average in the latest update."""
+        return self._decay * (1 - math.exp(-self.updates / self._warmup))
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the state of the raw `model`; always the same module."""
+        self.updates += 1
+        if self._pairs is None:
+            self._pairs = _pair_state(self.model, model)
+        averages, values, kept, copied = self._pairs
+        torch._foreach_lerp_(averages, values, 1 - self.decay())
+        for mine, theirs in zip(kept, copied, strict=True):
+            mine.copy_(theirs)
+
+
+def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """The state tensors of both, side by side: floating-point ones (averaged), the others (copied)."""
+    mine, theirs = average.state_dict(keep_vars=True), model.state_dict(keep_vars=True)
+    floats = [key for key, value in mine.items() if value.is_floating_point()]
+    others = [key for key in mine if key not in set(floats)]
+    return (
+        [mine[key].detach() for key in floats],
+        [theirs[key].detach() for key in floats],
+        [mine[key] for key in others],
+        [theirs[key] for key in others],
+    )
