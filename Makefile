@@ -1,0 +1,18 @@
+.PHONY: fmt lint type test test-slow
+
+fmt:
+	uv run ruff format .
+	uv run ruff check --fix .
+
+lint:
+	uv run ruff format --check .
+	uv run ruff check .
+
+type:
+	uv run mypy
+
+test:
+	uv run pytest
+
+test-slow:
+	uv run pytest -m "slow and not gpu"
