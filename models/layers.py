@@ -1,0 +1,231 @@
+"""The blocks that a model YAML is made of.
+
+Feature maps are (B, C, H, W), channels-last in memory during training. Attribute names (`conv`, `bn`, `cv1`, `m` …) are
+part of the checkpoint format: the tensors of an original YOLOv5 file fit by name and shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Size = int | tuple[int, int]  # a side, or (height, width)
+
+BN_EPS = 1e-3
+BN_MOMENTUM = 0.03
+
+
+class SiLU(nn.Module):
+    """x · sigmoid(x), elementwise (Elfwing et al. 2018).
+
+    It overwrites its input while no gradients are recorded. With gradients that would cost a copy instead of saving
+    one, because autograd needs the input again.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape and dtype of `x`."""
+        return F.silu(x, inplace=not torch.is_grad_enabled())
+
+
+# Without parameters or state, so that every convolution of every model can share the one instance.
+SILU = SiLU()
+
+
+def same_padding(kernel: Size, dilation: int = 1) -> Size:
+    """Padding that keeps the size of a map at stride 1 where the kernel is odd."""
+    if isinstance(kernel, int):
+        return (dilation * (kernel - 1) + 1) // 2
+    height, width = ((dilation * (side - 1) + 1) // 2 for side in kernel)
+    return height, width
+
+
+class Conv(nn.Module):
+    """Convolution without bias, batch normalisation, SiLU.
+
+    Args:
+        c_in, c_out: channels.
+        kernel, stride: pixels, one side or (height, width).
+        padding: pixels; None = `same_padding`.
+        groups: convolution groups; must divide both channels.
+        dilation: spacing of the kernel's taps.
+        act: False leaves the activation out.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        kernel: Size = 1,
+        stride: Size = 1,
+        padding: Size | None = None,
+        groups: int = 1,
+        dilation: int = 1,
+        act: bool = True,
+    ) -> None:
+        super().__init__()
+        if padding is None:
+            padding = same_padding(kernel, dilation)
+        self.conv = nn.Conv2d(c_in, c_out, kernel, stride, padding, dilation, groups, bias=False)
+        self.bn: nn.Module = nn.BatchNorm2d(c_out, eps=BN_EPS, momentum=BN_MOMENTUM)
+        self.act: nn.Module = SILU if act else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H', W')."""
+        return cast(Tensor, self.act(self.bn(self.conv(x))))
+
+    @torch.no_grad()
+    def fold_batch_norm(self) -> None:
+        """Fold the running statistics into the convolution; nothing happens the second time.
+
+        BN(Wx) = γ(Wx − μ)/√(σ² + ε) + β is a convolution with weight Wγ/√(σ² + ε) and bias β − μγ/√(σ² + ε).
+        Computed in float64, so that only the rounding to the weight's dtype remains.
+        """
+        bn = self.bn
+        if isinstance(bn, nn.Identity):
+            return
+        assert isinstance(bn, (nn.BatchNorm2d, nn.SyncBatchNorm)), type(bn)
+        assert bn.running_mean is not None and bn.running_var is not None
+        weight = self.conv.weight
+        gain = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()
+        bias = bn.bias.double() - bn.running_mean.double() * gain
+        folded = (weight.double() * gain[:, None, None, None]).to(weight.dtype)
+        self.conv.weight = nn.Parameter(folded, requires_grad=False)
+        self.conv.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=False)
+        self.bn = nn.Identity()
+
+
+class DWConv(Conv):
+    """Depth-wise `Conv`: as many groups as both channel counts allow."""
+
+    def __init__(
+        self, c_in: int, c_out: int, kernel: Size = 1, stride: Size = 1, dilation: int = 1, act: bool = True
+    ) -> None:
+        super().__init__(c_in, c_out, kernel, stride, groups=math.gcd(c_in, c_out), dilation=dilation, act=act)
+
+
+class Bottleneck(nn.Module):
+    """1×1 then 3×3 convolution, added to the input where `shortcut` is set and the channels agree."""
+
+    def __init__(self, c_in: int, c_out: int, shortcut: bool = True, groups: int = 1, expansion: float = 0.5) -> None:
+        super().__init__()
+        hidden = int(c_out * expansion)
+        self.cv1 = Conv(c_in, hidden, 1)
+        self.cv2 = Conv(hidden, c_out, 3, groups=groups)
+        self.adds = shortcut and c_in == c_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        y = cast(Tensor, self.cv2(self.cv1(x)))
+        return x + y if self.adds else y
+
+
+class C3(nn.Module):
+    """Cross-stage partial block (Wang et al., CSPNet, 2020): one branch through bottlenecks, one around them, joined.
+
+    Args:
+        c_in, c_out: channels.
+        repeats: bottlenecks in the deep branch.
+        shortcut: whether those add their input.
+        groups: of their 3×3 convolutions.
+        expansion: channels of a branch over `c_out`.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        hidden = int(c_out * expansion)
+        self.cv1 = Conv(c_in, hidden, 1)
+        self.cv2 = Conv(c_in, hidden, 1)
+        self.cv3 = Conv(2 * hidden, c_out, 1)
+        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        return cast(Tensor, self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1)))
+
+
+class SPP(nn.Module):
+    """Spatial pyramid pooling (He et al. 2015): the map beside its maxima over several windows.
+
+    Args:
+        c_in, c_out: channels.
+        kernels: odd sides of the windows in pixels.
+    """
+
+    def __init__(self, c_in: int, c_out: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
+        super().__init__()
+        hidden = c_in // 2
+        self.cv1 = Conv(c_in, hidden, 1)
+        self.cv2 = Conv(hidden * (len(kernels) + 1), c_out, 1)
+        self.m = nn.ModuleList(nn.MaxPool2d(kernel, stride=1, padding=kernel // 2) for kernel in kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        x = self.cv1(x)
+        return cast(Tensor, self.cv2(torch.cat([x, *(pool(x) for pool in self.m)], 1)))
+
+
+class SPPF(nn.Module):
+    """`SPP` with a third of the work: three chained k×k maxima see what windows of k, 2k − 1 and 3k − 2 see."""
+
+    def __init__(self, c_in: int, c_out: int, kernel: int = 5) -> None:
+        super().__init__()
+        hidden = c_in // 2
+        self.cv1 = Conv(c_in, hidden, 1)
+        self.cv2 = Conv(hidden * 4, c_out, 1)
+        self.m = nn.MaxPool2d(kernel, stride=1, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        pyramid = [self.cv1(x)]
+        for _ in range(3):
+            pyramid.append(self.m(pyramid[-1]))
+        return cast(Tensor, self.cv2(torch.cat(pyramid, 1)))
+
+
+class Focus(nn.Module):
+    """Space to depth: every 2×2 pixels become four times the channels of half the size, then a `Conv`."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        kernel: Size = 1,
+        stride: Size = 1,
+        padding: Size | None = None,
+        groups: int = 1,
+        act: bool = True,
+    ) -> None:
+        super().__init__()
+        self.conv = Conv(4 * c_in, c_out, kernel, stride, padding, groups, act=act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
+        b, c, h, w = x.shape
+        # The checkpoint format's channel order counts the column of the 2×2 block slowest, then its row, then c_in.
+        blocks = x.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 5, 3, 1, 2, 4)
+        return cast(Tensor, self.conv(blocks.reshape(b, 4 * c, h // 2, w // 2)))
+
+
+class Concat(nn.Module):
+    """Several maps end to end along `dim`."""
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        """Maps that agree in all but `dim` to one."""
+        return torch.cat(features, self.dim)
