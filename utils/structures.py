@@ -8,6 +8,7 @@ Legend: N images and M objects of a dataset; B images and T targets of a batch; 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,18 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".t
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 
 
+class Archive(NamedTuple):
+    """An archive of a dataset.
+
+    Attributes:
+        url: where it is, http or https.
+        into: the folder it is unpacked to, below the folder of datasets; "" for that folder itself.
+    """
+
+    url: str
+    into: str = ""
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """A dataset YAML, read and checked.
@@ -30,7 +43,7 @@ class DatasetSpec:
         root: the folder that relative entries start from.
         splits: "train", "val", "test" → the entries, absolute; a split that the YAML leaves out is missing.
         names: class names by index.
-        download: URLs of archives, in order; empty where the YAML names none.
+        download: archives, in order; empty where the YAML names none.
     """
 
     name: str
@@ -38,7 +51,7 @@ class DatasetSpec:
     root: Path
     splits: dict[str, tuple[Path, ...]]
     names: tuple[str, ...]
-    download: tuple[str, ...] = ()
+    download: tuple[Archive, ...] = ()
 
     @property
     def nc(self) -> int:
@@ -53,7 +66,7 @@ class DatasetIndex:
     Attributes:
         split: "train", "val" or "test".
         names: class names by index.
-        path_bytes: uint8 (P,), the paths in UTF-8, end to end.
+        path_bytes: uint8 (P,), the paths as the file system encodes them (UTF-8), end to end.
         path_offsets: int64 (N + 1,), where each path starts.
         sizes_hw: int32 (N, 2), height and width in pixels, after EXIF orientation.
         box_offsets: int64 (N + 1,), where each image's objects start.
@@ -84,7 +97,7 @@ class DatasetIndex:
     def path(self, index: int) -> Path:
         """Path of image `index`."""
         start, end = self.path_offsets[index : index + 2]
-        return Path(self.path_bytes[start:end].tobytes().decode())
+        return Path(os.fsdecode(self.path_bytes[start:end].tobytes()))
 
     def labels(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Classes (n,) and boxes (n, 4), xyxy pixels of the original image, of image `index`: views, not copies."""
