@@ -18,7 +18,6 @@ from typing import Any, TypeGuard
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from models.layers import (
     C3,
@@ -35,7 +34,7 @@ from utils.errors import ConfigError, did_you_mean
 
 MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves
-PROBE_SIZE = 1024  # pixels; shapes are worked out on meta tensors, so that the size costs nothing
+PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
 
 _REQUIRED = ("nc", "anchors", "backbone", "head")
 _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
@@ -436,20 +435,20 @@ KINDS: dict[str, Kind] = {
 def build_layers(spec: ModelSpec, heads: Collection[str]) -> tuple[list[nn.Module], list[Tensor]]:
     """Make every layer but the last, which is the detection head.
 
-    Each new layer runs once on meta tensors. That tells the channels that the next one reads, and finds maps that do
-    not fit together on the line that joins them.
+    Each new layer runs once, on a small image. That tells the channels that the next one reads and the strides, and
+    finds maps that do not fit together on the line that joins them.
 
     Args:
         spec: what `read_model` returned.
         heads: names of the modules that may stand last, and only there.
 
     Returns:
-        The layers, and the meta tensors (1, C, H, W) that the head reads, from images of PROBE_SIZE pixels.
+        The layers, and the maps (1, C, H, W) that the head reads from an image of PROBE_SIZE pixels.
     """
     *body, head = spec.layers
     if head.module not in heads:
         raise ConfigError(f"{head.where}: the last layer must be a detection head: {', '.join(heads)}.")
-    maps: dict[int, Tensor] = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
+    maps = {IMAGE: torch.zeros(1, spec.channels, PROBE_SIZE, PROBE_SIZE)}
     layers: list[nn.Module] = []
     for layer in body:
         if layer.module in heads:
@@ -460,7 +459,7 @@ def build_layers(spec: ModelSpec, heads: Collection[str]) -> tuple[list[nn.Modul
 
 
 def _build(layer: LayerSpec, inputs: list[Tensor], width: float) -> tuple[nn.Module, Tensor]:
-    """One layer, and the meta tensor that it makes of `inputs`."""
+    """One layer, and the map that it makes of `inputs`."""
     kind = KINDS.get(layer.module)
     if kind is None:
         raise ConfigError(
@@ -471,7 +470,10 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float) -> tuple[nn.Mod
     values = read_arguments(layer, kind)
     try:
         module = _make(kind, layer.repeats, inputs[0].shape[1], values, width)
-        output = _run_on_meta(module, inputs if kind.joins else inputs[0])
+        module.eval()  # leaves the statistics of batch normalisation alone
+        with torch.no_grad():
+            output = module(inputs if kind.joins else inputs[0])
+        module.train()
     except (ValueError, RuntimeError) as error:
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
         raise ConfigError(
@@ -509,12 +511,3 @@ def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) 
 
 def _chain(modules: list[nn.Module]) -> nn.Module:
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
-
-
-@torch.no_grad()
-def _run_on_meta(module: nn.Module, inputs: Tensor | list[Tensor]) -> Tensor:
-    """Shape of a module's output, without arithmetic and without touching its parameters or statistics."""
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    output = functional_call(module, {name: torch.empty_like(t, device="meta") for name, t in tensors}, (inputs,))
-    assert isinstance(output, Tensor)
-    return output

@@ -140,6 +140,7 @@ class DetectionModel(nn.Module):
         model: the layers; parameter names begin with "model.<index>.".
         name: such as "yolov5n".
         names: class names by index.
+        channels: of the images.
         yaml: plain dictionary from which an equal model can be built.
 
     Raises:
@@ -164,6 +165,7 @@ class DetectionModel(nn.Module):
         head = _build_head(spec.layers[-1], spec.nc, spec.anchors, features)
         self.model = nn.Sequential(*layers, head)
         self.name = spec.name
+        self.channels = spec.channels
         self.names = tuple(names) if names is not None else tuple(map(str, range(spec.nc)))
         self.yaml = spec.plain
         self._sources = tuple(layer.sources for layer in spec.layers)
@@ -224,7 +226,7 @@ class DetectionModel(nn.Module):
 def _build_head(
     layer: LayerSpec, nc: int, anchors: Sequence[Sequence[float]] | int, features: Sequence[Tensor]
 ) -> Detect:
-    """The detection head for maps of the given (meta) shapes."""
+    """The detection head for maps like these."""
     read_arguments(layer, _HEAD_KIND)
     if not isinstance(anchors, int) and len(anchors) != len(features):
         raise ConfigError(

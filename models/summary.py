@@ -1,0 +1,63 @@
+"""How large a model is, and what it costs to run."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models.yolo import DetectionModel
+
+_COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm)
+
+
+def count_layers(model: nn.Module) -> int:
+    """Modules of a model: containers too, the shared activation once, placeholders not at all."""
+    return sum(not isinstance(module, nn.Identity) for module in model.modules())
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers that training can change, frozen ones included."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
+    """Billions of floating point operations for one square image: twice the multiply-adds.
+
+    Those of convolutions, linear layers and normalisations are counted; activations, pools and the decoding are not.
+    They are measured on an image of one cell of the largest stride, because the work grows with the area exactly.
+
+    Args:
+        model: on any device and in any mode, both of which it keeps.
+        imgsz: side of the image in pixels.
+    """
+    multiply_adds = 0
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal multiply_adds
+        # Each output number takes as many multiply-adds as one output channel has weights; one in a normalisation.
+        multiply_adds += output.numel() * cast(Tensor, module.weight)[0].numel()
+
+    parameter = next(model.parameters())
+    image = torch.zeros(1, model.channels, model.stride, model.stride, dtype=parameter.dtype, device=parameter.device)
+    modes = {module: module.training for module in model.modules()}
+    hooks = [module.register_forward_hook(add) for module in modes if isinstance(module, _COUNTED)]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return 2 * multiply_adds * (imgsz / model.stride) ** 2 / 1e9
+
+
+def summary(model: DetectionModel, imgsz: int = 640) -> str:
+    """One line, such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs" for images of `imgsz` pixels."""
+    return (
+        f"{model.name}: {count_layers(model)} layers, {count_parameters(model):,} parameters, "
+        f"{count_gflops(model, imgsz):.1f} GFLOPs"
+    )
