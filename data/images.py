@@ -35,6 +35,7 @@ Interpolation = Literal["linear", "area"]
 _SHARED_MEMORY = Path("/dev/shm")
 _FORMAT = 1  # of the pixels in a cache file: raise it when loading gives other pixels
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
 def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
@@ -60,7 +61,7 @@ def loaded_size(size_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
 def read_image(path: Path) -> Pixels:
     """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
 
-    Damaged files are decoded as far as they go.
+    A JPEG that breaks off is decoded as far as it goes.
 
     Raises:
         UserError: the file cannot be read, or holds no image.
@@ -69,7 +70,11 @@ def read_image(path: Path) -> Pixels:
         encoded = np.fromfile(path, np.uint8)  # unlike cv2.imread, takes any Unicode path on every system
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
-    image = _decode(encoded, floating=path.suffix.lower() == ".pfm")
+    floating = path.suffix.lower() == ".pfm"
+    image = _decode(encoded, floating)
+    if image is None and encoded[:2].tobytes() == _JPEG_START:
+        # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
+        image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating)
     if image is None:
         raise UserError(
             f"{path}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
@@ -274,8 +279,8 @@ def _fill(store: ImageStore, file: IO[bytes], show_progress: bool, folder: Path,
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
-            f"--cache {mode}: {folder} filled up while {_gib(store.nbytes)} of {store.index.split} images were written. "
-            f"{remedy}"
+            f"--cache {mode}: {folder} filled up while {_gib(store.nbytes)} of {store.index.split} images "
+            f"were written. {remedy}"
         ) from error
 
 
