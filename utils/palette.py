@@ -1,0 +1,82 @@
+"""Colours of classes, and text that pictures can show: the two things that images with boxes and charts share.
+
+Fonts are those that matplotlib brings along and those installed on the machine; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+
+# Chosen one after the other, each as far as possible from all before it and from grey in OKLab (Ottosson 2020),
+# within lightness 0.48-0.82, so that each shows on a photograph and on white paper.
+# fmt: off
+_COLOURS = (
+    0xE73830, 0x00D700, 0x4808FF, 0x30BFFF, 0xEF00FF, 0xF7B728, 0x007800, 0xFF9FDF,
+    0x873897, 0x0068AF, 0x70AF80, 0x9F80FF, 0x976800, 0xFF209F, 0x9700F7, 0xB7708F,
+    0xAF0058, 0xFF8F78, 0x008787, 0x00DFCF, 0xB7B7FF, 0xA7CF48, 0x4070FF, 0xC750C7,
+)
+# fmt: on
+
+# Families with the scripts that DejaVu Sans lacks, in order of preference; used where they are installed.
+_WIDE_FAMILIES = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+)
+
+
+def class_colour(class_id: int) -> tuple[int, int, int]:
+    """RGB, 0-255, of a class: always the same; after 24 classes the colours come round again."""
+    code = _COLOURS[class_id % len(_COLOURS)]
+    return code >> 16, code >> 8 & 255, code & 255
+
+
+def class_hex(class_id: int) -> str:
+    """`class_colour` as "#rrggbb"."""
+    return f"#{_COLOURS[class_id % len(_COLOURS)]:06x}"
+
+
+def text_colour(background: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Black or white, whichever has the higher contrast on an RGB background (WCAG 2.1 relative luminance)."""
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in background)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return (0, 0, 0) if (luminance + 0.05) ** 2 > 0.05 * 1.05 else (255, 255, 255)
+
+
+@cache
+def font_families() -> tuple[str, ...]:
+    """Font families for charts, each the fallback of the one before."""
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    return ("DejaVu Sans", *(family for family in _WIDE_FAMILIES if family in installed))
+
+
+@cache
+def _fonts() -> tuple[tuple[Path, frozenset[int]], ...]:
+    """File and covered code points of each of `font_families`."""
+    files = [Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"]
+    files += [Path(font_manager.findfont(family)) for family in font_families()[1:]]
+    return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in files)
+
+
+def font_file(text: str) -> Path:
+    """The first font file that has every character of `text`, else the first of all."""
+    characters = {ord(c) for c in text}
+    return next((file for file, covered in _fonts() if characters <= covered), _fonts()[0][0])
+
+
+def printable(text: str, limit: int = 1000) -> str:
+    """`text` in one line of at most `limit` characters, with "?" for each character that no font here can draw."""
+    covered = frozenset().union(*(characters for _, characters in _fonts()))
+    text = "".join(c if ord(c) in covered else "?" for c in " ".join(text.split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
