@@ -190,29 +190,29 @@ def read_model(
 
 def _load_yaml(path: Path) -> tuple[dict[str, Any], _Source]:
     """Values of a YAML file, and the lines they stand on."""
-    loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
     try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
         root = loader.get_single_node()
         values = loader.construct_document(root) if root is not None else None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path.name}{line}: not valid YAML: {error.problem}.") from error
-    finally:
-        loader.dispose()
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8: {error}.") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
-        raise ConfigError(f"{path.name}: expected keys such as nc, anchors, backbone and head at the top level.")
+        raise ConfigError(f"{path}: expected keys such as nc, anchors, backbone and head at the top level.")
     lines: dict[tuple[str, int | None], int] = {}
     for key_node, value_node in root.value:
         key = str(key_node.value)
         if (key, None) in lines:
             first = lines[key, None]
             raise ConfigError(
-                f"{path.name}:{key_node.start_mark.line + 1}: the key '{key}' is already on line {first}. Remove one."
+                f"{path}:{key_node.start_mark.line + 1}: the key '{key}' is already on line {first}. Remove one."
             )
         lines[key, None] = key_node.start_mark.line + 1
         if isinstance(value_node, yaml.SequenceNode):
             lines.update(((key, row), node.start_mark.line + 1) for row, node in enumerate(value_node.value))
-    return values, _Source(path.name, lines)
+    return values, _Source(str(path), lines)
 
 
 def _layers(plain: Mapping[str, Any], source: _Source) -> list[LayerSpec]:

@@ -131,7 +131,7 @@ class DetectionModel(nn.Module):
     Args:
         cfg: path of a YAML, its name in models/ ("yolov5n.yaml"), or a dictionary (`yaml` of another model).
         nc: classes; None = as many as `names`, else as the YAML says.
-        names: class names; None = "0", "1", …
+        names: class names, by index; None = "0", "1", …
         anchors: in place of the YAML's: one row of w, h, w, h … (or of [w, h] pairs) in pixels a level, or a number of
             anchors a level, to be fitted by AutoAnchor.
         ch: channels of the images; None = the YAML's `ch`, else 3.
@@ -151,7 +151,7 @@ class DetectionModel(nn.Module):
         self,
         cfg: str | Path | Mapping[str, Any],
         nc: int | None = None,
-        names: Sequence[str] | None = None,
+        names: Sequence[str] | Mapping[int, str] | None = None,
         anchors: Sequence[Any] | int | None = None,
         ch: int | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class DetectionModel(nn.Module):
         self.model = nn.Sequential(*layers, head)
         self.name = spec.name
         self.channels = spec.channels
-        self.names = tuple(names) if names is not None else tuple(map(str, range(spec.nc)))
+        self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
         self.yaml = spec.plain
         self._sources = tuple(layer.sources for layer in spec.layers)
         self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)

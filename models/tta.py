@@ -1,0 +1,58 @@
+"""Test-time augmentation: the predictions of several views of one image, side by side."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.yolo import DetectionModel
+from utils.structures import FILL
+
+# (scale, whether mirrored left to right), what YOLOv5 users know as --augment
+VIEWS = ((1.0, False), (0.83, True), (0.67, False))
+
+
+@torch.no_grad()
+def predict_augmented(model: DetectionModel, images: Tensor, clip_tails: bool = True) -> Tensor:
+    """Predict on the images, mirrored at 0.83 and at 0.67 of their size, all boxes brought back to their pixels.
+
+    Args:
+        model: in evaluation mode.
+        images: float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride.
+        clip_tails: leave out the level of the largest stride in the first view and that of the smallest stride in the
+            last. Where a view is largest its coarse cells find least that the smaller views do not find better, and the
+            reverse; without them NMS has about a fifth fewer candidates.
+
+    Returns:
+        float32 (B, rows, 5 + nc) like the model's own predictions, the views one after the other, ready for NMS.
+    """
+    assert not model.training
+    predictions = []
+    for view, (scale, mirrored) in enumerate(VIEWS):
+        image, ratio_xy = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
+        decoded, raw = model(image)
+        # A level's rows: its anchors × cells.
+        rows = [level.shape[1:-1].numel() for level in raw]
+        if clip_tails and len(rows) > 1 and view == 0:
+            decoded = decoded[:, : -rows[-1]]
+        elif clip_tails and len(rows) > 1 and view == len(VIEWS) - 1:
+            decoded = decoded[:, rows[0] :]
+        xy, wh, scores = decoded.split((2, 2, decoded.shape[-1] - 4), -1)
+        ratio = torch.tensor(ratio_xy, device=decoded.device)
+        xy, wh = xy / ratio, wh / ratio
+        if mirrored:
+            xy = torch.stack((images.shape[-1] - xy[..., 0], xy[..., 1]), -1)
+        predictions.append(torch.cat((xy, wh, scores), -1))
+    return torch.cat(predictions, 1)
+
+
+def _resize(images: Tensor, scale: float, stride: int) -> tuple[Tensor, tuple[float, float]]:
+    """Scale images and pad them on the right and below to multiples of the stride; also the scales of x and y."""
+    if scale == 1:
+        return images, (1.0, 1.0)
+    height, width = images.shape[-2:]
+    new_height, new_width = round(height * scale), round(width * scale)
+    resized = F.interpolate(images, (new_height, new_width), mode="bilinear", align_corners=False)
+    padded = F.pad(resized, (0, -new_width % stride, 0, -new_height % stride), value=FILL / 255)
+    return padded, (new_width / width, new_height / height)
