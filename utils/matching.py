@@ -83,16 +83,14 @@ def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
     contested = candidate[has_choice].any(0)  # objects that some detection with a choice may take
 
     # A detection without a choice wants one object, and has it at the thresholds that it is the first to reach.
-    settled = np.where(candidate & ~contested, iou, 0.0)
-    best_so_far = np.maximum.accumulate(settled, 0)
+    best_so_far = np.maximum.accumulate(iou, 0)
     best_before = np.concatenate((np.zeros((1, iou.shape[1])), best_so_far[:-1]))
-    wanted = settled.argmax(1)
-    rows = np.arange(len(iou))
-    reached, taken = settled[rows, wanted, None], best_before[rows, wanted, None]
+    rows, wanted = np.arange(len(iou)), iou.argmax(1)
+    reached, taken = iou[rows, wanted, None], best_before[rows, wanted, None]
     correct = (reached >= IOU_THRESHOLDS) & (taken < IOU_THRESHOLDS)
 
-    # Among contested objects a choice depends on all choices before it. Columns are reversed: argmax returns the first
-    # of equal values, the rule wants the last object.
+    # Around contested objects that is void, for a choice depends on all choices before it: one row after the other.
+    # Columns are reversed: argmax returns the first of equal values, the rule wants the last object.
     disputed = np.where(candidate, iou, 0.0)[:, contested][:, ::-1]
     if disputed.shape[1]:
         thresholds = np.arange(len(IOU_THRESHOLDS))

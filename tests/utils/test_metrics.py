@@ -188,6 +188,18 @@ def test_equal_scores_go_first_come_first_served() -> None:
     np.testing.assert_array_equal(first[1], IOU_THRESHOLDS > 0.6)
 
 
+def test_equal_ious_take_the_later_object() -> None:
+    """The first detection overlaps both objects by 2/3; it takes the second and leaves the first to the other."""
+    left, middle, right = [0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]
+    image = make_image([middle, left], [0.9, 0.8], [0, 0], [left, right], [0, 0])
+    correct = match_image(*image).correct
+    np.testing.assert_array_equal(correct[0], IOU_THRESHOLDS < 2 / 3)
+    assert correct[1].all()
+    other = match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct
+    np.testing.assert_array_equal(other[1], IOU_THRESHOLDS > 2 / 3)
+    assert_equals_coco([image], 1)
+
+
 def test_detections_need_not_be_sorted() -> None:
     image = random_images(3, 1, 2, coarse=False, crowded=True)[0]
     shuffle = torch.randperm(len(image[0]), generator=torch.Generator().manual_seed(0))
