@@ -1,0 +1,230 @@
+"""AutoAnchor: do the anchors fit the labels, and if not, which would?
+
+A label can be learned only where some anchor's sides are within a factor `anchor_t` of its own. In logarithms that is a
+distance: max over both sides of |log label - log anchor|, which must stay below log anchor_t. All of this file works
+with that distance; exp(-distance) is the ratio of the worse side, 1 for a perfect fit.
+
+Legend: M labels, A anchors of all layers, L layers. Sizes are width, height in pixels of the training size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+RECALL_WANTED = 0.98
+SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
+LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
+
+
+class AnchorHead(Protocol):
+    """What AutoAnchor asks of a head: anchors (L, A / L, 2) in grid units, and strides (L,)."""
+
+    anchors: Tensor
+
+    @property
+    def stride(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class AnchorReport:
+    """What AutoAnchor found.
+
+    Attributes:
+        anchors_px: float32 (L, A / L, 2), the anchors to train with: the head's own, or better ones.
+        replaced: whether they are new.
+        recall: best possible recall of the labels with `anchors_px`.
+        recall_before: the same with the head's own.
+        anchors_per_label: anchors within the limit, on average over the labels, with `anchors_px`.
+        message: one line for the user.
+    """
+
+    anchors_px: NDArray[np.float32]
+    replaced: bool
+    recall: float
+    recall_before: float
+    anchors_per_label: float
+    message: str
+
+
+def best_possible_recall(
+    wh: NDArray[np.floating], anchors: NDArray[np.floating], anchor_t: float
+) -> tuple[float, float]:
+    """Share of labels that some anchor fits, and the mean number of anchors that fit a label.
+
+    Args:
+        wh: (M, 2), sizes of the labels.
+        anchors: (A, 2), in the same units.
+        anchor_t: largest ratio of sides, exclusive.
+
+    Returns:
+        Both 0 where there are no labels.
+    """
+    if len(wh) == 0:
+        return 0.0, 0.0
+    fits = _distance(_log(wh), _log(anchors)) < math.log(anchor_t)
+    return float(fits.any(1).mean()), float(fits.sum(1).mean())
+
+
+def kmeans_anchors(
+    wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.random.Generator, generations: int = 1000
+) -> NDArray[np.float32]:
+    """Anchors for the labels: k-means, then random mutations of which the improvements are kept.
+
+    Labels below 2 px are left out, and at most 20,000 drawn from the rest. Each is scaled by a factor in 0.9-1.1, as
+    augmentation will: that separates labels that are all alike.
+
+    Args:
+        wh: (M, 2), sizes of the labels.
+        n: anchors wanted.
+        anchor_t: largest ratio of sides. The fitness is the mean over the labels of the smaller ratio (lesser side by
+            greater) to the best anchor, 0 where that is beyond the limit.
+        rng: source of all randomness.
+        generations: mutations tried.
+
+    Returns:
+        float32 (n, 2), in order of area.
+
+    Raises:
+        ValueError: fewer labels of at least 2 px than anchors.
+    """
+    usable = wh[(wh >= SMALLEST_SIDE).all(1)].astype(np.float64)
+    if len(usable) < n:
+        raise ValueError(f"found {len(usable)} labels with sides of at least 2 px, expected at least {n}")
+    if len(usable) > LARGEST_FIT:
+        usable = usable[rng.choice(len(usable), LARGEST_FIT, replace=False)]
+    usable = usable * rng.uniform(0.9, 1.1, usable.shape)
+
+    spread = usable.std(0)
+    spread[spread < 1e-9] = 1.0
+    anchors = _kmeans(usable / spread, n, rng) * spread
+    anchors = _evolve(_log(usable), anchors, anchor_t, rng, generations)
+    return anchors[np.argsort(anchors.prod(1), kind="stable")].astype(np.float32)
+
+
+def check_anchors(
+    head: AnchorHead, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator, generations: int = 1000
+) -> AnchorReport:
+    """Keep the head's anchors where they fit at least 98 % of the labels; else look for ones that fit more.
+
+    Changes nothing: the rank that decides hands the result to `set_anchors` on every rank.
+
+    Args:
+        head: its anchors and strides are read.
+        wh: (M, 2), sizes of the training labels at the training size.
+        anchor_t: largest ratio of sides between a label and its anchor.
+        rng: source of all randomness.
+        generations: mutations tried.
+    """
+    strides = head.stride.detach().cpu().double().numpy()
+    own = head.anchors.detach().cpu().double().numpy() * strides[:, None, None]
+    flat = own.reshape(-1, 2)
+    recall, per_label = best_possible_recall(wh, flat, anchor_t)
+
+    def keep(message: str) -> AnchorReport:
+        return AnchorReport(own.astype(np.float32), False, recall, recall, per_label, message)
+
+    if len(wh) == 0:
+        return keep("AutoAnchor: no labels to fit anchors to, the model's own are kept.")
+    if recall > RECALL_WANTED:
+        return keep(f"AutoAnchor: {per_label:.2f} anchors a label, best possible recall {recall:.4f}: a good fit.")
+    usable = int((wh >= SMALLEST_SIDE).all(1).sum())
+    if usable < len(flat):
+        return keep(
+            f"AutoAnchor: best possible recall is only {recall:.4f}, but {usable} labels with sides of at least 2 px "
+            f"are too few to fit {len(flat)} anchors to; the model's own are kept. Train at a larger --imgsz, or add "
+            f"labels."
+        )
+    fitted = kmeans_anchors(wh, len(flat), anchor_t, rng, generations)
+    new_recall, new_per_label = best_possible_recall(wh, fitted, anchor_t)
+    if new_recall <= recall:
+        return keep(
+            f"AutoAnchor: best possible recall is {recall:.4f} and new anchors reach {new_recall:.4f}: "
+            f"the model's own are kept."
+        )
+    per_layer = np.empty_like(own, dtype=np.float32)
+    per_layer[np.argsort(strides, kind="stable")] = fitted.reshape(own.shape)
+    sizes = ", ".join(f"{w:.0f}x{h:.0f}" for w, h in fitted)
+    return AnchorReport(
+        per_layer,
+        True,
+        new_recall,
+        recall,
+        new_per_label,
+        f"AutoAnchor: new anchors raise the best possible recall from {recall:.4f} to {new_recall:.4f}: {sizes}.",
+    )
+
+
+def set_anchors(head: AnchorHead, anchors_px: NDArray[np.floating]) -> None:
+    """Give a head its anchors, (L, A / L, 2) in pixels; in place, so that whoever holds the buffer sees them."""
+    assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
+    pixels = torch.as_tensor(anchors_px).to(head.anchors)
+    with torch.no_grad():
+        head.anchors.copy_(pixels / head.stride.to(head.anchors)[:, None, None])
+
+
+def _log(wh: NDArray[np.floating]) -> NDArray[np.float64]:
+    # A side of 0 is as far from every anchor as a side of 0.000001 px.
+    return np.log(np.maximum(wh, 1e-6, dtype=np.float64))
+
+
+def _distance(log_wh: NDArray[np.float64], log_anchors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logarithm of the worse ratio of sides: (M, 2) and (A, 2) to (M, A)."""
+    return np.maximum(
+        np.abs(log_wh[:, :1] - log_anchors[:, 0]),
+        np.abs(log_wh[:, 1:] - log_anchors[:, 1]),
+    )
+
+
+def _fitness(log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t: float) -> float:
+    nearest = _distance(log_wh, _log(anchors)).min(1)
+    return float((np.exp(-nearest) * (nearest < math.log(anchor_t))).mean())
+
+
+def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator, iterations: int = 30) -> NDArray[np.float64]:
+    """Lloyd's algorithm on (M, 2) points, M >= k, started by k-means++ (Arthur and Vassilvitskii, SODA 2007)."""
+    centres = points[rng.integers(len(points))][None]
+    nearest = ((points - centres) ** 2).sum(1)
+    while len(centres) < k:
+        weight = nearest + 1e-12  # points that coincide may be drawn again
+        chosen = points[rng.choice(len(points), p=weight / weight.sum())]
+        centres = np.concatenate((centres, chosen[None]))
+        nearest = np.minimum(nearest, ((points - chosen) ** 2).sum(1))
+
+    for _ in range(iterations):
+        # |p - c|² without |p|², which is the same for every centre
+        owner = ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
+        size = np.bincount(owner, minlength=k)
+        total = np.stack([np.bincount(owner, points[:, side], k) for side in (0, 1)], 1)
+        moved = np.where(size[:, None] > 0, total / np.maximum(size, 1)[:, None], centres)
+        if np.array_equal(moved, centres):
+            break
+        centres = moved
+    return centres
+
+
+def _evolve(
+    log_wh: NDArray[np.float64],
+    anchors: NDArray[np.float64],
+    anchor_t: float,
+    rng: np.random.Generator,
+    generations: int,
+    probability: float = 0.9,
+    sigma: float = 0.1,
+) -> NDArray[np.float64]:
+    """Multiply sides by random factors, normal around 1 and within 0.3-3, and keep what is fitter."""
+    best = _fitness(log_wh, anchors, anchor_t)
+    for _ in range(generations):
+        mutated = rng.random(anchors.shape) < probability
+        factor = np.where(mutated, 1 + rng.standard_normal(anchors.shape) * rng.random() * sigma, 1.0).clip(0.3, 3.0)
+        candidate = np.maximum(anchors * factor, SMALLEST_SIDE)
+        fitness = _fitness(log_wh, candidate, anchor_t)
+        if fitness > best:
+            best, anchors = fitness, candidate
+    return anchors
