@@ -81,7 +81,7 @@ def bucket_by_aspect(
 class EpochSampler(Sampler[list[Draw]]):
     """One rank's share of the training stream; the `batch_sampler` of a DataLoader.
 
-    Each `iter()` is one epoch of this rank's batches and moves the sampler to the next epoch as it starts, so a loader
+    Each `iter()` is one epoch of this rank's batches; its first draw moves the sampler to the next epoch, so a loader
     that begins the next epoch early neither repeats one nor needs to be told. `len()` is the whole epoch's batches.
 
     Args:
@@ -151,13 +151,10 @@ class EpochSampler(Sampler[list[Draw]]):
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
 
     def __iter__(self) -> Iterator[list[Draw]]:
+        # All of this runs at the first draw: torch's loader asks for two iterators at its start, and uses the second.
         epoch, first = self._next
         self._next = (epoch + 1, 0)
-        return self._batches(epoch, first, *self.plan(epoch))
-
-    def _batches(
-        self, epoch: int, first: int, order: NDArray[np.int64], shapes_hw: NDArray[np.int64]
-    ) -> Iterator[list[Draw]]:
+        order, shapes_hw = self.plan(epoch)
         share = self.batch_size // self.size
         for batch in range(first, len(shapes_hw)):
             start = batch * self.batch_size + self.rank * share

@@ -120,6 +120,12 @@ def test_an_epoch_begun_early_is_not_repeated() -> None:
     assert {draw.epoch for draw in itertools.chain(*second)} == {1}
 
 
+def test_an_iterator_that_nobody_draws_from_is_no_epoch() -> None:
+    sampler = EpochSampler(6, 2, seed=0, imgsz=64)
+    iter(sampler)  # as torch's loader with persistent workers does, once
+    assert {draw.epoch for draws in sampler for draw in draws} == {0}
+
+
 def test_as_batch_sampler_of_a_loader() -> None:
     class Echo:
         def __getitems__(self, draws: list[Draw]) -> list[Draw]:
