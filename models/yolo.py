@@ -182,6 +182,11 @@ class DetectionModel(nn.Module):
         return cast(Detect, self.model[-1])
 
     @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return self.head.nc
+
+    @property
     def stride(self) -> int:
         """The largest stride: sides of the images must be multiples of it."""
         return int(max(self.head.strides))
