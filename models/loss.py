@@ -61,7 +61,7 @@ class DetectionLoss:
             imgsz: training size in pixels, which the objectness gain is scaled by.
             label_smoothing: ε of the class targets 1 - ε/2 and ε/2.
         """
-        self.nc = head.nc
+        self.nc, self.nl = head.nc, head.nl
         self.label_smoothing = label_smoothing
         self.gains = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
         self._hyp = hyp
@@ -192,7 +192,7 @@ class LossMeter:
     def total(self) -> NDArray[np.float64]:
         """What was added up so far: float64 (L, 5), columns box, obj, cls, positives, predictions."""
         if not self._batches:
-            return np.zeros((len(self.criterion._strides), 5))
+            return np.zeros((self.criterion.nl, 5))
         return torch.stack(self._batches).cpu().double().sum(0).numpy()
 
     def losses(self, totals: Iterable[NDArray[np.float64]] | None = None) -> tuple[float, float, float]:
