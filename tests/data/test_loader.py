@@ -299,3 +299,15 @@ def test_workers_are_capped_by_shared_memory(
     with caplog.at_level(logging.WARNING):
         assert loader_module._affordable_workers(8, 1000, rank(0, 2)) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_come_pinned_for_a_gpu(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    plain = stream(train_loader(index, hyp))
+    loader = train_loader(index, hyp, workers=workers, pin_memory=True)
+    batch = next(loader.batches(0))
+    assert batch.images.is_pinned() and batch.targets.is_pinned()
+    assert fingerprint(batch) == plain[0]
+    assert stream(loader) == plain  # and closes
+    assert not multiprocessing.active_children()
