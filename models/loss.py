@@ -67,7 +67,7 @@ class DetectionLoss:
         self._hyp = hyp
         self._head = head
         self._strides: NDArray[np.float32] = head.stride.detach().cpu().float().numpy()
-        self._anchors = head.anchors.detach().cpu().float().numpy()
+        self._anchors = head.anchors.detach().cpu().float().numpy().copy()
         self._anchors_seen = (head.anchors, head.anchors._version)
         box, obj, cls = self.gains
         self._weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
@@ -148,7 +148,8 @@ class DetectionLoss:
     def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
         """Parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
         if self._weights.device != sums.device:
-            self._weights = self._weights.to(sums.device)
+            with torch.inference_mode(False):  # kept for training, even where validation asks for it first
+                self._weights = self._weights.to(sums.device)
         positives, cells = counts.to(sums.device, non_blocking=True).clamp(min=1).unbind(1)
         return (sums * self._weights / torch.stack((positives, cells, positives), 1)).sum(0)
 

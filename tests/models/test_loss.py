@@ -288,6 +288,8 @@ def test_the_device_part_waits_for_no_value(hyp: Hyp) -> None:
     criterion = DetectionLoss(Head(), hyp, imgsz=96)
     assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW).to("meta")
     predictions = [p.detach().to("meta").requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
+    with torch.inference_mode():  # as validation may do before the first step of training
+        criterion([p * 1 for p in predictions], assignment)
     loss, items = criterion(predictions, assignment)
     gradients = torch.autograd.grad(loss, predictions)
     assert items.shape == (3,) and [g.shape for g in gradients] == [p.shape for p in predictions]
