@@ -323,7 +323,7 @@ def one_of(*choices: str) -> Reader:
     def read(value: object) -> object:
         if value in choices:
             return value
-        raise ValueError(f"one of {', '.join(choices)}{did_you_mean(str(value), choices).rstrip('?')}")
+        raise ValueError("one of " + ", ".join(choices))
 
     return read
 

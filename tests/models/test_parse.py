@@ -88,7 +88,7 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[[-1, 2], 1, Concat", "[[-1, -7], 1, Concat", r"mine.yaml:14: .*`from` is -7"),
         ("[-1, 3, Bottleneck", "[[-1, 2], 3, Bottleneck", r"mine.yaml:15: .*reads 2 layers, but takes one"),
         ("[-1, 3, Bottleneck", "[-1, 0, Bottleneck", r"mine.yaml:15: .*repeats is 0"),
-        ("[None, 2, 'nearest']", "[None, 2, 'nearst']", r"mine.yaml:13: .*Did you mean 'nearest'"),
+        ("[None, 2, 'nearest']", "[None, 2, 'nearst']", r"mine.yaml:13: .*'nearst', expected one of nearest,"),
         ("[None, 2, 'nearest']", "[None, None, 'nearest']", r"mine.yaml:13: layer 4 \(nn.Upsample\): does not fit"),
         ("[[6, 3], 1, Detect", "[[6, 3, 0], 1, Detect", r"mine.yaml:16: .*reads 3 layers, but `anchors` has 2 rows"),
         ("[nc, anchors]", "[80, anchors]", r"mine.yaml:16: .*argument 'nc' is 80, expected one of nc"),
