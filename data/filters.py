@@ -1,0 +1,69 @@
+"""Rare colour filters of Albumentations, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+PROBABILITY = 0.01
+_SIDES = (3, 5, 7)  # of blurring windows, pixels
+_CLIP_LIMITS = (1.0, 4.0)  # of CLAHE
+
+
+class ColourFilter(Protocol):
+    """Changes the colours of a picture in place; boxes stay where they are."""
+
+    def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
+        """Change `image`, uint8 (H, W, 3) RGB; all randomness comes from `rng`."""
+
+
+class NoFilter:
+    """Changes nothing and draws nothing."""
+
+    def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
+        """Leave `image` as it is."""
+
+
+NO_FILTER = NoFilter()
+
+
+class AlbumentationsFilter:
+    """Blur, MedianBlur, ToGray and CLAHE, each with probability 0.01.
+
+    Albumentations has changed its own random state several times over (global generators, then one a pipeline). Here
+    every decision and parameter is drawn from the sample's generator and the transforms are built with fixed ones, so
+    that the same sample comes out of every version and worker. The object holds no state and travels to workers.
+    """
+
+    def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
+        """Filter `image`, uint8 (H, W, 3) RGB, in place; the number of draws is always the same."""
+        applied = rng.random(4) < PROBABILITY
+        blur, median = (int(side) for side in rng.choice(_SIDES, 2))
+        clip_limit = float(rng.uniform(*_CLIP_LIMITS))
+        if not applied.any():
+            return
+        for transform in self._transforms(applied.tolist(), blur, median, clip_limit):
+            np.copyto(image, transform(image=image)["image"])
+
+    @staticmethod
+    def _transforms(applied: list[bool], blur: int, median: int, clip_limit: float) -> list[Any]:
+        threads = cv2.getNumThreads()
+        import albumentations
+
+        makers = (
+            lambda: albumentations.Blur(blur_limit=(blur, blur), p=1),
+            lambda: albumentations.MedianBlur(blur_limit=(median, median), p=1),
+            lambda: albumentations.ToGray(p=1),
+            lambda: albumentations.CLAHE(clip_limit=(clip_limit, clip_limit), p=1),
+        )
+        cv2.setNumThreads(threads)  # its import sets OpenCV's threads for the whole process
+        return [make() for make, wanted in zip(makers, applied, strict=True) if wanted]
+
+
+def open_filter() -> ColourFilter:
+    """Albumentations' filters where the package is installed, else one that changes nothing."""
+    return AlbumentationsFilter() if importlib.util.find_spec("albumentations") else NO_FILTER
