@@ -105,7 +105,9 @@ def fetch(
             part.replace(target)
         memory.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot write {target}: {error.strerror or error}. Free some space or choose another folder.") from error
+        raise UserError(
+            f"Cannot write {target}: {error.strerror or error}. Free some space or choose another folder."
+        ) from error
     return target
 
 
@@ -126,7 +128,7 @@ def _fetch_into(
         try:
             return _transfer(file, memory, url, target.name, max_bytes, progress, timeout_s)
         except _Interrupted as error:
-            # Only bytes never reached before count as progress: a server that always starts over must not loop for ever.
+            # Only bytes never reached before count: a server that always starts over must not keep us for ever.
             size = file.seek(0, os.SEEK_END)
             failures = 1 if size > furthest else failures + 1
             furthest = max(furthest, size)
@@ -204,7 +206,13 @@ class _HttpRedirects(urllib.request.HTTPRedirectHandler):
     """Follow redirects to http and https only, and never from https to http."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         allowed = ("https",) if req.type == "https" else ("http", "https")
         if urlsplit(newurl).scheme not in allowed:
@@ -240,13 +248,15 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
             return _open(request, timeout_s)
         if error.code in _TRANSIENT_STATUS:
             raise _Interrupted(f"the server answered {error.code} {error.reason}") from error
-        advice = "Check the address" if error.code in (404, 410) else "The server refuses; check the address and your access"
+        advice = (
+            "Check the address" if error.code in (404, 410) else "The server refuses; check the address and your access"
+        )
         raise UserError(f"Cannot download {url}: the server answered {error.code} {error.reason}. {advice}.") from error
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
             raise UserError(
-                f"Cannot download {url}: its certificate is not valid ({error.reason.verify_message}). Check the clock and "
-                "the certificates of this machine."
+                f"Cannot download {url}: its certificate is not valid ({error.reason.verify_message}). Check the clock "
+                "and the certificates of this machine."
             ) from error
         raise _Interrupted(f"{error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -270,9 +280,7 @@ class _Member(NamedTuple):
     open: Any  # () -> IO[bytes]
 
 
-def unpack(
-    archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, max_members: int = MAX_MEMBERS
-) -> None:
+def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, max_members: int = MAX_MEMBERS) -> None:
     """Unpack a zip, tar or compressed tar into the folder `target`, all of it or nothing.
 
     Only plain files and folders are made, with fresh permissions. Folders that exist are merged, files replaced.
@@ -290,11 +298,13 @@ def unpack(
             total += member.size
             if total > max_bytes or count > max_members:
                 raise UserError(
-                    f"{archive}: unpacks to more than the limit of {max_bytes:,} bytes or {max_members:,} files. If you "
-                    "trust it, unpack it by hand."
+                    f"{archive}: unpacks to more than the limit of {max_bytes:,} bytes or {max_members:,} files. If "
+                    "you trust it, unpack it by hand."
                 )
             if member.size > shutil.disk_usage(staging).free:
-                raise UserError(f"{archive}: no room to unpack it in {target}. Free some space or choose another folder.")
+                raise UserError(
+                    f"{archive}: no room to unpack it in {target}. Free some space or choose another folder."
+                )
             if member.is_folder:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
@@ -302,7 +312,9 @@ def unpack(
             with member.open() as source, path.open("wb") as file:
                 shutil.copyfileobj(source, file, _BLOCK)
                 if file.tell() != member.size:
-                    raise UserError(f"{archive}: '{member.name}' is damaged. Delete the archive and run the command again.")
+                    raise UserError(
+                        f"{archive}: '{member.name}' is damaged. Delete the archive and run the command again."
+                    )
         staging.chmod(0o777 & ~_umask())
         _merge(staging, target)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
@@ -331,9 +343,11 @@ def _members(archive: Path) -> Iterator[_Member]:
                     raise _unsafe(archive, entry.name, "is a link or a device")
                 size = entry.size if entry.isreg() else 0
                 yield _Member(entry.name, entry.isdir(), size, lambda entry=entry: tape.extractfile(entry))
-                tape.members.clear()  # tarfile remembers every header it has passed: memory without end
+                tape.members = []  # type: ignore[attr-defined]  # it remembers every header: memory without end
     else:
-        raise UserError(f"{archive}: expected a zip, a tar or a compressed tar. Delete it and check the address it came from.")
+        raise UserError(
+            f"{archive}: expected a zip, a tar or a compressed tar. Delete it and check the address it came from."
+        )
 
 
 def _safe_name(archive: Path, name: str) -> PurePosixPath:

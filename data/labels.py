@@ -1,0 +1,160 @@
+"""Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
+
+The ordinary file, nothing but boxes and no mistake, takes a short way; any other is read row by row with line numbers.
+Both ways give the same objects.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BOX_FIELDS = ("x", "y", "w", "h")
+_MAX_CLASS = 2**31 - 1
+
+
+class Objects(NamedTuple):
+    """What a label file says about one image.
+
+    Attributes:
+        classes: class of each object.
+        boxes: centre x, centre y, width, height of each object, end to end, fractions of the image.
+        polygons: float64 (k, 2) xy fractions of each object, k = 0 for one that is a mere box; () where all are.
+        duplicates: rows that say again what an earlier one said, and are left out.
+        problems: (line, what) of each row that cannot be used; None stands for the whole file.
+        unknown: (line, class) of each row whose class the dataset does not name.
+    """
+
+    classes: list[int]
+    boxes: list[float]
+    polygons: list[NDArray[np.float64]] | tuple[()] = ()
+    duplicates: int = 0
+    problems: list[tuple[int | None, str]] | tuple[()] = ()
+    unknown: list[tuple[int, str]] | tuple[()] = ()
+
+
+def parse_labels(raw: bytes, nc: int) -> Objects:
+    """Read a label file.
+
+    Args:
+        raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines do no harm.
+        nc: number of classes.
+    """
+    if raw.startswith(codecs.BOM_UTF8):
+        raw = raw[3:]
+    return _parse_plain(raw, nc) or parse_rows(raw, nc)
+
+
+def _parse_plain(raw: bytes, nc: int) -> Objects | None:
+    """The short way; None where anything is unusual."""
+    rows = [line.split() for line in raw.splitlines()]
+    if b"_" in raw or any(len(row) != 5 for row in rows):  # Python's numbers may have underscores, labels may not
+        return None
+    if not rows:
+        return Objects([], [])
+    tokens = raw.split()
+    try:
+        classes = [int(token) for token in tokens[::5]]
+        del tokens[::5]
+        boxes = [float(token) for token in tokens]
+    except ValueError:
+        return None
+    # Comparisons let NaN pass, the sum does not.
+    if min(boxes) < 0 or max(boxes) > 1 or math.isnan(sum(boxes)) or min(classes) < 0 or max(classes) >= nc:
+        return None
+    if len(rows) > 1 and len(set(zip(classes, boxes[::4], boxes[1::4], boxes[2::4], boxes[3::4], strict=True))) < len(
+        rows
+    ):
+        return None
+    return Objects(classes, boxes)
+
+
+def parse_rows(raw: bytes, nc: int) -> Objects:
+    """The long way: as `parse_labels`, without a byte-order mark."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Objects([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
+    classes: list[int] = []
+    boxes: list[float] = []
+    polygons: list[NDArray[np.float64]] = []
+    problems: list[tuple[int | None, str]] = []
+    unknown: list[tuple[int, str]] = []
+    seen: set[tuple[float, ...]] = set()
+    duplicates = 0
+    for number, line in enumerate(raw.splitlines(), 1):
+        tokens = line.split()
+        if not tokens:
+            continue
+        row = _read_row(tokens)
+        if isinstance(row, str):
+            problems.append((number, row))
+            continue
+        if row[0] >= nc:
+            unknown.append((number, f"{row[0]:.0f}"))
+            continue
+        if row in seen:
+            duplicates += 1
+            continue
+        seen.add(row)
+        classes.append(int(row[0]))
+        if len(row) == 5:
+            boxes.extend(row[1:])
+            polygons.append(np.zeros((0, 2)))
+        else:
+            points = np.array(row[1:]).reshape(-1, 2)
+            boxes.extend(polygon_box(points))
+            polygons.append(points)
+    return Objects(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
+
+
+def polygon_box(points: NDArray[np.float64]) -> list[float]:
+    """Centre and size of the box around a polygon (k, 2)."""
+    low, high = points.min(0), points.max(0)
+    return [*((low + high) / 2).tolist(), *(high - low).tolist()]
+
+
+def _read_row(tokens: list[bytes]) -> tuple[float, ...] | str:
+    """The numbers of a row, or what is wrong with it."""
+    count = len(tokens)
+    if count != 5 and (count < 7 or count % 2 == 0):
+        noun = "field" if count == 1 else "fields"
+        return (
+            f"{count} {noun}, expected 5 (class x y w h) or a class and at least 3 points (class x1 y1 x2 y2 x3 y3 …)"
+        )
+    row: list[float] = []
+    for place, token in enumerate(tokens):
+        try:
+            if b"_" in token:
+                raise ValueError
+            value = float(token)
+        except ValueError:
+            return f"'{_shown(token)}' is not a number"
+        name = "class" if place == 0 else _field_name(place, count)
+        if not math.isfinite(value):
+            return f"{name} is {_shown(token)}, expected a finite number"
+        if value < 0:
+            return f"{name} is {_shown(token)}, expected no negative value"
+        if place == 0 and (value != int(value) or value > _MAX_CLASS):
+            return f"class is {_shown(token)}, expected an integer from 0 on"
+        if place > 0 and value > 1:
+            return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
+        row.append(value)
+    return tuple(row)
+
+
+def _field_name(place: int, count: int) -> str:
+    """What the number at `place` of a row of `count` fields is."""
+    return _BOX_FIELDS[place - 1] if count == 5 else f"{'xy'[(place - 1) % 2]}{(place + 1) // 2}"
+
+
+def _shown(token: bytes) -> str:
+    """A piece of a file, short and printable."""
+    text = token.decode("utf-8", "backslashreplace")
+    return (
+        (text if len(text) <= 24 else text[:24] + "…")
+        .encode("unicode_escape" if not text.isprintable() else "utf-8")
+        .decode()
+    )
