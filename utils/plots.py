@@ -24,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from utils.files import atomic_write
+from utils.metrics import Curves
 from utils.palette import class_hex, font_families, printable
 from utils.structures import DatasetIndex
 
@@ -56,36 +57,29 @@ _RAW_SERIES = {"Learning rate"}  # set, not measured: nothing to smooth
 _FROM_ZERO = ("Precision", "Recall", "mAP")
 
 
-def plot_results(results_csv: Path, target: Path) -> None:
+def plot_results(results: pd.DataFrame, target: Path) -> None:
     """Losses, precision, recall, mAP, learning rates and speed over the epochs (`results.png`).
 
     Panels without a single finite value are left out, so that a run without validation has no empty ones.
 
     Args:
-        results_csv: a run's results.csv; YOLOv5's, with padded column names, is read as well.
+        results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
         target: a .png file, replaced atomically.
 
     Raises:
-        OSError: a file cannot be read or written.
-        ValueError: the CSV cannot be parsed or has no column `epoch`.
+        OSError: `target` cannot be written.
     """
-    table = pd.read_csv(results_csv, skipinitialspace=True)
-    table.columns = table.columns.str.strip()
-    if "epoch" not in table:
-        raise ValueError(f"{results_csv}: no column 'epoch' among {', '.join(table.columns)}")
-    table = table.apply(pd.to_numeric, errors="coerce")
-    epochs = table["epoch"].to_numpy(float)
-
+    epochs = results["epoch"].to_numpy(float)
     panels = []
     for title, columns in _PANELS:
-        series = {name: table[column].to_numpy(float) for column, name in columns.items() if column in table}
+        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
         series = {name: values for name, values in series.items() if np.isfinite(values).any()}
         if series:
             panels.append((title, series))
     figure = _figure(15, 4 * max(-(-len(panels) // 3), 1))
     if not panels:
         _empty(figure.add_subplot(), "no epoch has been completed yet")
-    best = _best_epoch(table)
+    best = _best_epoch(results)
     for place, (title, series) in enumerate(panels, 1):
         axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)
         for name, values in series.items():
@@ -149,6 +143,30 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
     _density(sizes, boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
     _dress(sizes, "Box sizes", "width / image width", "height / image height")
     _save(figure, target)
+
+
+def plot_validation(run: Path, curves: Curves, confusion: NDArray[np.int64], names: Sequence[str]) -> None:
+    """All charts of a validation into its folder: `confusion_matrix.png` and `{P,R,F1,PR}_curve.png`.
+
+    Args:
+        run: the folder.
+        curves: as `summarize` returns them.
+        confusion, names: as in `plot_confusion_matrix`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    plot_confusion_matrix(confusion, names, run / "confusion_matrix.png")
+    for letter, quantity, values in (
+        ("P", "Precision", curves.precision),
+        ("R", "Recall", curves.recall),
+        ("F1", "F1", curves.f1),
+    ):
+        target = run / f"{letter}_curve.png"
+        plot_confidence_curve(curves.confidence, values, curves.class_ids, names, quantity, target)
+    plot_pr_curve(
+        curves.recall_axis, curves.precision_at_recall, curves.ap50, curves.class_ids, names, run / "PR_curve.png"
+    )
 
 
 def plot_confusion_matrix(matrix: NDArray[Any], names: Sequence[str], target: Path) -> None:
