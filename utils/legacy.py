@@ -71,7 +71,7 @@ _OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_ENTRIES = 20_000  # modules and tensors
 _MAX_PLAIN = 100_000  # plain values
 # What zipfile raises over an archive that is damaged or of a kind it does not read.
-_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error)
+ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def is_legacy(path: Path) -> bool:
             (opcode.name == "GLOBAL" and _dotted(argument) not in _PLAIN) or opcode.name in {"STACK_GLOBAL", "INST"}
             for opcode, argument, _ in pickletools.genops(pickled)
         )
-    except (ValueError, *_ZIP_ERRORS):
+    except (ValueError, *ZIP_ERRORS):
         return False
 
 
@@ -182,7 +182,7 @@ def load_legacy(path: Path) -> LegacyCheckpoint:
             epoch=epoch if isinstance(epoch, int) else None,
             hyp=_plain_items(hyp) if isinstance(hyp, dict) else None,
         )
-    except (_Damaged, *_ZIP_ERRORS) as error:
+    except (_Damaged, *ZIP_ERRORS) as error:
         raise UserError(
             f"{path}: damaged, or not written by YOLOv5: {error}. Get the file again from its source."
         ) from error
