@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.environment import Launch
@@ -49,7 +51,7 @@ class World:
         self,
         launch: Launch | None = None,
         device: torch.device | None = None,
-        store: dist.Store | None = None,
+        store: Store | None = None,
         control: dist.ProcessGroup | None = None,
     ) -> None:
         launch = launch or Launch()
@@ -102,12 +104,13 @@ class World:
                 result = work()
             except Exception as error:
                 failure = error
-        said = self.broadcast(None if failure is None else (str(failure), getattr(failure, "exit_code", 1)))
+        said = (str(failure), getattr(failure, "exit_code", 1)) if failure else None
+        result, said = self.broadcast((result, said))
         if failure is not None:
             raise failure
         if said is not None:
             raise _peer_error(*said)
-        return self.broadcast(result)  # type: ignore[return-value]
+        return cast(T, result)
 
     # Numbers of the step: on the device, over the default group.
 
@@ -173,27 +176,33 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     store = _join(launch)
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
-        store=dist.PrefixStore("default", store),
+        store=PrefixStore("default", store),
         rank=launch.rank,
         world_size=launch.size,
         device_id=chosen if chosen.type == "cuda" else None,
     )
     try:
         control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+        assert isinstance(control, dist.ProcessGroup)
         _current = World(launch, chosen, store, control)
         yield _current
+    except PeerError:
+        raise
+    except Exception as error:
+        error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
+        raise
     finally:
         _current = None
         dist.destroy_process_group()
 
 
-def _join(launch: Launch) -> dist.Store:
+def _join(launch: Launch) -> Store:
     """The job's store: torchrun's own, or one that rank 0 opens."""
     if launch.launcher == "torchrun":
-        store, _, _ = next(dist.rendezvous("env://"))
+        store, _, _ = next(rendezvous("env://"))
         return store
     assert launch.address is not None and launch.port is not None
-    return dist.TCPStore(launch.address, launch.port, launch.size, is_master=launch.rank == 0, timeout=CONTROL_TIMEOUT)
+    return TCPStore(launch.address, launch.port, launch.size, is_master=launch.rank == 0, timeout=CONTROL_TIMEOUT)
 
 
 def choose_device(device: str, launch: Launch) -> torch.device:
@@ -285,7 +294,7 @@ def torch_distributed_zero_first(local_rank: int) -> Iterator[None]:
     yield
 
 
-def _wait_for(store: dist.Store, key: str) -> str:
+def _wait_for(store: Store, key: str) -> str:
     """Value of `key`, once it is there."""
     pause = 0.01
     while not store.check([key]):
@@ -321,16 +330,6 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
             text = "".join(traceback.format_exception(error))
             print(f"{prefix}{text}", file=sys.stderr, flush=True)
         return 1, None
-
-
-@contextmanager
-def one_voice(world: World) -> Iterator[None]:
-    """Mark an exception that leaves the body with whether this rank is the one to report it."""
-    try:
-        yield
-    except Exception as error:
-        error.speaks = world.announce_failure()  # type: ignore[attr-defined]
-        raise
 
 
 # ------------------------------------------------------------------------------------------------------- models
@@ -402,12 +401,12 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         assert self.momentum is not None
-        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
-        return out  # type: ignore[no-any-return]
+        return out
 
 
 class _SyncBatchNorm(torch.autograd.Function):

@@ -70,6 +70,14 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     return precision
 
 
+def half_precision(device: torch.device) -> Precision:
+    """What `--half` means on `device`: float16 on CUDA, else bfloat16 where native, else float32, with a word of it."""
+    dtype = torch.float16 if device.type == "cuda" else _native(device)
+    if dtype == torch.float32:
+        log.warning("--half: %s computes no half precision by itself, using fp32", device.type)
+    return Precision(device, dtype)
+
+
 def _native(device: torch.device) -> torch.dtype:
     """The type that `device` computes fastest without emulation."""
     if device.type == "cuda":

@@ -1,0 +1,143 @@
+"""What the ranks of a test job do: `rank_programs.py NAME [ARGS]`; each prints JSON for the test to read."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from utils.distributed import (
+    World,
+    average_statistics,
+    open_world,
+    run_rank,
+    smart_DDP,
+    torch_distributed_zero_first,
+)
+from utils.errors import UserError
+
+
+def say(world: World, **values: object) -> None:
+    """One line of JSON on stdout, written at once so that ranks' lines do not mix."""
+    sys.stdout.write(json.dumps({"rank": world.rank, **values}) + "\n")
+    sys.stdout.flush()
+
+
+def messages(world: World) -> None:
+    """Every control message once."""
+    total = world.sum(torch.tensor([world.rank + 1.0]))
+    later = world.sum_later(torch.tensor([10.0 * world.rank]))
+    say(
+        world,
+        broadcast=world.broadcast({"from": world.rank}),
+        gathered=world.all_gather(world.rank * 2),
+        first=world.node_first(f"rank {world.rank}"),
+        main=world.from_main(lambda: world.rank + 100),
+        sum=total.item(),
+        later=later().item(),
+        local=[world.local_rank, world.local_size, world.node],
+    )
+
+
+def zero_first(world: World, folder: str) -> None:
+    """The first rank builds slowly, the others must find the result."""
+    file = Path(folder) / "cache"
+    with torch_distributed_zero_first(world.local_rank):
+        found = file.exists()
+        if world.local_rank == 0:
+            time.sleep(1.5)
+            file.write_text("whole")
+    say(world, found=found)
+
+
+def zero_first_fails(world: World) -> None:
+    """The first rank's mistake must end all of them."""
+    with torch_distributed_zero_first(world.local_rank):
+        if world.local_rank == 0:
+            raise UserError("the data is not here")
+        time.sleep(60)
+
+
+def main_fails(world: World) -> None:
+    """A mistake in rank 0's work must reach the others."""
+    try:
+        world.from_main(lambda: (_ for _ in ()).throw(UserError("folder is read-only")))
+    except UserError as error:
+        say(world, error=str(error))
+        raise
+
+
+def one_rank_raises(world: World) -> None:
+    """A defect on rank 1 while the others wait for it."""
+    if world.rank == 1:
+        raise RuntimeError("boom in the loader")
+    world.barrier()
+
+
+def net(norm: bool = True) -> nn.Sequential:
+    """A little network, the same on all ranks."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))
+
+
+def sync_bn(world: World) -> None:
+    """Shares of different size: outputs, gradients and running statistics must be those of the whole batch."""
+    torch.manual_seed(0)
+    images = torch.randn(6, 3, 8, 8) * 3 + 1
+    cut = [0, 4, 6] if world.size == 2 else [0, 1, 4, 6]
+    alone = net()
+    alone(images).square().sum().backward()
+    raw = net()
+    model = smart_DDP(raw, sync_bn=True)
+    share = images[cut[world.rank] : cut[world.rank + 1]]
+    (model(share).square().sum() * world.size).backward()
+    largest = max(p.grad.abs().max().item() for p in alone.parameters())
+    off = [(a.grad - b.grad).abs().max().item() / largest for a, b in pairs(alone, raw)]
+    off += [(alone[1].running_mean - raw[1].running_mean).abs().max().item()]
+    off += [(alone[1].running_var - raw[1].running_var).abs().max().item()]
+    raw.eval(), alone.eval()
+    off += [(alone(images) - raw(images)).abs().max().item()]
+    say(
+        world,
+        off=max(off),
+        tracked=int(raw[1].num_batches_tracked),
+        names=list(raw.state_dict()) == list(alone.state_dict()),
+    )
+
+
+def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Parameters side by side."""
+    return list(zip(a.parameters(), b.parameters(), strict=True))
+
+
+def statistics(world: World) -> None:
+    """Without --sync-bn the running statistics become the mean over the ranks, the same everywhere."""
+    raw = net()
+    model = smart_DDP(raw)
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank)) + world.rank
+    model(images).sum().backward()
+    own = raw[1].running_mean.tolist()
+    average_statistics(raw)
+    say(world, own=own, mean=raw[1].running_mean.tolist())
+
+
+def main() -> int:
+    programs: dict[str, Callable[..., None]] = {
+        f.__name__: f
+        for f in (messages, zero_first, zero_first_fails, main_fails, one_rank_raises, sync_bn, statistics)
+    }
+
+    def body() -> None:
+        with open_world("cpu") as world:
+            programs[sys.argv[1]](world, *sys.argv[2:])
+
+    return run_rank(body)[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

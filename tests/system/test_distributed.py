@@ -1,0 +1,73 @@
+"""Ranks as real processes: torchrun with gloo on loopback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import Outcome, run_python, torchrun
+
+PROGRAM = Path(__file__).with_name("rank_programs.py")
+
+
+def said(outcome: Outcome) -> list[dict[str, Any]]:
+    """The ranks' lines, by rank."""
+    assert outcome.code == 0, outcome.said
+    lines = [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda line: line["rank"])
+
+
+def test_control_messages() -> None:
+    lines = said(torchrun(PROGRAM, "messages", ranks=3))
+    assert [line["local"] for line in lines] == [[0, 3, 0], [1, 3, 0], [2, 3, 0]]
+    for line in lines:
+        assert line["broadcast"] == {"from": 0}
+        assert line["gathered"] == [0, 2, 4]
+        assert line["first"] == "rank 0"
+        assert line["main"] == 100
+        assert line["sum"] == 6
+        assert line["later"] == 30
+
+
+def test_a_single_process_needs_no_group() -> None:
+    (line,) = said(run_python(PROGRAM, "messages"))
+    assert line["gathered"] == [0]
+    assert line["main"] == 100
+
+
+def test_the_others_wait_for_the_first_rank_of_the_node(tmp_path: Path) -> None:
+    lines = said(torchrun(PROGRAM, "zero_first", str(tmp_path)))
+    assert [line["found"] for line in lines] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("program", "message"), [("zero_first_fails", "the data is not here"), ("main_fails", "folder is read-only")]
+)
+def test_a_mistake_on_the_first_rank_lets_the_others_go_and_is_told_once(program: str, message: str) -> None:
+    outcome = torchrun(PROGRAM, program, timeout=60)
+    assert outcome.code != 0
+    assert outcome.err.count(f"error: {message}") == 1, outcome.said
+    assert "Traceback" not in outcome.err.split("ChildFailedError")[0].split("torch/distributed")[0], outcome.said
+
+
+def test_a_defect_on_one_rank_ends_the_job_and_names_the_rank() -> None:
+    outcome = torchrun(PROGRAM, "one_rank_raises", timeout=60)
+    assert outcome.code != 0
+    assert outcome.err.count("RuntimeError: boom in the loader") == 1, outcome.said
+    assert "rank 1: Traceback" in outcome.err
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sync_bn_on_the_cpu_is_batch_norm_of_the_whole_batch(ranks: int) -> None:
+    for line in said(torchrun(PROGRAM, "sync_bn", ranks=ranks)):
+        assert line["off"] < 1e-5
+        assert line["tracked"] == 1
+        assert line["names"]
+
+
+def test_running_statistics_become_the_mean_over_the_ranks() -> None:
+    first, second = said(torchrun(PROGRAM, "statistics"))
+    expected = [(a + b) / 2 for a, b in zip(first["own"], second["own"], strict=True)]
+    assert first["mean"] == second["mean"] == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,305 @@
+"""Measure a detector: every rank, every image once.
+
+    uv run val.py --weights yolov5n.pt --data coco128.yaml
+    uv run val.py --weights runs/train/exp/weights/best.pt --data shapes.yaml --verbose --save-json
+    uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
+
+Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are shared out
+without padding, and the matches of all ranks are put in the order of the images before a figure is computed.
+
+From Python: `val.run(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data.images import open_images
+from data.index import build_index
+from data.loader import ValLoader, build_val_loader
+from data.spec import load_spec
+from models.loss import DetectionLoss, LossMeter
+from models.postprocess import non_max_suppression, undo_letterbox
+from models.summary import summary
+from models.tta import predict_augmented
+from models.yolo import DetectionModel
+from utils.bootstrap import bootstrap_interval
+from utils.checkpoint import Weights, load_weights, resolve_weights
+from utils.config import ValConfig
+from utils.confusion import ConfusionMatrix
+from utils.console import setup_logging
+from utils.distributed import World, open_world, run_rank, torch_distributed_zero_first
+from utils.errors import UserError
+from utils.matching import match_image
+from utils.metrics import Accumulator, Curves, MatchState, merge, summarize
+from utils.pictures import ValPictures
+from utils.plots import plot_validation
+from utils.precision import Precision, half_precision
+from utils.report import CocoResults, TxtResults, class_table, speed_line, validation_line
+from utils.runs import open_run, tolerate
+from utils.seeding import sample_rng
+from utils.structures import Batch, DatasetIndex, DatasetSpec, Detections, Metrics
+
+log = logging.getLogger(__name__)
+
+SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task speed
+
+
+class Sink(Protocol):
+    """Something that wants to see the detections of this rank's images, batch by batch."""
+
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        """Take a batch with its detections, on the host, in pixels of the batch and of the original images."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything a validation found, the same on every rank.
+
+    Attributes:
+        metrics, curves: the figures, and what their plots draw.
+        confusion: int64 (nc + 1, nc + 1), rows predicted, columns true, background last.
+        matches: of all images, for the bootstrap.
+    """
+
+    metrics: Metrics
+    curves: Curves
+    confusion: NDArray[np.int64]
+    matches: MatchState
+
+
+@torch.no_grad()
+def evaluate(
+    model: DetectionModel,
+    loader: ValLoader,
+    index: DatasetIndex,
+    world: World,
+    *,
+    conf: float = 0.001,
+    iou: float = 0.6,
+    max_det: int = 300,
+    criterion: DetectionLoss | None = None,
+    precision: Precision | None = None,
+    augment: bool = False,
+    sinks: Sequence[Sink] = (),
+) -> Evaluation:
+    """Measure `model` on this rank's share of the images, and join the shares of all ranks.
+
+    Args:
+        model: the raw model, in evaluation mode, on world.device; with one class all detections count as class 0.
+        loader: this rank's share of `index`.
+        index: the whole split, whose labels count.
+        world: all ranks call this together.
+        conf, iou, max_det: of non-maximum suppression.
+        criterion: for the validation losses; None = NaN.
+        precision: to compute in; None = float32.
+        augment: test-time augmentation (no losses then).
+        sinks: see the detections as they come.
+    """
+    precision = precision or Precision(world.device, torch.float32)
+    clock = Stopwatch(world.device)
+    matches, confusion = Accumulator(), ConfusionMatrix(len(index.names))
+    meter = LossMeter(criterion) if criterion is not None and not augment else None
+
+    for batch in loader:
+        clock.begin()
+        images = to_device(batch, world.device)
+        clock.lap("preparation")
+        with precision.autocast():
+            decoded, raw = (predict_augmented(model, images), None) if augment else model(images)
+        clock.lap("inference")
+        found = non_max_suppression(decoded, conf, iou, max_det=max_det)
+        clock.lap("nms")
+        if meter is not None:
+            size_hw = (images.shape[2], images.shape[3])
+            meter.update(raw, meter.criterion.assign(batch.targets, len(batch), size_hw).to(world.device))
+        in_batch = [_on_host(detections, one_class=len(index.names) == 1) for detections in found]
+        in_original = [
+            undo_letterbox(detections, placement, (int(height), int(width)))
+            for detections, placement, (height, width) in zip(in_batch, batch.placements, batch.sizes_hw, strict=True)
+        ]
+        for image, detections in zip(batch.indices.tolist(), in_original, strict=True):
+            classes, boxes_xyxy = index.labels(image)
+            matches.add(image, match_image(detections, boxes_xyxy, classes))
+            confusion.add(detections, boxes_xyxy, classes)
+        for sink in sinks:
+            sink.add(batch, in_batch, in_original)
+
+    shares = world.all_gather((matches.state(), confusion.matrix, meter and meter.total(), clock.seconds))
+    states, matrices, totals, seconds = zip(*shares, strict=True)
+    state = merge(states)
+    metrics, curves = summarize(state, len(index.names))
+    images_seen = max(metrics.images, 1)
+    speed = tuple(1000 * sum(s[stage] for s in seconds) / images_seen for stage in Stopwatch.STAGES)
+    losses = meter.losses(totals) if meter is not None else (float("nan"),) * 3
+    metrics = dataclasses.replace(metrics, losses=losses, speed_ms=speed)
+    return Evaluation(metrics, curves, sum(matrices), state)
+
+
+def to_device(batch: Batch, device: torch.device) -> Tensor:
+    """Images of a batch as float (B, 3, H, W) in 0 … 1 on the device: a channels-last view of what the loader made."""
+    return batch.images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+
+
+def fused_copy(model: DetectionModel, device: torch.device) -> DetectionModel:
+    """A copy for evaluation, with BatchNorm folded into the convolutions."""
+    return copy.deepcopy(model).eval().to(device, memory_format=torch.channels_last).fuse()
+
+
+class Stopwatch:
+    """Seconds spent in each stage, with the device's queue emptied at each reading."""
+
+    STAGES = ("preparation", "inference", "nms")
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(self.STAGES, 0.0)
+        self._device = device
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """Start the first stage of a batch."""
+        self._last = self._now()
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last reading on `stage`."""
+        now = self._now()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _on_host(detections: Detections, one_class: bool) -> Detections:
+    classes = detections.classes.cpu()
+    return Detections(
+        detections.boxes_xyxy.cpu(), detections.scores.cpu(), torch.zeros_like(classes) if one_class else classes
+    )
+
+
+def validate(config: ValConfig, world: World) -> Metrics:
+    """The command: measure config.weights on config.data, print and write what was asked for."""
+    setup_logging(world.rank, world.size)
+    weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
+    model = DetectionModel(weights.model_yaml, names=weights.names or None)
+    model.load_state_dict(weights.state_dict)
+    split = "val" if config.task == "speed" else config.task
+    with torch_distributed_zero_first(world.local_rank):
+        spec = load_spec(config.data)
+        index = build_index(spec, split, single_cls=config.single_cls)
+    check_classes(model, spec, config)
+
+    imgsz = round_up(config.imgsz, max(model.stride, 32))
+    store = open_images(index, imgsz, "none", "area", world)
+    run = open_run(config.project, config.name, config.exist_ok, world)
+    speed_task = config.task == "speed"
+    conf, iou = (SPEED_CONF, SPEED_IOU) if speed_task else (config.conf_thres, config.iou_thres)
+    txt = TxtResults(run / "labels", index, config.save_conf) if config.save_txt else None
+    coco = CocoResults(index) if config.save_json else None
+    pictures = ValPictures(run, index) if world.is_main else None
+    sinks = [sink for sink in (txt, coco, pictures) if sink is not None]
+
+    model = fused_copy(model, world.device)
+    log.info(summary(model, imgsz))
+    with build_val_loader(
+        index,
+        store,
+        imgsz=imgsz,
+        stride=model.stride,
+        batch_size=config.batch_size,
+        world=world,
+        workers=config.workers,
+        pin_memory=world.device.type == "cuda",
+    ) as loader:
+        found = evaluate(
+            model,
+            loader,
+            index,
+            world,
+            conf=conf,
+            iou=iou,
+            max_det=config.max_det,
+            precision=half_precision(world.device) if config.half else None,
+            augment=config.augment,
+            sinks=sinks,
+        )
+    if coco is not None:
+        coco.write(run / "predictions.json", world)
+    if world.is_main:
+        report(found, index, run, imgsz=imgsz, verbose=config.verbose)
+    world.barrier()
+    return found.metrics
+
+
+def report(found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool) -> None:
+    """Print the figures and draw the plots of a validation; on rank 0."""
+    print(validation_line(found.metrics), flush=True)
+    if verbose:
+        print(class_table(found.metrics, index.names), flush=True)
+    interval = bootstrap_interval(found.matches, sample_rng(0, 0, 0, "bootstrap"))
+    print(
+        f"95 % interval over images: mAP50 {interval.map50[0]:.3f} to {interval.map50[1]:.3f}, "
+        f"mAP50-95 {interval.map[0]:.3f} to {interval.map[1]:.3f}"
+    )
+    print(speed_line(found.metrics, imgsz))
+    with tolerate("plots of the validation"):
+        plot_validation(run, found.curves, found.confusion, index.names)
+    print(f"Results in {run}", flush=True)
+
+
+def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -> None:
+    """Refuse a model that knows another number of classes than the dataset names.
+
+    Raises:
+        UserError: names both.
+    """
+    if model.head.nc != spec.nc and not config.single_cls:
+        raise UserError(
+            f"--weights {config.weights} knows {model.head.nc} classes, but {spec.yaml_path} names {spec.nc}. "
+            f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
+        )
+
+
+def round_up(imgsz: int, multiple: int) -> int:
+    """Size rounded up to a multiple of the stride, with a warning where that changes it."""
+    rounded = -(-imgsz // multiple) * multiple
+    if rounded != imgsz:
+        log.warning(f"--imgsz {imgsz} is not a multiple of {multiple}: using {rounded}.")
+    return rounded
+
+
+def run(**kwargs: Any) -> Metrics:
+    """Measure from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags, the data or the weights.
+    """
+    config = ValConfig.from_kwargs(kwargs)
+    with open_world(config.device, config.local_rank) as world:
+        return validate(config, world)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, _ = run_rank(lambda: run(**ValConfig.from_args(arguments)))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
