@@ -18,7 +18,8 @@ MIN_SIDE = 10  # pixels
 _MAX_PIXELS = 1 << 30  # what OpenCV decodes unless told otherwise
 _HEAD = 4096  # bytes; enough for most files
 _MORE = (1 << 16, 1 << 20)  # for the metadata of cameras: preview, colour profile
-_TAIL = 4096  # where the end mark must be; some cameras add a trailer after it
+TAIL = 4096  # bytes; where the end mark must be; some cameras add a trailer after it
+_JPEG_END = b"\xff\xd9"
 _JPEG_SIZES = frozenset({0xC0, 0xC1, 0xC2})  # frame headers that libjpeg decodes everywhere
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 
@@ -65,10 +66,7 @@ def _size_from_header(path: str, length: int) -> Size | None:
     try:
         head = os.read(descriptor, _HEAD)
         if head[:2] == b"\xff\xd8":
-            tail = head if length <= _HEAD else os.pread(descriptor, 2, length - 2)
-            if not tail.endswith(b"\xff\xd9") and b"\xff\xd9" not in os.pread(
-                descriptor, _TAIL, max(length - _TAIL, 2)
-            ):
+            if os.pread(descriptor, 2, length - 2) != _JPEG_END and ends_early(head, _read_tail(descriptor, length)):
                 return None
             for more in (*_MORE, 0):
                 try:
@@ -79,8 +77,8 @@ def _size_from_header(path: str, length: int) -> Size | None:
         if head[:8] == b"\x89PNG\r\n\x1a\n":
             if b"IDAT" not in head:
                 head += os.read(descriptor, _MORE[-1])
-            tail = os.pread(descriptor, _TAIL, max(length - _TAIL, 8))
-            return _png_size(head, tail)
+            tail = _read_tail(descriptor, length)
+            return None if ends_early(head, tail) else _png_size(head, tail)
     finally:
         os.close(descriptor)
     if head[:2] == b"BM":
@@ -88,6 +86,17 @@ def _size_from_header(path: str, length: int) -> Size | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return _webp_size(head, length)
     return None
+
+
+def ends_early(head: bytes, tail: bytes) -> bool:
+    """Whether the last 4096 bytes of a JPEG or PNG file lack the mark of its end; False for other files."""
+    if head[:2] == b"\xff\xd8":
+        return _JPEG_END not in tail
+    return head[:4] == b"\x89PNG" and b"IEND" not in tail
+
+
+def _read_tail(descriptor: int, length: int) -> bytes:
+    return os.pread(descriptor, TAIL, max(length - TAIL, 0))
 
 
 def _jpeg_size(head: bytes) -> Size | None:
@@ -139,7 +148,7 @@ def _exif_orientation(tiff: bytes) -> int:
 
 def _png_size(head: bytes, tail: bytes) -> Size | None:
     """IHDR is the first chunk (PNG 3rd edition, 11.2.1); an eXIf chunk may rotate the image, or not."""
-    if head[12:16] != b"IHDR" or b"IDAT" not in head or b"IEND" not in tail or b"eXIf" in head or b"eXIf" in tail:
+    if head[12:16] != b"IHDR" or b"IDAT" not in head or b"eXIf" in head or b"eXIf" in tail:
         return None
     width, height = struct.unpack_from(">II", head, 16)
     return height, width

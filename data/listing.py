@@ -1,6 +1,7 @@
 """Which images a split has, and where the labels of each lie."""
 
-# ruff: noqa: PTH - paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start
+# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH122, PTH207
 from __future__ import annotations
 
 import glob
@@ -151,8 +152,8 @@ class _Found:
             self._add_list(path)
         else:
             raise UserError(
-                f"{self.spec.yaml_path}: found the entry {path}, expected a folder, an image, a list of images (.txt) or "
-                "a COCO file (.json)."
+                f"{self.spec.yaml_path}: found the entry {path}, expected a folder, an image, a list of images (.txt) "
+                "or a COCO file (.json)."
             )
 
     def _put(self, image: str, label: str) -> None:

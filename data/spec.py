@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from data.shapes import write_shapes
-from utils.download import fetch, locked, unpack
+from utils.archives import unpack
+from utils.download import fetch, locked
 from utils.environment import REPO, datasets_dir
 from utils.errors import ConfigError, UserError, did_you_mean
 from utils.structures import Archive, DatasetSpec
@@ -172,8 +173,8 @@ def _archives(path: Path, found: Any) -> tuple[Archive, ...]:
         if not text.startswith(("http://", "https://")) or len(text.split()) != 1:
             shown = str(item).strip().splitlines()[0] if str(item).strip() else "nothing"
             raise ConfigError(
-                f"{path}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or .tar.gz), "
-                "or a list of those, each optionally with `into`. Scripts are refused, never run: fetch the dataset by "
+                f"{path}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or .tar.gz)"
+                " or a list of those, each optionally with `into`. Scripts are refused, never run: fetch the dataset by "
                 "hand and remove `download`."
             )
         if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
