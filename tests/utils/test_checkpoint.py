@@ -82,10 +82,9 @@ def train(state: TrainState, steps: int) -> None:
         state.model(x).square().mean().backward()
         state.optimizer.step()
         state.ema.update(state.model)
-        state.progress.step += 1
-        state.progress.step_in_epoch += 1
+        state.progress.advance(1, torch.rand(3))
     state.stopper.update(state.progress.epoch, state.progress.step / 100)
-    state.progress.record(state.progress.step / 100)
+    state.progress.class_maps = (random.random(), 0.5)
 
 
 def full(state: TrainState, **facts: Any) -> dict[str, Any]:
@@ -112,8 +111,8 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
 
 def test_keys_are_those_of_the_format() -> None:
     expected = (
-        "model ema ema_updates optimizer scaler epoch step step_in_epoch best_fitness stopper rng config hyp "
-        "model_yaml names stride anchors dataset_hash version date git"
+        "model ema ema_updates optimizer scaler epoch step step_in_epoch epoch_losses class_maps best_fitness stopper "
+        "rng config hyp model_yaml names stride anchors dataset_hash version date git"
     )
     assert " ".join(KEYS) == expected
 
@@ -140,7 +139,8 @@ def test_going_on_is_exact(tmp_path: Path, optimizer: str) -> None:
     resumed = make_state(seed=99, optimizer=optimizer)
     train(resumed, 2)
     resumed.load(load_checkpoint(tmp_path / "last.pt"))
-    assert resumed.progress.step == 4 and resumed.ema.updates == 4 and resumed.stopper.best_fitness == 0.04
+    assert resumed.progress.step == 4 and len(resumed.progress.class_maps) == 2
+    assert resumed.ema.updates == 4 and resumed.stopper.best_fitness == 0.04
     train(resumed, 5)
     assert_equal(straight.state_dict(), resumed.state_dict())
 
@@ -192,12 +192,15 @@ def test_generators() -> None:
 
 def test_other_ranks_keep_their_generators(tmp_path: Path) -> None:
     state = make_state()
+    train(state, 1)
     save_checkpoint(tmp_path / "last.pt", full(state))
+    state = make_state()
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
-    state.load(load_checkpoint(tmp_path / "last.pt"), rng=False)
+    state.load(load_checkpoint(tmp_path / "last.pt"), is_main=False)
     assert torch.equal(torch.rand(4), expected)
+    assert state.progress.losses.tolist() == [0, 0, 0]  # rank 0 goes on with the sum over all ranks
 
 
 def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
@@ -218,10 +221,27 @@ def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
     assert again.scaler.get_scale() == 256.0
 
 
-def test_progress_records_the_best() -> None:
+def test_progress_counts_and_starts_over_each_epoch() -> None:
     progress = Progress()
-    assert [progress.record(f) for f in (0.1, 0.1, 0.05, float("nan"), 0.2)] == [True, True, False, False, True]
-    assert progress.best_fitness == 0.2
+    progress.advance(4, torch.tensor([1.0, 2.0, 3.0]))
+    progress.advance(2, torch.tensor([1.0, 0.0, 1.0]))
+    assert (progress.epoch, progress.step, progress.step_in_epoch) == (0, 2, 6)
+    assert progress.losses.tolist() == [2, 2, 4]
+    progress.finish_epoch()
+    assert (progress.epoch, progress.step, progress.step_in_epoch) == (1, 2, 0)
+    assert progress.losses.tolist() == [0, 0, 0]
+
+
+def test_resumed_losses_are_not_the_checkpoints_own(tmp_path: Path) -> None:
+    """Two runs that go on from one loaded checkpoint do not write into each other."""
+    state = make_state()
+    train(state, 1)
+    saved = full(state)
+    before = saved["epoch_losses"].clone()
+    other = make_state()
+    other.load(saved)
+    other.progress.losses += 1
+    assert torch.equal(saved["epoch_losses"], before)
 
 
 def test_going_on_with_another_model_is_refused() -> None:
