@@ -174,8 +174,8 @@ def _archives(path: Path, found: Any) -> tuple[Archive, ...]:
             shown = str(item).strip().splitlines()[0] if str(item).strip() else "nothing"
             raise ConfigError(
                 f"{path}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or .tar.gz)"
-                " or a list of those, each optionally with `into`. Scripts are refused, never run: fetch the dataset by "
-                "hand and remove `download`."
+                " or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset by hand "
+                "and remove `download`."
             )
         if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
             raise ConfigError(
