@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,32 +37,25 @@ from models.summary import summary
 from models.tta import predict_augmented
 from models.yolo import DetectionModel
 from utils.bootstrap import bootstrap_interval
-from utils.checkpoint import Weights, load_weights, resolve_weights
+from utils.checkpoint import load_weights, resolve_weights
 from utils.config import ValConfig
 from utils.confusion import ConfusionMatrix
-from utils.console import setup_logging
+from utils.console import setup_logging, tolerate
 from utils.distributed import World, open_world, run_rank, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.matching import match_image
 from utils.metrics import Accumulator, Curves, MatchState, merge, summarize
-from utils.pictures import ValPictures
 from utils.plots import plot_validation
 from utils.precision import Precision, half_precision
-from utils.report import CocoResults, TxtResults, class_table, speed_line, validation_line
-from utils.runs import open_run, tolerate
+from utils.report import class_table, interval_line, speed_line, table_header, table_lines, validation_line
+from utils.runs import open_run
 from utils.seeding import sample_rng
+from utils.sinks import CocoSink, PictureSink, Sink, TxtSink
 from utils.structures import Batch, DatasetIndex, DatasetSpec, Detections, Metrics
 
 log = logging.getLogger(__name__)
 
 SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task speed
-
-
-class Sink(Protocol):
-    """Something that wants to see the detections of this rank's images, batch by batch."""
-
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        """Take a batch with its detections, on the host, in pixels of the batch and of the original images."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,7 @@ def evaluate(
         images = to_device(batch, world.device)
         clock.lap("preparation")
         with precision.autocast():
-            decoded, raw = (predict_augmented(model, images), None) if augment else model(images)
+            decoded, raw = (predict_augmented(model, images), []) if augment else model(images)
         clock.lap("inference")
         found = non_max_suppression(decoded, conf, iou, max_det=max_det)
         clock.lap("nms")
@@ -143,9 +136,10 @@ def evaluate(
     state = merge(states)
     metrics, curves = summarize(state, len(index.names))
     images_seen = max(metrics.images, 1)
-    speed = tuple(1000 * sum(s[stage] for s in seconds) / images_seen for stage in Stopwatch.STAGES)
-    losses = meter.losses(totals) if meter is not None else (float("nan"),) * 3
-    metrics = dataclasses.replace(metrics, losses=losses, speed_ms=speed)
+    preparation, inference, nms = (1000 * sum(s[stage] for s in seconds) / images_seen for stage in Stopwatch.STAGES)
+    if meter is not None:
+        metrics = dataclasses.replace(metrics, losses=meter.losses(totals))
+    metrics = dataclasses.replace(metrics, speed_ms=(preparation, inference, nms))
     return Evaluation(metrics, curves, sum(matrices), state)
 
 
@@ -156,7 +150,8 @@ def to_device(batch: Batch, device: torch.device) -> Tensor:
 
 def fused_copy(model: DetectionModel, device: torch.device) -> DetectionModel:
     """A copy for evaluation, with BatchNorm folded into the convolutions."""
-    return copy.deepcopy(model).eval().to(device, memory_format=torch.channels_last).fuse()
+    fused = copy.deepcopy(model).eval().fuse()
+    return fused.to(device).to(memory_format=torch.channels_last)
 
 
 class Stopwatch:
@@ -209,10 +204,10 @@ def validate(config: ValConfig, world: World) -> Metrics:
     run = open_run(config.project, config.name, config.exist_ok, world)
     speed_task = config.task == "speed"
     conf, iou = (SPEED_CONF, SPEED_IOU) if speed_task else (config.conf_thres, config.iou_thres)
-    txt = TxtResults(run / "labels", index, config.save_conf) if config.save_txt else None
-    coco = CocoResults(index) if config.save_json else None
-    pictures = ValPictures(run, index) if world.is_main else None
-    sinks = [sink for sink in (txt, coco, pictures) if sink is not None]
+    coco = CocoSink(index) if config.save_json else None
+    txt = TxtSink(run / "labels", index, config.save_conf) if config.save_txt else None
+    pictures = PictureSink(run, index) if world.is_main else None
+    sinks: list[Sink] = [sink for sink in (txt, coco, pictures) if sink is not None]
 
     model = fused_copy(model, world.device)
     log.info(summary(model, imgsz))
@@ -246,19 +241,16 @@ def validate(config: ValConfig, world: World) -> Metrics:
     return found.metrics
 
 
-def report(found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool) -> None:
+def report(found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool, plots: bool = True) -> None:
     """Print the figures and draw the plots of a validation; on rank 0."""
-    print(validation_line(found.metrics), flush=True)
-    if verbose:
-        print(class_table(found.metrics, index.names), flush=True)
+    table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
     interval = bootstrap_interval(found.matches, sample_rng(0, 0, 0, "bootstrap"))
-    print(
-        f"95 % interval over images: mAP50 {interval.map50[0]:.3f} to {interval.map50[1]:.3f}, "
-        f"mAP50-95 {interval.map[0]:.3f} to {interval.map[1]:.3f}"
-    )
-    print(speed_line(found.metrics, imgsz))
-    with tolerate("plots of the validation"):
-        plot_validation(run, found.curves, found.confusion, index.names)
+    print("\n".join((table_header(), *table)))
+    print(interval_line(found.metrics, *interval.map))
+    print(speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)), flush=True)
+    if plots:
+        with tolerate("plots of the validation"):
+            plot_validation(run, found.curves, found.confusion, index.names)
     print(f"Results in {run}", flush=True)
 
 
@@ -289,7 +281,7 @@ def run(**kwargs: Any) -> Metrics:
     Raises:
         UserError: a mistake in the flags, the data or the weights.
     """
-    config = ValConfig.from_kwargs(kwargs)
+    config = ValConfig(**ValConfig.named(kwargs))
     with open_world(config.device, config.local_rank) as world:
         return validate(config, world)
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +35,7 @@ FORMAT = 1  # the key "version"; raised when a reader of the older format could 
 
 STATE_KEYS = (
     *("model", "ema", "ema_updates", "optimizer", "scaler"),
-    *("epoch", "step", "step_in_epoch", "best_fitness", "stopper", "rng"),
+    *("epoch", "step", "step_in_epoch", "epoch_losses", "class_maps", "best_fitness", "stopper", "rng"),
 )
 FACT_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "anchors", "dataset_hash"),
@@ -184,21 +184,28 @@ class Progress:
     Attributes:
         epoch: the epoch to go on with, from 0.
         step: optimizer steps so far.
-        step_in_epoch: of these, the ones of `epoch`; 0 between epochs.
-        best_fitness: of the best epoch so far.
+        step_in_epoch: global batches of `epoch` that are done; 0 between epochs.
+        losses: float32 (3,), box, obj, cls: this rank's part of the sum over those batches.
+        class_maps: AP of each class in the latest validation, which `--image-weights` go by; () before the first.
     """
 
     epoch: int = 0
     step: int = 0
     step_in_epoch: int = 0
-    best_fitness: float = float("-inf")
+    losses: Tensor = field(default_factory=lambda: torch.zeros(3))
+    class_maps: tuple[float, ...] = ()
 
-    def record(self, fitness: float) -> bool:
-        """Take in an epoch's fitness; return whether it is the best so far (of equal ones the later, never NaN)."""
-        best = fitness >= self.best_fitness
-        if best:
-            self.best_fitness = fitness
-        return best
+    def advance(self, batches: int, losses: Tensor) -> None:
+        """Count an optimizer step over so many batches, with the sum of their losses."""
+        self.step += 1
+        self.step_in_epoch += batches
+        self.losses = self.losses.to(losses.device) + losses
+
+    def finish_epoch(self) -> None:
+        """Stand at the start of the next epoch."""
+        self.epoch += 1
+        self.step_in_epoch = 0
+        self.losses = torch.zeros_like(self.losses)
 
 
 @dataclass
@@ -229,18 +236,20 @@ class TrainState:
             "epoch": progress.epoch,
             "step": progress.step,
             "step_in_epoch": progress.step_in_epoch,
-            "best_fitness": progress.best_fitness,
+            "epoch_losses": progress.losses.cpu(),
+            "class_maps": list(progress.class_maps),
+            "best_fitness": self.stopper.best_fitness,
             "stopper": self.stopper.state_dict(),
             "rng": rng_state(),
         }
 
-    def load(self, state: Mapping[str, Any], *, rng: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], *, is_main: bool = True) -> None:
         """Take up the state of a checkpoint, in place.
 
         Args:
             state: what `load_checkpoint` returned; more keys than `STATE_KEYS` are fine.
-            rng: set the process's generators too. They were rank 0's: other ranks must pass False, or all would draw
-                the same numbers.
+            is_main: take up rank 0's own part too: the losses so far, and the process's generators, which must differ
+                between ranks.
 
         Raises:
             UserError: the weights or the optimizer's state do not fit.
@@ -267,8 +276,9 @@ class TrainState:
         self.progress.epoch = state["epoch"]
         self.progress.step = state["step"]
         self.progress.step_in_epoch = state["step_in_epoch"]
-        self.progress.best_fitness = state["best_fitness"]
-        if rng:
+        self.progress.class_maps = tuple(state["class_maps"])
+        if is_main:  # rank 0 holds the sum over the ranks
+            self.progress.losses = state["epoch_losses"].clone()
             set_rng_state(state["rng"])
 
 

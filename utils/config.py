@@ -192,21 +192,20 @@ class _Options:
             object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
 
     @classmethod
-    def from_kwargs(cls: type[C], kwargs: Mapping[str, Any]) -> C:
-        """Build from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
+    def named(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
 
         Raises:
-            ConfigError: an unknown name or a value that is not allowed.
+            ConfigError: an unknown name.
         """
         names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
         given: dict[str, Any] = {}
         for key, value in kwargs.items():
             if key not in names:
-                raise ConfigError(
-                    f"unknown option '{key}'.{did_you_mean(key, names)} Known: {', '.join(sorted(names))}."
-                )
+                hint = did_you_mean(key, names)
+                raise ConfigError(f"unknown option '{key}'.{hint} Known: {', '.join(sorted(names))}.")
             given[names[key]] = value
-        return cls(**given)
+        return given
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -335,7 +335,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
 # ------------------------------------------------------------------------------------------------------- models
 
 
-def smart_DDP(model: nn.Module, sync_bn: bool = False) -> nn.Module:
+def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False) -> nn.Module:
     """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
 
     Parameter objects are kept, so an optimizer built before stays right. Buffers are not broadcast from rank 0: see
@@ -344,19 +344,27 @@ def smart_DDP(model: nn.Module, sync_bn: bool = False) -> nn.Module:
     Args:
         model: on this rank's device.
         sync_bn: normalise with statistics over the whole global batch, on the CPU too.
+        compile: compile the model in place; its own name and parameters stay.
     """
     world = _current
-    if world is None or world.size == 1:
-        return model
-    if sync_bn:
+    if sync_bn and world is not None and world.size > 1:
         convert = nn.SyncBatchNorm.convert_sync_batchnorm if world.device.type == "cuda" else _convert_to_cpu_sync_bn
         model = convert(model)
+    if compile:
+        model.compile()
+    if world is None or world.size == 1:
+        return model
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
     )
+
+
+def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside, a `smart_DDP` model only adds up this rank's own gradients: for all but the last micro-batch."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def average_statistics(model: nn.Module) -> None:
@@ -372,7 +380,7 @@ def average_statistics(model: nn.Module) -> None:
     buffers = [
         buffer
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, _SHARED_NORMS)
         for buffer in (module.running_mean, module.running_var)
         if buffer is not None
     ]
@@ -449,6 +457,9 @@ class _SyncBatchNorm(torch.autograd.Function):
         mean_dy, mean_dyx = (sums / total.float()).view(2, *shape)
         dx = (dy - mean_dy - normal * mean_dyx) * (scale * weight).view(shape)
         return dx.to(x.dtype), grad_weight, grad_bias, None
+
+
+_SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already
 
 
 def host_name() -> str:

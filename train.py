@@ -1,0 +1,567 @@
+"""Train a detector.
+
+    uv run train.py --data shapes.yaml --epochs 20                                      # one process
+    uv run torchrun --standalone --nproc-per-node 2 train.py --data coco128.yaml --weights yolov5n.pt
+    uv run torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr 10.0.0.1 train.py --data coco.yaml
+    uv run train.py --resume                                                            # the newest run
+    uv run train.py --resume runs/train/exp/weights/last.pt --epochs 200                # further than planned
+
+Every rank runs every line; `world` and `journal` hide the difference. All that is random in a sample is a function of
+(seed, epoch, position), and the schedule one of the iteration, so a run can be stopped and resumed, cut over more or
+fewer ranks, and stays the same run.
+
+From Python: `train.run(data="shapes.yaml", epochs=20)` takes the names of the flags.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data.check import check_dataset
+from data.images import open_images
+from data.index import build_index, problem_report
+from data.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
+from data.sampler import image_weights, scaled_size
+from data.spec import load_spec
+from models.anchors import check_anchors, set_anchors
+from models.loss import DetectionLoss, build_criterion
+from models.summary import summary
+from models.yolo import DetectionModel
+from utils.autobatch import auto_batch_size
+from utils.checkpoint import (
+    Progress,
+    TrainState,
+    git_revision,
+    intersect_weights,
+    load_checkpoint,
+    load_weights,
+    resolve_weights,
+    run_facts,
+    save_checkpoint,
+)
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.console import EpochBar, setup_logging
+from utils.distributed import (
+    World,
+    average_statistics,
+    check_batch_size,
+    gradients_stay_local,
+    open_world,
+    run_rank,
+    smart_DDP,
+    torch_distributed_zero_first,
+)
+from utils.ema import ModelEMA
+from utils.errors import UserError
+from utils.journal import Journal
+from utils.loggers import check_trackers
+from utils.optim import MAX_GRAD_NORM, Schedule, build_optimizer
+from utils.precision import Precision, choose_precision
+from utils.report import table_header, validation_line
+from utils.runs import newest_last_checkpoint, open_run
+from utils.seeding import init_seeds, sample_rng
+from utils.sinks import PictureSink
+from utils.stopping import EarlyStopping
+from utils.structures import Batch, DatasetIndex, Metrics
+from val import evaluate, fused_copy, report, round_up, to_device
+
+log = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | None = None) -> Metrics:
+    """Train, validate and save, epoch by epoch; every rank calls this.
+
+    Args:
+        config, hyp: frozen; the same on every rank.
+        world: this rank.
+        resumed: what to go on from; None = a fresh run.
+
+    Returns:
+        The metrics of the best epoch.
+
+    Raises:
+        UserError: something is wrong with the data, the weights or the folders.
+    """
+    with ExitStack() as stack:
+        init_seeds(config.seed + 1 + world.rank, config.deterministic)
+        check_trackers(config.logger_names)
+        with torch_distributed_zero_first(world.local_rank):  # caches are built once a node
+            spec = load_spec(config.data)
+            train_index = build_index(spec, "train", single_cls=config.single_cls)
+            val_index = build_index(spec, "val", single_cls=config.single_cls)
+        tell_problems(train_index, val_index)
+
+        raw_model = build_model(config, train_index.names, world, resumed)
+        imgsz = round_up(config.imgsz, max(raw_model.stride, 32))
+        fit_anchors(raw_model, train_index, imgsz, config, hyp, world, resumed)
+        raw_model.to(world.device).to(memory_format=torch.channels_last)
+        log.info(summary(raw_model, imgsz))
+        precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
+        criterion = build_criterion(raw_model, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
+        batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, world)
+
+        optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size)
+        ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress()
+        state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress)
+        loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
+        val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
+        if resumed:
+            state.load(resumed.checkpoint, is_main=world.is_main)
+            resumed.check(config, loader.batches_per_epoch, train_index.digest)
+        schedule = Schedule(hyp, config.epochs, loader.batches_per_epoch, batch_size, config.cos_lr)
+
+        run = resumed.run if resumed else open_run(config.project, config.name, config.exist_ok, world)
+        journal = stack.enter_context(
+            Journal(run, config, hyp, train_index, world, start_epoch=progress.epoch, resumed=resumed is not None)
+        )
+        saver = Saver(run, state, config, hyp, train_index.digest, world)
+        model = smart_DDP(raw_model, sync_bn=config.sync_bn, compile=config.compile)
+        resize = Resize(config.multi_scale, config.seed, imgsz, raw_model.stride)
+        step = TrainStep(model, raw_model, criterion, optimizer, precision, ema, world, batch_size, resize)
+        log.info(f"{world.size} rank(s) on {world.device.type}, {precision.name}, batch {batch_size}; writing to {run}")
+
+        for epoch in range(progress.epoch, config.epochs):
+            started, last = time.perf_counter(), epoch + 1 == config.epochs
+            reweight(loader, train_index, progress, config)
+            raw_model.train()
+            first, batches = progress.step_in_epoch, loader.batches_per_epoch
+            with EpochBar(epoch, config.epochs, batches, world, start=first) as bar:
+                drawn = journal.watch(bar.timed(loader.batches(epoch, first)))
+                while progress.step_in_epoch < batches:
+                    iteration = epoch * batches + progress.step_in_epoch
+                    window = schedule.window(iteration)
+                    schedule.apply(optimizer, iteration + window - 1)
+                    losses, objects = step(itertools.islice(drawn, window), window, epoch, progress.step_in_epoch)
+                    progress.advance(window, losses)
+                    bar.update(window, progress.losses * (world.size / progress.step_in_epoch), objects, imgsz)
+            trained = (batches - first) * batch_size / bar.seconds
+            losses = world.sum(progress.losses.clone()) / batches
+
+            metrics = None
+            if last or not config.noval:
+                model_now = fused_copy(ema.model, world.device)
+                metrics = evaluate(model_now, val_loader, val_index, world, criterion=criterion).metrics
+                progress.class_maps = class_maps(metrics, len(val_index.names))
+                log.info(f"{table_header()}\n{validation_line(metrics)}")
+            stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
+            progress.finish_epoch()
+            if last or stop or not config.nosave:
+                saver.save(epoch, is_best=metrics is not None and stopper.best_epoch == epoch)
+            journal.epoch(
+                epoch,
+                losses=losses.tolist(),
+                metrics=metrics,
+                rates=[group["lr"] for group in optimizer.param_groups],
+                seconds=time.perf_counter() - started,
+                data_wait=bar.data_wait,
+                images_per_s=trained,
+            )
+            if stop:
+                log.info(f"Stopped early: no better epoch in the last {config.patience}.")
+                break
+        return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
+
+
+# -------------------------------------------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True)
+class Resize:
+    """`--multi-scale`: another size for each batch, the same on every rank; does nothing where it is off."""
+
+    enabled: bool
+    seed: int
+    imgsz: int
+    stride: int
+
+    def __call__(self, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) and their targets (T, 6) at the size of global batch `batch` of `epoch`."""
+        if not self.enabled:
+            return images, targets
+        factor = scaled_size(self.seed, epoch, batch, self.imgsz, self.stride) / max(images.shape[2:])
+        height, width = (max(round(side * factor / self.stride), 1) * self.stride for side in images.shape[2:])
+        scale_y, scale_x = height / images.shape[2], width / images.shape[3]
+        resized = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+        return resized, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))
+
+
+@dataclass
+class TrainStep:
+    """One optimizer step over a window of batches.
+
+    The gradient is that of Σ over the batches of global batch size × global mean loss, however many ranks share a
+    batch: each rank divides its sums by the counts of all, and DDP's averaging is undone by the number of ranks.
+    """
+
+    model: nn.Module
+    raw_model: DetectionModel
+    criterion: DetectionLoss
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    ema: ModelEMA
+    world: World
+    batch_size: int
+    resize: Resize
+
+    def __call__(self, batches: Iterable[Batch], window: int, epoch: int, first: int) -> tuple[Tensor, int]:
+        """Train on `window` batches, the first of which is global batch `first` of `epoch`.
+
+        Returns:
+            This rank's part of the sum of their losses, (3,) box, obj, cls; and the objects in the last batch.
+        """
+        total = torch.zeros(3, device=self.world.device)
+        objects = 0
+        for number, batch in enumerate(batches):
+            last = number + 1 == window
+            sharing: AbstractContextManager[Any] = nullcontext() if last else gradients_stay_local(self.model)
+            with sharing:
+                total += self._accumulate(batch, epoch, first + number)
+            objects = len(batch.targets)
+        self._update()
+        return total, objects
+
+    def _accumulate(self, batch: Batch, epoch: int, number: int) -> Tensor:
+        """Add a batch's gradient; return its losses (3,)."""
+        images, targets = self.resize(to_device(batch, self.world.device), batch.targets, epoch, number)
+        size_hw = (images.shape[2], images.shape[3])
+        # Who answers for which object does not depend on predictions: the counts travel while the model computes.
+        assignment = self.criterion.assign(targets, len(batch), size_hw).to(self.world.device)
+        counts = self.world.sum_later(assignment.counts.clone())
+        with self.precision.autocast():
+            predictions = self.model(images)
+        loss, losses = self.criterion(predictions, assignment, counts())
+        self.precision.scaler.scale(loss * (self.batch_size * self.world.size)).backward()
+        return losses
+
+    def _update(self) -> None:
+        """Clip, step, and let the average follow."""
+        scaler = self.precision.scaler
+        scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.raw_model.parameters(), MAX_GRAD_NORM)
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        average_statistics(self.model)
+        self.ema.update(self.raw_model)
+
+
+# -------------------------------------------------------------------------------------------- parts of a run
+
+
+def tell_problems(*indexes: DatasetIndex) -> None:
+    """Warn of what the scans left out."""
+    for text in filter(None, map(problem_report, indexes)):
+        log.warning(text)
+
+
+def build_model(
+    config: TrainConfig, names: Sequence[str], world: World, resumed: ResumedRun | None = None
+) -> DetectionModel:
+    """The raw model on the CPU, the same on every rank; with the weights and layers that were asked for.
+
+    Raises:
+        UserError: no such weights, or weights that fit the architecture nowhere.
+        ConfigError: no such model YAML, or a wrong one.
+    """
+    weights = None
+    if config.weights and not resumed:
+        weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
+    described = resumed.checkpoint["model_yaml"] if resumed else config.cfg or (weights and weights.model_yaml)
+    with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
+        torch.manual_seed(config.seed)
+        model = DetectionModel(described or "yolov5n.yaml", names=names)
+    if weights is not None:
+        kept = [r"\.anchors$"] if config.cfg else []  # a YAML that was asked for brings its own anchors
+        fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
+        model.load_state_dict(fitting, strict=False)
+        log.info(f"{weights.source}: {said}")
+    for name, parameter in model.layer_parameters(config.frozen_layers):
+        parameter.requires_grad_(False)
+        log.debug(f"frozen: {name}")
+    return model
+
+
+def fit_anchors(
+    model: DetectionModel,
+    index: DatasetIndex,
+    imgsz: int,
+    config: TrainConfig,
+    hyp: Hyp,
+    world: World,
+    resumed: ResumedRun | None,
+) -> None:
+    """AutoAnchor: rank 0 decides, all learn it. A resumed run keeps the anchors it had."""
+    if config.noautoanchor or resumed:
+        return
+    scale = imgsz / index.sizes_hw.max(1)
+    wh = (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale.repeat(np.diff(index.box_offsets))[:, None]
+    rng = sample_rng(config.seed, 0, 0, "anchors")
+    found = world.from_main(lambda: check_anchors(model.head, wh, hyp.anchor_t, rng))
+    log.info(found.message)
+    set_anchors(model.head, found.anchors_px)
+
+
+def choose_batch_size(
+    config: TrainConfig,
+    model: DetectionModel,
+    criterion: DetectionLoss,
+    precision: Precision,
+    imgsz: int,
+    world: World,
+) -> int:
+    """Images a global batch: as asked, or by AutoBatch."""
+    if config.batch_size > 0:
+        return config.batch_size
+
+    def trial(images: int) -> None:
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        made_up = torch.rand(images, 3, imgsz, imgsz, device=world.device)
+        targets = torch.tensor([[i, 0, 0, 0, imgsz / 2, imgsz / 2] for i in range(images)])
+        assignment = criterion.assign(targets, images, (imgsz, imgsz)).to(world.device)
+        model.train()
+        with precision.autocast():
+            predictions = model(made_up.to(memory_format=torch.channels_last))
+        criterion(predictions, assignment)[0].backward()
+        model.zero_grad(set_to_none=True)
+        model.load_state_dict(before)
+
+    return auto_batch_size(trial, world)
+
+
+def open_train_loader(
+    stack: ExitStack,
+    index: DatasetIndex,
+    config: TrainConfig,
+    hyp: Hyp,
+    world: World,
+    imgsz: int,
+    stride: int,
+    batch_size: int,
+) -> TrainLoader:
+    """Images and stream of the training, closed by `stack`."""
+    store = stack.enter_context(open_images(index, imgsz, config.cache, "linear", world))
+    return stack.enter_context(
+        build_train_loader(
+            index,
+            store,
+            hyp=hyp,
+            imgsz=imgsz,
+            batch_size=batch_size,
+            seed=config.seed,
+            epochs=config.epochs,
+            world=world,
+            workers=config.workers,
+            rect=config.rect,
+            image_weights=config.image_weights,
+            close_mosaic=config.close_mosaic,
+            stride=stride,
+            pin_memory=world.device.type == "cuda",
+        )
+    )
+
+
+def open_val_loader(
+    stack: ExitStack,
+    index: DatasetIndex,
+    config: TrainConfig,
+    world: World,
+    imgsz: int,
+    stride: int,
+    batch_size: int,
+) -> ValLoader:
+    """Images of the validation and this rank's share of them, closed by `stack`."""
+    cache = "none" if config.noval else config.cache
+    store = stack.enter_context(open_images(index, imgsz, cache, "area", world))
+    return stack.enter_context(
+        build_val_loader(
+            index,
+            store,
+            imgsz=imgsz,
+            stride=stride,
+            batch_size=max(2 * batch_size // world.size, 1),  # without gradients twice as many fit
+            world=world,
+            workers=config.workers,
+            pin_memory=world.device.type == "cuda",
+        )
+    )
+
+
+def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, config: TrainConfig) -> None:
+    """`--image-weights`: draw images of weak classes more often from this epoch on."""
+    if config.image_weights:
+        loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
+
+
+def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:
+    """AP of every class; the mean of all for classes that the validation has no object of."""
+    maps = np.full(nc, metrics.map)
+    maps[metrics.class_ids] = metrics.per_class[:, 3]
+    return tuple(maps.tolist())
+
+
+class Saver:
+    """Writes the checkpoints of a run, on rank 0 alone; an error there reaches every rank."""
+
+    def __init__(
+        self, run: Path, state: TrainState, config: TrainConfig, hyp: Hyp, dataset_hash: str, world: World
+    ) -> None:
+        self.folder = run / "weights"
+        self._state, self._world, self._period = state, world, config.save_period
+        self._config, self._hyp, self._dataset_hash = config.as_dict(), hyp.as_dict(), dataset_hash
+        self._git = git_revision() if world.is_main else None
+
+    def save(self, epoch: int, *, is_best: bool) -> None:
+        """Write last.pt after `epoch`; best.pt too where it is the best; epochN.pt where one is due."""
+        names = ["last.pt"]
+        if is_best:
+            names.append("best.pt")
+        if self._period > 0 and (epoch + 1) % self._period == 0:
+            names.append(f"epoch{epoch}.pt")
+        self._world.from_main(lambda: self._write(names))
+
+    def _write(self, names: Iterable[str]) -> None:
+        facts = run_facts(self._state.model, self._config, self._hyp, self._dataset_hash, self._git)
+        content = {**self._state.state_dict(), **facts}
+        for name in names:
+            save_checkpoint(self.folder / name, content)
+
+
+def finish(
+    saver: Saver,
+    journal: Journal,
+    model: DetectionModel,
+    loader: ValLoader,
+    index: DatasetIndex,
+    world: World,
+    stopper: EarlyStopping,
+    imgsz: int,
+) -> Metrics:
+    """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
+    best = saver.folder / "best.pt"
+    weights = world.from_main(lambda: load_checkpoint(best)["ema"] if best.is_file() else None)
+    if weights is not None:
+        model.load_state_dict(weights)
+    sinks = [PictureSink(journal.run, index)] if journal.draws else []
+    found = evaluate(fused_copy(model, world.device), loader, index, world, sinks=sinks)
+    if world.is_main:
+        print(f"\nBest epoch {stopper.best_epoch}, {best}")
+        report(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)
+    journal.finish(stopper.best_epoch, best)
+    world.barrier()
+    return found.metrics
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run to go on with.
+
+    Attributes:
+        run: its directory, on rank 0's host.
+        checkpoint: the content of its last.pt.
+    """
+
+    run: Path
+    checkpoint: dict[str, Any]
+
+    def check(self, config: TrainConfig, batches_per_epoch: int, dataset_hash: str) -> None:
+        """Refuse to go on where nothing is left to do; warn where the data has changed.
+
+        Raises:
+            UserError: the run is finished.
+        """
+        if self.checkpoint["epoch"] >= config.epochs:
+            raise UserError(
+                f"--resume {self.run}: all {config.epochs} epochs are done. To train further give --epochs "
+                f"{config.epochs + 10} or more."
+            )
+        if self.checkpoint["dataset_hash"] != dataset_hash:
+            log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
+        log.info(f"Going on with {self.run} in epoch {self.checkpoint['epoch']}")
+
+
+def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
+    """Configuration of a run to go on with: the saved one, with the flags given now in place of its own.
+
+    Rank 0 reads the checkpoint and tells the others, so that it need not lie on their hosts.
+
+    Raises:
+        UserError: no such checkpoint.
+    """
+
+    def read() -> tuple[Path, dict[str, Any]]:
+        wanted = str(given["resume"])
+        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
+        path = path / "weights" / "last.pt" if path.is_dir() else path
+        return path.absolute(), load_checkpoint(path)
+
+    path, checkpoint = world.from_main(read)
+    saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
+    config = TrainConfig(**{**saved, **given, "resume": str(path)})
+    hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint)
+
+
+def start(given: Mapping[str, Any]) -> Metrics | None:
+    """Join the job and do what the flags ask for; every rank."""
+    asked = TrainConfig(**given)
+    with open_world(asked.device, asked.local_rank, 0 if asked.resume else asked.batch_size) as world:
+        setup_logging(world.rank, world.size)
+        if asked.check_data:
+            check_data(asked, world)
+            return None
+        if asked.resume:
+            config, hyp, resumed = resume(given, world)
+            check_batch_size(config.batch_size, world.size)
+            return train(config, hyp, world, resumed)
+        return train(asked, load_hyp(asked.hyp), world)
+
+
+def check_data(config: TrainConfig, world: World) -> None:
+    """`--check-data`: print every problem of the dataset.
+
+    Raises:
+        UserError: training would not be safe.
+    """
+    checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, progress=True))
+    if world.is_main:
+        print("\n".join(checked.lines()))
+    if not checked.safe:
+        raise UserError(
+            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Mend them first."
+        )
+
+
+def run(**kwargs: Any) -> Metrics | None:
+    """Train from Python; takes the names of the flags. Returns the metrics of the best epoch.
+
+    Raises:
+        UserError: a mistake in the flags, the data, the weights or the folders.
+    """
+    return start(TrainConfig.named(kwargs))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, _ = run_rank(lambda: start(TrainConfig.from_args(arguments)))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What rank 0 keeps of a run: flags, results.csv, pictures, trackers. On other ranks it does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from utils.config import Hyp, TrainConfig
+from utils.console import tolerate
+from utils.distributed import World
+from utils.loggers import Loggers
+from utils.pictures import draw_targets
+from utils.plots import plot_labels, plot_results
+from utils.report import RESULT_COLUMNS, ResultsTable, read_results
+from utils.runs import write_yaml
+from utils.structures import Batch, DatasetIndex, Metrics
+
+PICTURES = 3  # training batches that are drawn
+
+
+class Journal:
+    """The written side of a run; a context manager.
+
+    Args:
+        run: run directory, made already.
+        config, hyp: written to opt.yaml and hyp.yaml.
+        index: training images, for labels.jpg and the captions.
+        world: only rank 0 writes.
+        start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
+        resumed: continue the trackers' runs, and leave the first pictures as they are.
+
+    Attributes:
+        run: run directory.
+        draws: whether this rank draws pictures.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: TrainConfig,
+        hyp: Hyp,
+        index: DatasetIndex,
+        world: World,
+        *,
+        start_epoch: int = 0,
+        resumed: bool = False,
+    ) -> None:
+        self.run, self._index = run, index
+        self._writes = world.is_main
+        self.draws = world.is_main and not config.noplots
+        self._drawn = PICTURES if resumed or not self.draws else 0
+        flags = {**config.as_dict(), **hyp.as_dict()}
+        self._loggers = Loggers(config.logger_names, run, flags, is_main=world.is_main, resume=resumed)
+        self._table: ResultsTable | None = None
+        if world.is_main:
+            write_yaml(run / "opt.yaml", config.as_dict())
+            write_yaml(run / "hyp.yaml", hyp.as_dict())
+            self._table = ResultsTable(run / "results.csv", start_epoch)
+        if self.draws and not resumed:
+            self._draw_labels()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loggers.__exit__(kind, error, traceback)
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; the first few of the run are drawn with their boxes."""
+        for batch in batches:
+            if self._drawn < PICTURES:
+                self._draw_batch(batch)
+            yield batch
+
+    def epoch(
+        self,
+        epoch: int,
+        *,
+        losses: Iterable[float],
+        metrics: Metrics | None,
+        rates: Iterable[float],
+        seconds: float,
+        data_wait: float,
+        images_per_s: float,
+    ) -> None:
+        """Add an epoch's row to results.csv and to the trackers.
+
+        Args:
+            epoch: from 0.
+            losses: box, obj, cls of the training, means over all ranks.
+            metrics: of the validation; None where there was none.
+            rates: learning rates of biases, weights, norm weights.
+            seconds: the whole epoch took.
+            data_wait: share of the training time spent waiting for batches, 0 to 1.
+            images_per_s: trained, over all ranks.
+        """
+        if self._table is None:
+            return
+        nan = float("nan")
+        figures = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
+        val_losses = metrics.losses if metrics else (nan,) * 3
+        cells = (epoch, *losses, *figures, *val_losses, *rates, seconds, data_wait, images_per_s)
+        row = dict(zip(RESULT_COLUMNS, cells, strict=True))
+        self._table.append(row)
+        self._loggers.scalars(row, epoch)
+
+    def finish(self, epoch: int, checkpoint: Path) -> None:
+        """Draw the curves of the whole run and hand pictures and the best checkpoint to the trackers."""
+        if self.draws:
+            with tolerate("results.png"):
+                plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
+            for picture in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
+                self._loggers.image(picture.stem, picture, epoch)
+        if checkpoint.is_file():
+            self._loggers.checkpoint(checkpoint)
+
+    def _draw_labels(self) -> None:
+        with tolerate("labels.jpg"):
+            plot_labels(self._index, self.run / "labels.jpg")
+            self._loggers.image("labels", self.run / "labels.jpg", 0)
+
+    def _draw_batch(self, batch: Batch) -> None:
+        name = f"train_batch{self._drawn}"
+        self._drawn += 1
+        with tolerate(f"{name}.jpg"):
+            captions = [self._index.path(i).name for i in batch.indices.tolist()]
+            draw_targets(batch, self._index.names, captions, self.run / f"{name}.jpg")
+            self._loggers.image(name, self.run / f"{name}.jpg", 0)
