@@ -152,8 +152,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
             metrics = None
             if last or not config.noval:
-                model_now = fused_copy(ema.model, world.device)
-                metrics = evaluate(model_now, val_loader, val_index, world, criterion=criterion).metrics
+                averaged = fused_copy(ema.model, world.device)
+                metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
                 progress.class_maps = class_maps(metrics, len(val_index.names))
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
             stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
@@ -211,7 +211,7 @@ class TrainStep:
     criterion: DetectionLoss
     optimizer: torch.optim.Optimizer
     precision: Precision
-    ema: ModelEMA
+    ema: ModelEMA[DetectionModel]
     world: World
     batch_size: int
     resize: Resize
@@ -243,7 +243,8 @@ class TrainStep:
         with self.precision.autocast():
             predictions = self.model(images)
         loss, losses = self.criterion(predictions, assignment, counts())
-        self.precision.scaler.scale(loss * (self.batch_size * self.world.size)).backward()
+        scaled = self.precision.scaler.scale(loss * (self.batch_size * self.world.size))
+        scaled.backward()  # type: ignore[no-untyped-call]
         return losses
 
     def _update(self) -> None:
@@ -334,7 +335,7 @@ def choose_batch_size(
         model.train()
         with precision.autocast():
             predictions = model(made_up.to(memory_format=torch.channels_last))
-        criterion(predictions, assignment)[0].backward()
+        criterion(predictions, assignment)[0].backward()  # type: ignore[no-untyped-call]
         model.zero_grad(set_to_none=True)
         model.load_state_dict(before)
 

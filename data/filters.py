@@ -9,8 +9,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from utils.environment import forbid_update_checks
+
 PROBABILITY = 0.01
-_SIDES = (3, 5, 7)  # of blurring windows, pixels
+_BLUR_SIDES = (3, 5, 7)  # pixels
 _CLIP_LIMITS = (1.0, 4.0)  # of CLAHE
 
 
@@ -34,15 +36,15 @@ NO_FILTER = NoFilter()
 class AlbumentationsFilter:
     """Blur, MedianBlur, ToGray and CLAHE, each with probability 0.01.
 
-    Albumentations has changed its own random state several times over (global generators, then one a pipeline). Here
-    every decision and parameter is drawn from the sample's generator and the transforms are built with fixed ones, so
-    that the same sample comes out of every version and worker. The object holds no state and travels to workers.
+    Where Albumentations keeps its random state differs from version to version. Here every decision and parameter is
+    drawn from the sample's generator, and transforms are built with these for one use, so that there is nothing left to
+    seed. The object holds no state and travels to workers; the package is imported when a filter first applies.
     """
 
     def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
         """Filter `image`, uint8 (H, W, 3) RGB, in place; the number of draws is always the same."""
         applied = rng.random(4) < PROBABILITY
-        blur, median = (int(side) for side in rng.choice(_SIDES, 2))
+        blur, median = (_BLUR_SIDES[i] for i in rng.integers(len(_BLUR_SIDES), size=2).tolist())
         clip_limit = float(rng.uniform(*_CLIP_LIMITS))
         if not applied.any():
             return
@@ -51,6 +53,7 @@ class AlbumentationsFilter:
 
     @staticmethod
     def _transforms(applied: list[bool], blur: int, median: int, clip_limit: float) -> list[Any]:
+        forbid_update_checks()
         threads = cv2.getNumThreads()
         import albumentations
 

@@ -26,10 +26,9 @@ from utils.distributed import World, torch_distributed_zero_first
 from utils.environment import cache_dir
 from utils.errors import UserError
 from utils.files import atomic_write
-from utils.structures import DatasetIndex
+from utils.structures import CacheMode, DatasetIndex
 
 Pixels = NDArray[np.uint8]
-CacheMode = Literal["none", "ram", "disk"]
 Interpolation = Literal["linear", "area"]
 
 _SHARED_MEMORY = Path("/dev/shm")

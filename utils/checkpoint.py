@@ -218,7 +218,7 @@ class TrainState:
     """
 
     model: nn.Module
-    ema: ModelEMA
+    ema: ModelEMA[Any]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     stopper: EarlyStopping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +53,7 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            tqdm.write(self.format(record), file=sys.stderr)
+            tqdm.write(self.format(record).rstrip(), file=sys.stderr)
         except Exception:  # logging's own rule: a failed log line ends no program
             self.handleError(record)
 
@@ -112,7 +113,8 @@ class EpochBar:
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> EpochBar:
-        self._started = self._shown = time.monotonic()
+        self._started = time.monotonic()
+        self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch at once
         if self._speaks:
             tqdm.write("".join(f"{name:>{_WIDTH}}" for name in COLUMNS), file=self._stream)
             if not self._plain:

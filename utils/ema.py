@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-class ModelEMA:
+
+class ModelEMA(Generic[M]):
     """Average over all floating-point state, parameters and buffers, in fp32.
 
     The decay grows with the updates, d = 0.9999 (1 − exp(−n / 2000)), so that the average follows early training.
@@ -19,8 +22,8 @@ class ModelEMA:
         updates: how many updates it has seen.
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: float = 2000.0) -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, model: M, decay: float = 0.9999, warmup: float = 2000.0) -> None:
+        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
         self.updates = 0
         self._decay, self._warmup = decay, warmup
         self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None

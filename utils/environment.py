@@ -21,6 +21,11 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TESSERA_CACHE") or "~/.cache/tessera").expanduser()
 
 
+def forbid_update_checks() -> None:
+    """Keep Albumentations from asking a server for its newest version when it is imported."""
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
+
 @dataclass(frozen=True)
 class Launch:
     """Where this process stands in a distributed job, as its launcher says.

@@ -370,7 +370,7 @@ class _Channel:
         """Queue a call (None ends the thread), unless the tracker is off or turns out to hang."""
         since = self._busy_since
         if self.alive and since is not None and time.monotonic() - since > self._call_timeout_s:
-            self._switch_off(f"a call has not returned for {self._call_timeout_s:.0f} s")
+            self._switch_off(f"a call has not returned for {self._call_timeout_s:g} s")
         if not self.alive:
             return
         try:

@@ -66,8 +66,8 @@ def match_image(
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
     """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision as pycocotools has it."""
-    a = torch.as_tensor(a_xyxy).cpu().double().reshape(-1, 4)
-    b = torch.as_tensor(b_xyxy).cpu().double().reshape(-1, 4)
+    # Copied by NumPy: labels are mapped read-only, which torch would warn of.
+    a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
     return box_iou(a, b).numpy()
 
 

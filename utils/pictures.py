@@ -126,11 +126,8 @@ def grid(
     """
     images = images[:MAX_IMAGES]
     count, height, width = images.shape[:3]
-    # As square as the images allow: of all numbers of columns, the one with the largest tiles.
-    columns = max(range(1, count + 1), key=lambda n: (_fit(n, count, height, width), -n))
-    rows = math.ceil(count / columns)
-    enlarge = max(1.0, MIN_TILE / max(height, width))
-    scale = min(_fit(columns, count, height, width), enlarge)
+    columns = _columns(count, height, width)
+    rows, scale = math.ceil(count / columns), _scale(columns, count, height, width)
     tile_h, tile_w = max(round(height * scale), 1), max(round(width * scale), 1)
     tile_h, tile_w = min(tile_h, MAX_SIDE // rows), min(tile_w, MAX_SIDE // columns)
     sheet = np.full((rows * tile_h, columns * tile_w, 3), FILL, np.uint8)
@@ -145,9 +142,21 @@ def grid(
     return sheet
 
 
-def _fit(columns: int, count: int, height: int, width: int) -> float:
-    """Largest scale at which `columns` columns of images stay within the picture."""
-    return min(MAX_SIDE / (columns * width), MAX_SIDE / (math.ceil(count / columns) * height))
+def _scale(columns: int, count: int, height: int, width: int) -> float:
+    """Scale of the images in `columns` columns: as large as the picture allows, but not enlarged beyond `MIN_TILE`."""
+    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (math.ceil(count / columns) * height))
+    return min(fit, max(1.0, MIN_TILE / max(height, width)))
+
+
+def _columns(count: int, height: int, width: int) -> int:
+    """Number of columns with the largest images; among equals, the squarest picture with few empty places."""
+
+    def preference(columns: int) -> tuple[float, float, int]:
+        rows = math.ceil(count / columns)
+        stretch = abs(math.log(columns * width / (rows * height)))
+        return round(_scale(columns, count, height, width), 6), -stretch - (rows * columns - count) / count, columns
+
+    return max(range(1, count + 1), key=preference)
 
 
 def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: str) -> None:

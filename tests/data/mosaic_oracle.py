@@ -53,11 +53,10 @@ def homography(warp: Warp) -> np.ndarray:
 
 def plain_scene(
     scene: Scene, samples: list[Sample], copy_paste: float = 0.0, rng: np.random.Generator | None = None
-) -> Sample:
-    """What `draw_scene` should return, pictures within interpolation."""
+) -> tuple[Sample, np.ndarray]:
+    """What `draw_scene` should return, pictures within interpolation; and the canvas."""
     warp = scene.warp
     canvas_h, canvas_w = warp.canvas_hw
-    height, width = warp.size_hw
     canvas = np.full((canvas_h, canvas_w, 3), 114, np.uint8)
     boxes, classes, outlines = [], [], []
     for corner, sample in enumerate(samples):
@@ -79,7 +78,8 @@ def plain_scene(
     if copy_paste:
         assert rng is not None
         canvas = _paste(canvas, boxes, classes, outlines, copy_paste, rng)
-    return _warp(canvas, boxes, classes, outlines, warp, (height, width))
+    boxes, classes = _labels(boxes, classes, outlines, warp)
+    return Sample(plain_picture(canvas, warp), boxes, classes), canvas
 
 
 def _paste(canvas, boxes, classes, outlines, probability, rng):  # type: ignore[no-untyped-def]
@@ -109,15 +109,21 @@ def _paste(canvas, boxes, classes, outlines, probability, rng):  # type: ignore[
     return result
 
 
-def _warp(canvas, boxes, classes, outlines, warp, size_hw):  # type: ignore[no-untyped-def]
-    height, width = size_hw
+def plain_picture(canvas: np.ndarray, warp: Warp, margin: int = 0, flags: int = cv2.INTER_LINEAR) -> np.ndarray:
+    """The whole canvas, which has `margin` more pixels on every side, through one warp."""
+    height, width = warp.size_hw
     half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-    matrix = np.linalg.inv(half) @ homography(warp) @ half
-    image = cv2.warpPerspective(canvas, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(114, 114, 114))
+    inner = np.array([[1, 0, -margin], [0, 1, -margin], [0, 0, 1]])
+    matrix = np.linalg.inv(half) @ homography(warp) @ inner @ half
+    image = cv2.warpPerspective(canvas, matrix, (width, height), flags=flags, borderValue=(114, 114, 114))
     if warp.flip_ud:
         image = np.flip(image, 0)
     if warp.flip_lr:
         image = np.flip(image, 1)
+    return np.ascontiguousarray(image)
+
+
+def _labels(boxes, classes, outlines, warp):  # type: ignore[no-untyped-def]
     kept_boxes, kept_classes = [], []
     for (x0, y0, x1, y1), label, outline in zip(boxes, classes, outlines, strict=True):
         if len(outline):
@@ -131,9 +137,7 @@ def _warp(canvas, boxes, classes, outlines, warp, size_hw):  # type: ignore[no-u
         if w > 2 and h > 2 and max(w / h, h / w) < 100 and area > 0 and w * h / area > limit:
             kept_boxes.append(box)
             kept_classes.append(label)
-    return Sample(
-        np.ascontiguousarray(image), np.array(kept_boxes).reshape(-1, 4), np.array(kept_classes, np.int32).reshape(-1)
-    )
+    return np.array(kept_boxes).reshape(-1, 4), np.array(kept_classes, np.int32)
 
 
 def _corner_box(x0, y0, x1, y1, warp):  # type: ignore[no-untyped-def]
