@@ -104,7 +104,9 @@ def save_grid(
         OSError: `target` cannot be written.
     """
     picture = grid(images, annotations, names, captions)
-    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 92])
+    # Colour at full resolution: at half of it, JPEG's default, thin lines lose theirs.
+    options = [cv2.IMWRITE_JPEG_QUALITY, 92, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), options)
     assert done, picture.shape
     with atomic_write(target) as file:
         file.write(encoded.tobytes())
@@ -163,10 +165,9 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
     """Draw boxes, then their labels, then the caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
-    thickness = max(round(max(height, width) / 240), 1)
-    taken: list[tuple[int, int, int, int]] = []
-    if caption:
-        taken.append(_stamp(tile, _text(_shorten(caption, size, width), size), (0, 0), _CAPTION))
+    thickness = max(round(max(height, width) / 240), 2)
+    title = _text(_shorten(caption, size, width), size)
+    taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
 
     area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
     order = np.argsort(-area, kind="stable")  # small boxes last: a large one must not hide them
@@ -185,6 +186,8 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour has to do; labels over labels would be read by nobody
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
+    if caption:
+        _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 
 
 def _free_place(
