@@ -109,6 +109,7 @@ class EpochBar:
         self._speaks = world.is_main
         self._plain = not self._stream.isatty()
         self._started = self._shown = time.monotonic()
+        self._ended: float | None = None
         self._latest: tuple[Tensor | Sequence[float], int, int] | None = None
         self._bar: tqdm[Any] | None = None
 
@@ -126,6 +127,7 @@ class EpochBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._ended = time.monotonic()
         if kind is None:
             self._show()
         if self._bar is not None:
@@ -133,8 +135,8 @@ class EpochBar:
 
     @property
     def seconds(self) -> float:
-        """Since the epoch began."""
-        return time.monotonic() - self._started
+        """Since the epoch began; when it is over, how long it took."""
+        return (self._ended or time.monotonic()) - self._started
 
     @property
     def data_wait(self) -> float:

@@ -92,6 +92,9 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
         assert bar.wait_s >= 0.15
         assert bar.data_wait == pytest.approx(bar.wait_s / bar.seconds, rel=0.1)
         assert 0 < bar.data_wait < 1
+    taken = bar.seconds, bar.data_wait
+    time.sleep(0.01)
+    assert (bar.seconds, bar.data_wait) == taken  # what follows the epoch does not count
 
 
 def test_an_epoch_that_fails_prints_no_figures() -> None:
