@@ -123,7 +123,7 @@ def _stat(path: str) -> Stat:
 
 def label_path(image: str) -> str:
     """The label file of an image: the last /images/ becomes /labels/, the suffix .txt; else beside the image."""
-    return os.path.splitext("/labels/".join(image.rsplit("/images/", 1)))[0] + ".txt"
+    return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
 
 
 @dataclass
@@ -291,8 +291,9 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
     return images, sorted(xmls)
 
 
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
+def _suffix(name: str) -> str:
+    """From the last dot on, in lower case: what `os.path.splitext` gives for names that do not start with a dot."""
+    return name[name.rfind(".") :].lower() if "." in name else ""
 
 
 def _stem(path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.formats import parse_coco, parse_voc, read_coco
@@ -90,6 +90,7 @@ def test_voc_problems(raw: bytes, line: int | None, what: str) -> None:
     assert (found_line, what in found) == (line, True), found
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100) | st.text(alphabet="<>/objectanibdx &;", max_size=60).map(str.encode))
 def test_voc_any_bytes_are_read(raw: bytes) -> None:
     assert parse_voc(raw, (48, 64), IDS).classes == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.headers import BadImage, _size_from_header, image_size
@@ -78,6 +78,7 @@ def test_odd_metadata_agrees_with_decoding(tmp_path: Path, segments: list[tuple[
     assert size_of(path) == read_image(path).shape[:2]
 
 
+@settings(deadline=None)
 @given(orientation=st.integers(0, 300), at=st.integers(0, 25), value=st.integers(0, 255))
 def test_damaged_exif_agrees_with_decoding(
     tmp_path_factory: pytest.TempPathFactory, orientation: int, at: int, value: int
@@ -136,6 +137,7 @@ def test_not_an_image(tmp_path: Path, content: bytes, what: str) -> None:
         size_of(path)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF0000WEBP", b""]), st.binary(max_size=60))
 def test_any_bytes_end_in_a_size_or_a_reason(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import index as module
@@ -300,6 +300,7 @@ def cache_file(tmp_path: Path) -> Path:
     return path
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_cache_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damage")

@@ -6,7 +6,7 @@ import codecs
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.labels import Objects, _parse_plain, parse_labels, parse_rows
@@ -28,6 +28,7 @@ def same(a: Objects, b: Objects) -> bool:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(boxes, unique=True), st.sampled_from(["\n", "\r\n", "\r", "\n\n"]), st.booleans())
 def test_round_trip(rows: list[tuple[float, ...]], end: str, mark: bool) -> None:
     text = end.join(" ".join(map(repr, row)) for row in rows) + end
@@ -45,6 +46,7 @@ tokens = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(tokens, max_size=9).map(" ".join), max_size=5).map("\n".join))
 def test_short_way_equals_long_way(text: str) -> None:
     raw = text.encode()
@@ -52,6 +54,7 @@ def test_short_way_equals_long_way(text: str) -> None:
     assert plain is None or same(plain, parse_rows(raw, 2))
 
 
+@settings(deadline=None)
 @given(st.lists(boxes, max_size=6), st.integers(1, 80))
 def test_short_way_equals_long_way_on_boxes(rows: list[tuple[float, ...]], nc: int) -> None:
     raw = "\n".join(" ".join(map(repr, row)) for row in rows).encode()
@@ -60,6 +63,7 @@ def test_short_way_equals_long_way_on_boxes(rows: list[tuple[float, ...]], nc: i
     assert (plain is not None) == (all(row[0] < nc for row in rows) and len(set(rows)) == len(rows))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read(raw: bytes) -> None:
     objects = parse_labels(raw, 80)
