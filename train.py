@@ -15,13 +15,16 @@ From Python: `train.run(data="shapes.yaml", epochs=20)` takes the names of the f
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +69,13 @@ from utils.distributed import (
 )
 from utils.ema import ModelEMA
 from utils.errors import UserError
+from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
 from utils.journal import Journal
 from utils.loggers import check_trackers
 from utils.optim import MAX_GRAD_NORM, Schedule, build_optimizer
 from utils.precision import Precision, choose_precision
 from utils.report import table_header, validation_line
-from utils.runs import newest_last_checkpoint, open_run
+from utils.runs import newest_last_checkpoint, open_run, write_yaml
 from utils.seeding import init_seeds, sample_rng
 from utils.sinks import PictureSink
 from utils.stopping import EarlyStopping
@@ -526,11 +530,44 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         if asked.check_data:
             check_data(asked, world)
             return None
+        if asked.evolve:
+            return evolve(asked, load_hyp(asked.hyp), world)
         if asked.resume:
             config, hyp, resumed = resume(given, world)
             check_batch_size(config.batch_size, world.size)
             return train(config, hyp, world, resumed)
         return train(asked, load_hyp(asked.hyp), world)
+
+
+def evolve(config: TrainConfig, start_hyp: Hyp, world: World) -> Metrics | None:
+    """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
+
+    The search lies in `--project`/`--name` and goes on from there when the command is given again.
+
+    Returns:
+        The metrics of the last training; None where all were done before.
+    """
+    project = config.project if config.project != TrainConfig.project else "runs/evolve"
+    folder = world.from_main(lambda: open_run(project, config.name, True, World()))
+    trials = world.from_main(lambda: read_trials(folder / "evolve.csv"))
+    metrics = None
+    for generation in range(len(trials), config.evolve):
+        hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
+        log.info(f"Generation {generation + 1} of {config.evolve}")
+        one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
+        metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, log="none"), hyp, world)
+        trials.append(Trial.of(hyp, metrics))
+        world.from_main(partial(keep_trials, folder, generation, trials))
+    best = best_trial(trials)
+    log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
+    return metrics
+
+
+def keep_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
+    """Write the table of a search and its best set; the training itself has served."""
+    write_trials(folder / "evolve.csv", trials)
+    write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
+    shutil.rmtree(folder / f"generation{generation}")
 
 
 def check_data(config: TrainConfig, world: World) -> None:

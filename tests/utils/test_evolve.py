@@ -1,0 +1,60 @@
+"""Mutations stay in range, improve on the best, and survive a stop."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils.config import Hyp, load_hyp
+from utils.errors import UserError
+from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
+
+START = load_hyp("hyp.scratch-low.yaml")
+
+
+def trial(hyp: Hyp, fitness: float) -> Trial:
+    return Trial(hyp, 0.5, 0.4, 0.3, 0.2, fitness)
+
+
+def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
+    rng = np.random.default_rng(0)
+    assert mutate([], START, rng) == START
+    child = mutate([trial(START, 0.3)], START, rng)
+    assert child != START
+    assert child.mosaic <= 1 and child.iou_t == START.iou_t
+    assert child.degrees == 0, "what is off stays off"
+
+
+def test_values_stay_in_their_ranges() -> None:
+    rng = np.random.default_rng(1)
+    extreme = dataclasses.replace(START, fliplr=1.0, momentum=0.9999, anchor_t=1.001, perspective=0.001)
+    for _ in range(50):
+        child = mutate([trial(extreme, 0.1)], START, rng)
+        Hyp.from_dict(child.as_dict(), "child")
+
+
+def test_children_come_from_the_best() -> None:
+    good, bad = dataclasses.replace(START, lr0=1.0), dataclasses.replace(START, lr0=1e-4)
+    trials = [trial(bad, 0.1)] * 5 + [trial(good, 0.9)]
+    rates = [mutate(trials, START, np.random.default_rng(seed)).lr0 for seed in range(20)]
+    assert all(rate > 0.1 for rate in rates)
+    assert best_trial(trials).hyp is good
+
+
+def test_file_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "evolve.csv"
+    assert read_trials(path) == []
+    trials = [trial(START, 0.25), trial(mutate([trial(START, 0.25)], START, np.random.default_rng(2)), 0.5)]
+    write_trials(path, trials)
+    assert read_trials(path) == trials
+
+
+def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "evolve.csv"
+    write_trials(path, [trial(START, 0.25)])
+    path.write_text(path.read_text() + "1,nonsense\n")
+    with pytest.raises(UserError, match=r"evolve\.csv:3"):
+        read_trials(path)
