@@ -287,6 +287,15 @@ def test_which_objects_are_kept() -> None:
     assert after.tolist() == [[10, 0, 40, 30], [0, 0, 10, 30], [0, 50, 3, 80]]
 
 
+def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
+    """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
+    tile = Tile(np.zeros((64, 64, 3), np.uint8), -40, 0)
+    sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
+    objects = Objects.gather([sample], [tile], (64, 64))
+    assert objects.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
+    assert warp_objects(objects, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
+
+
 def test_long_thin_boxes_are_dropped() -> None:
     warp = Warp((600, 600), (600, 600))
     boxes = np.array([[0, 0, 299, 3], [0, 0, 301, 3]], np.float32)
