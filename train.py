@@ -79,7 +79,7 @@ from utils.runs import newest_last_checkpoint, open_run, write_yaml
 from utils.seeding import init_seeds, sample_rng
 from utils.sinks import PictureSink
 from utils.stopping import EarlyStopping
-from utils.structures import Batch, DatasetIndex, Metrics
+from utils.structures import Batch, CacheMode, DatasetIndex, Metrics
 from val import evaluate, fused_copy, report, round_up, to_device
 
 log = logging.getLogger(__name__)
@@ -388,7 +388,7 @@ def open_val_loader(
     batch_size: int,
 ) -> ValLoader:
     """Images of the validation and this rank's share of them, closed by `stack`."""
-    cache = "none" if config.noval else config.cache
+    cache: CacheMode = "none" if config.noval else config.cache
     store = stack.enter_context(open_images(index, imgsz, cache, "area", world))
     return stack.enter_context(
         build_val_loader(

@@ -19,6 +19,7 @@ import yaml
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
+from utils.structures import CacheMode
 
 HYPS_DIR = REPO / "data" / "hyps"
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
@@ -251,7 +252,7 @@ class TrainConfig(_Options):
     noautoanchor: bool = _option(False, "keep the anchors of the model", kind=bool)
     noplots: bool = _option(False, "draw no pictures", kind=bool)
     evolve: int = _option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
-    cache: str = _option(
+    cache: CacheMode = _option(
         "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
     )
     image_weights: bool = _option(False, "draw images of weak classes more often", kind=bool)
@@ -275,7 +276,8 @@ class TrainConfig(_Options):
     compile: bool = _option(False, "torch.compile the model", kind=bool)
     close_mosaic: int = _option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
     deterministic: bool = _option(False, "bit-reproducible kernels", kind=bool)
-    log: str = _option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none")
+    # torchrun has options of its own that begin with --log, and where its Python takes --log for one of them, it refuses.
+    log: str = _option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--loggers")
     check_data: bool = _option(False, "check the dataset, print every problem, and end", kind=bool)
 
     def __post_init__(self) -> None:

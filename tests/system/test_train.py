@@ -1,0 +1,163 @@
+"""Whole trainings as a user starts them, on a tiny set of drawn shapes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ROOT, Outcome, run_python, torchrun
+from tiny import assert_same_checkpoint, flags, losses, make_data
+
+from utils.report import RESULT_COLUMNS, read_results
+
+TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
+PICTURES = [
+    "results.png",
+    "labels.jpg",
+    "train_batch0.jpg",
+    "train_batch1.jpg",
+    "train_batch2.jpg",
+    "val_batch0_labels.jpg",
+    "val_batch0_pred.jpg",
+    "confusion_matrix.png",
+    "F1_curve.png",
+    "P_curve.png",
+    "R_curve.png",
+    "PR_curve.png",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def start(ranks: int, *args: str, timeout: float = 240) -> Outcome:
+    """train.py on one or more ranks."""
+    return (
+        torchrun(TRAIN, *args, ranks=ranks, timeout=timeout) if ranks > 1 else run_python(TRAIN, *args, timeout=timeout)
+    )
+
+
+def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> None:
+    args = [a for a in flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1") if a != "--noplots"]
+    args[args.index("none")] = "tensorboard"
+    outcome = run_python(TRAIN, *args, "--cache", "ram")
+    assert outcome.code == 0, outcome.said
+    run = tmp_path / "runs" / "exp"
+    for name in (*PICTURES, "opt.yaml", "hyp.yaml"):
+        assert (run / name).stat().st_size > 0, name
+    assert sorted(p.name for p in (run / "weights").iterdir()) == ["best.pt", "epoch0.pt", "epoch1.pt", "last.pt"]
+    assert list(run.glob("events.out.tfevents.*"))
+    header = (run / "results.csv").read_text().splitlines()[0]
+    assert header.split(",") == list(RESULT_COLUMNS)
+    table = read_results(run / "results.csv")
+    assert table["epoch"].tolist() == [0, 1]
+    assert table.notna().all().all()
+    assert str(run) in outcome.out
+    assert "Traceback" not in outcome.err
+    again = run_python(TRAIN, *flags(data, tmp_path / "runs", "--epochs", "1"))
+    assert again.code == 0, again.said
+    assert (tmp_path / "runs" / "exp2" / "weights" / "last.pt").is_file()
+
+    measured = run_python(
+        *(VAL, "--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--imgsz", "64", "--device", "cpu"),
+        *(
+            "--project",
+            str(tmp_path / "val"),
+            "--verbose",
+            "--save-txt",
+            "--save-conf",
+            "--save-json",
+            "--workers",
+            "0",
+        ),
+    )
+    assert measured.code == 0, measured.said
+    last_line = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
+    assert last_line in measured.out, "val.py measures what train.py reported"
+    assert len(list((tmp_path / "val" / "exp" / "labels").glob("*.txt"))) == 8
+    assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int) -> None:
+    whole = start(ranks, *flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1"))
+    assert whole.code == 0, whole.said
+    half = tmp_path / "half" / "exp"
+    shutil.copytree(tmp_path / "whole" / "exp", half)
+    for name in ("best.pt", "last.pt"):
+        shutil.copy(tmp_path / "whole" / "exp" / "weights" / "epoch1.pt", half / "weights" / name)
+    # Rows that the resumed run will make again must not stay beside its own.
+    resumed = start(ranks, "--resume", str(half / "weights" / "last.pt"), "--device", "cpu", "--workers", "2")
+    assert resumed.code == 0, resumed.said
+    assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
+    assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
+    assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
+
+
+def test_two_ranks_train_what_one_does(data: Path, tmp_path: Path) -> None:
+    args = ("--epochs", "1", "--sync-bn", "--amp", "off")
+    alone = start(1, *flags(data, tmp_path / "alone", *args))
+    assert alone.code == 0, alone.said
+    both = start(2, *flags(data, tmp_path / "both", *args))
+    assert both.code == 0, both.said
+    assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
+    ratio = losses(tmp_path / "both" / "exp").to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
+    assert abs(ratio - 1).max() < 0.01
+    one, two = (
+        torch.load(tmp_path / name / "exp" / "weights" / "last.pt", weights_only=True)["model"]
+        for name in ("alone", "both")
+    )
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-4)
+
+
+def test_a_finished_run_can_be_extended(data: Path, tmp_path: Path) -> None:
+    assert start(1, *flags(data, tmp_path, "--epochs", "1")).code == 0
+    done = start(1, "--resume", "--project", str(tmp_path), "--device", "cpu")
+    assert done.code == 1
+    assert "all 1 epochs are done" in done.err and "--epochs" in done.err
+    more = start(1, "--resume", "--project", str(tmp_path), "--epochs", "2", "--device", "cpu")
+    assert more.code == 0, more.said
+    assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--rect",),
+        ("--image-weights", "--optimizer", "AdamW", "--cos-lr"),
+        ("--multi-scale", "--label-smoothing", "0.1", "--freeze", "3"),
+        ("--single-cls", "--close-mosaic", "1", "--cache", "disk"),
+        ("--nosave", "--noval", "--deterministic", "--amp", "bf16"),
+    ],
+    ids=lambda extra: extra[0].strip("-"),
+)
+def test_every_flag_trains(data: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
+    outcome = start(1, *flags(data, tmp_path, "--epochs", "2", *extra))
+    assert outcome.code == 0, outcome.said
+    assert losses(tmp_path / "exp").notna().all().all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: int) -> None:
+    outcome = start(ranks, *flags(data, tmp_path, "--epochs", "30", "--patience", "1"))
+    assert outcome.code == 0, outcome.said
+    assert len(read_results(tmp_path / "exp" / "results.csv")) < 30
+    assert re.search(r"Stopped early", outcome.err)
+
+
+def test_evolve_searches_and_goes_on(data: Path, tmp_path: Path) -> None:
+    args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
+    first = start(1, *args, "2")
+    assert first.code == 0, first.said
+    more = start(1, *args, "3")
+    assert more.code == 0, more.said
+    folder = tmp_path / "search" / "exp"
+    assert len((folder / "evolve.csv").read_text().splitlines()) == 4
+    assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
+    assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml"]

@@ -1,0 +1,53 @@
+"""A dataset and flags small enough for whole trainings in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import yaml
+
+from data.shapes import NAMES, write_shapes
+from utils.report import read_results
+
+FLAGS = ("--imgsz", "64", "--batch", "8", "--workers", "1", "--device", "cpu", "--noplots", "--loggers", "none")
+
+
+def make_data(folder: Path, *, train: int = 24, val: int = 8) -> Path:
+    """Draw a little set of shapes; returns its YAML."""
+    write_shapes(folder / "shapes", train=train, val=val, size=96)
+    content = {"path": str(folder / "shapes"), "train": "images/train", "val": "images/val", "names": list(NAMES)}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def flags(data: Path, project: Path, *more: str) -> list[str]:
+    """Command line of a tiny training."""
+    return [*FLAGS, "--data", str(data), "--project", str(project), *more]
+
+
+def losses(run: Path) -> pd.DataFrame:
+    """Training losses of a run, a row an epoch."""
+    return read_results(run / "results.csv")[["train/box_loss", "train/obj_loss", "train/cls_loss"]]
+
+
+def tensors(value: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint by its path in it."""
+    if isinstance(value, torch.Tensor):
+        return {prefix: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return {name: t for key, item in items for name, t in tensors(item, f"{prefix}.{key}").items()}
+
+
+def assert_same_checkpoint(a: Path, b: Path) -> None:
+    """All tensors, epochs and counters of two checkpoints are equal, bit by bit."""
+    first, second = (torch.load(path, weights_only=True) for path in (a, b))
+    mine, theirs = tensors(first), tensors(second)
+    assert mine.keys() == theirs.keys()
+    different = [name for name in mine if not torch.equal(mine[name], theirs[name])]
+    assert not different, f"{len(different)} of {len(mine)} tensors differ: {different[:5]}"
+    for key in ("epoch", "step", "step_in_epoch", "best_fitness", "ema_updates", "stopper"):
+        assert first[key] == second[key], key
