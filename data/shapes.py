@@ -22,12 +22,13 @@ NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 
 _STREAMS = {"train": 0, "val": 1}
 _BACKGROUND_SHARE = 0.05  # images without an object
-_MIN_EXTENT = 11.0  # pixels; the long side of the smallest object
-_MAX_EXTENT = 0.5  # of the image's long side
-_MIN_VISIBLE = 0.4  # of an object's pixels, below which others hide it too well to be asked for
-_MIN_INSIDE = 0.6  # of an object's pixels that must lie inside the image
+_MIN_EXTENT = 12.0  # pixels; the long side of the smallest object
+_MAX_EXTENT = 0.7  # of the image's long side
+_MIN_VISIBLE = 0.75  # of an object's pixels, below which others hide it too well to be asked for
+_MIN_INSIDE = 0.85  # of an object's pixels that must lie inside the image
 _MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
-_MIN_CONTRAST = 60.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_MIN_CONTRAST = 90.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_MAX_TILT = math.pi / 8  # radians
 _SHIFT = 4  # fractional bits of the coordinates given to OpenCV
 
 Field = NDArray[np.float32]
@@ -85,8 +86,8 @@ def draw_image(
     short = round(size * rng.uniform(0.75, 1.0))
     height, width = (size, short) if rng.random() < 0.5 else (short, size)
     image = _background(rng, height, width)
-    _draw_lines(rng, image, int(rng.integers(0, 6)))
-    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(1, 9))
+    _draw_lines(rng, image, int(rng.integers(0, 4)))
+    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(1, 7))
     classes, boxes = _draw_objects(rng, image, wanted)
     _draw_lines(rng, image, int(rng.integers(0, 2)))
     image += _grain(rng, image.shape, 6)
@@ -238,13 +239,14 @@ def _place(
 ) -> list[Contour]:
     """Contours of a shape somewhere in the image, or near the box `beside`; rotated, stretched, scaled."""
     outline, *holes = _contours(rng, name)
-    angle, stretch = rng.uniform(0, 2 * math.pi), rng.uniform(0.75, 1.0)
+    angle, stretch = rng.uniform(-_MAX_TILT, _MAX_TILT), rng.uniform(0.8, 1.0)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     transform = turn @ np.diag([1.0, stretch])
     placed = [contour @ transform.T for contour in (outline, *holes)]
     low, high = placed[0].min(0), placed[0].max(0)
     longest = max(height, width)
-    extent = math.exp(rng.uniform(math.log(_MIN_EXTENT), math.log(max(_MAX_EXTENT * longest, _MIN_EXTENT + 1))))
+    share = rng.random() ** 0.4  # tiny ones are there, but not as many as the logarithm alone would make
+    extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** share
     if beside is None:
         centre = rng.uniform(0, 1, 2) * (width, height)
     else:
@@ -261,7 +263,7 @@ def _contours(rng: np.random.Generator, name: str) -> list[Contour]:
     if name == "ring":
         return [_polygon(64), _polygon(64) * np.float32(rng.uniform(0.45, 0.65))]
     if name == "square":
-        return [_polygon(4)]
+        return [np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)]
     if name == "triangle":
         return [_polygon(3)]
     if name == "star":
@@ -276,8 +278,9 @@ def _contours(rng: np.random.Generator, name: str) -> list[Contour]:
 
 
 def _polygon(corners: int) -> Contour:
+    """Regular polygon with its first corner on top."""
     angles = np.arange(corners) * (2 * math.pi / corners)
-    return np.stack((np.cos(angles), np.sin(angles)), 1).astype(np.float32)
+    return np.stack((np.sin(angles), -np.cos(angles)), 1).astype(np.float32)
 
 
 def _area(contours: list[Contour]) -> float:

@@ -1,0 +1,172 @@
+"""What a user gets wrong ends in one clear message and an exit code, without a traceback or half a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from launch import ROOT, run_python, torchrun
+from tiny import flags, make_data
+
+TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
+Mistake = Callable[[Path], list[str]]
+
+
+def edit_yaml(path: Path, **changes: object) -> Path:
+    """A changed copy beside the file."""
+    content = {**yaml.safe_load(path.read_text()), **changes}
+    copy = path.with_name("changed.yaml")
+    copy.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
+    return copy
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def label(folder: Path, text: str) -> list[str]:
+    """A wrong row in the first label file."""
+    first = min((folder / "shapes" / "labels" / "train").glob("*.txt"))
+    first.write_text(text)
+    return []
+
+
+def every_label(folder: Path, text: str | None) -> list[str]:
+    """The same rows, or none, in every training label."""
+    for path in (folder / "shapes" / "labels" / "train").glob("*.txt"):
+        path.unlink() if text is None else path.write_text(text)
+    return []
+
+
+def foreign_checkpoint(folder: Path) -> str:
+    torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
+    return str(folder / "foreign.pt")
+
+
+def read_only(folder: Path) -> list[str]:
+    """A project folder that cannot be made, because a file has its name."""
+    write(folder / "blocked", "")
+    return ["--project", str(folder / "blocked" / "runs")]
+
+
+HYP = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text()
+MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
+    "unknown flag": (lambda d: ["--epoches", "3"], 2, ("--epoches", "Did you mean '--epochs'")),
+    "flag's value": (lambda d: ["--epochs", "many"], 2, ("--epochs", "'many'", "whole number")),
+    "unknown tracker": (lambda d: ["--loggers", "wanb"], 2, ("wanb", "Did you mean 'wandb'")),
+    "no such device": (lambda d: ["--device", "7"], 2, ("--device 7", "--device cpu")),
+    "missing dataset": (lambda d: ["--data", "coc0128.yaml"], 2, ("coc0128.yaml", "coco128.yaml")),
+    "missing weights": (lambda d: ["--weights", "nowhere/best.pt"], 1, ("nowhere/best.pt", "tried")),
+    "foreign weights": (lambda d: ["--weights", foreign_checkpoint(d)], 1, ("foreign.pt", "Expected")),
+    "damaged weights": (lambda d: ["--weights", write(d / "torn.pt", "PK\x03\x04 torn")], 1, ("torn.pt",)),
+    "missing hyp": (lambda d: ["--hyp", "hyp.scratch-lo.yaml"], 2, ("Did you mean 'hyp.scratch-low.yaml'",)),
+    "unknown hyp key": (lambda d: ["--hyp", write(d / "h.yaml", HYP + "lr1: 0.1\n")], 2, ("lr1", "Did you mean 'lr0'")),
+    "hyp out of range": (
+        lambda d: ["--hyp", write(d / "h.yaml", HYP.replace("fliplr: 0.5", "fliplr: 5"))],
+        2,
+        ("fliplr", "0 to 1"),
+    ),
+    "hyp lacks a key": (lambda d: ["--hyp", write(d / "h.yaml", "lr0: 0.01\n")], 2, ("missing", "lrf")),
+    "missing cfg": (lambda d: ["--cfg", "yolov5q.yaml"], 2, ("yolov5q.yaml", "yolov5n.yaml")),
+    "wrong module in cfg": (
+        lambda d: ["--cfg", write(d / "m.yaml", (ROOT / "models/yolov5n.yaml").read_text().replace("SPPF", "SPFF"))],
+        2,
+        ("m.yaml:", "SPFF", "SPPF"),
+    ),
+    "wrong YAML": (lambda d: ["--data", write(d / "bad.yaml", "names: [a, b\ntrain: x\n")], 2, ("bad.yaml:2",)),
+    "misspelt key": (lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", vall="x", val=None))], 2, ("vall", "val")),
+    "nc mismatch": (lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", nc=9))], 2, ("nc", "9", "6")),
+    "missing images": (
+        lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", train="images/trian"))],
+        1,
+        ("images/trian",),
+    ),
+    "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
+    "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
+    "unwritable run folder": (read_only, 1, ("cannot be written", "--project")),
+    "nothing to resume": (lambda d: ["--resume", "--project", str(d / "empty")], 1, ("no checkpoint", "--resume path")),
+    "script in download": (
+        lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", download="import os; os.system('touch hacked')"))],
+        2,
+        ("download", "never run"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data")).parent
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    """A dataset of its own, to be spoilt."""
+    copy = tmp_path / "data"
+    shutil.copytree(pristine, copy)
+    edit_yaml(copy / "tiny.yaml", path=str(copy / "shapes")).replace(copy / "tiny.yaml")
+    return copy
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_clear_message(name: str, folder: Path, tmp_path: Path) -> None:
+    make, code, words = MISTAKES[name]
+    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1", *make(folder)))
+    assert outcome.code == code, outcome.said
+    assert "Traceback" not in outcome.err + outcome.out, outcome.said
+    assert outcome.err.count("error: ") == 1, outcome.said
+    message = outcome.err[outcome.err.index("error: ") :]
+    for word in words:
+        assert word in message, outcome.said
+    assert not list((tmp_path / "runs").rglob("*")), "no half-written run"
+
+
+def test_bad_rows_leave_the_image_out_with_file_and_line(folder: Path, tmp_path: Path) -> None:
+    label(folder, "0 0.5 0.5 0.1\n")
+    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1"))
+    assert outcome.code == 0, outcome.said
+    assert ".txt:1: " in outcome.err
+    checked = run_python(TRAIN, "--data", str(folder / "tiny.yaml"), "--check-data")
+    assert ".txt:1: " in checked.out, checked.said
+
+
+def test_check_data_fails_where_training_would_not_be_safe(folder: Path) -> None:
+    label(folder, "7 0.5 0.5 0.1 0.1\n")
+    outcome = run_python(TRAIN, "--data", str(folder / "tiny.yaml"), "--check-data")
+    assert outcome.code == 1, outcome.said
+    assert "class 7" in outcome.out
+
+
+def test_weights_of_another_architecture(folder: Path, tmp_path: Path, shared: Path) -> None:
+    args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--cfg", "yolov5s.yaml", "--epochs", "1"]
+    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *args))
+    assert outcome.code == 1, outcome.said
+    assert "an architecture that does not fit the weights" in outcome.err
+
+
+def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared: Path) -> None:
+    weights = str(shared / "weights" / "yolov5n.pt")
+    outcome = run_python(VAL, "--weights", weights, "--data", str(folder / "tiny.yaml"), "--project", str(tmp_path))
+    assert outcome.code == 1, outcome.said
+    assert "80 classes" in outcome.err and "names 6" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--batch", "7"], "2 ranks do not divide it. Use 6 or 8"),
+        (["--weights", "nowhere/best.pt"], "no such file"),
+        (["--data", "coc0128.yaml"], "coc0128.yaml"),
+        (["--epochs", "many"], "whole number"),
+    ],
+)
+def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
+    outcome = torchrun(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *more), timeout=90)
+    assert outcome.code != 0
+    assert outcome.err.count("error: ") == 1, outcome.said
+    assert message in outcome.err, outcome.said
+    assert not list((tmp_path / "runs").rglob("*"))
