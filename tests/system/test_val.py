@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,16 @@ import yaml
 from launch import ROOT, Outcome, run_python, torchrun
 from tiny import flags, make_data
 
+from data.images import open_images
 from data.index import build_index
+from data.loader import build_val_loader
 from data.spec import load_spec
-from utils.coco import COCO_IDS, COCO_NAMES
+from models.yolo import DetectionModel
+from utils.checkpoint import load_weights
+from utils.coco import COCO_NAMES
+from utils.distributed import World
+from utils.structures import Batch, DatasetIndex, Detections
+from val import evaluate, fused_copy
 
 VAL = ROOT / "val.py"
 
@@ -75,42 +83,57 @@ def test_the_yaml_of_coco_has_its_names() -> None:
         assert tuple(yaml.safe_load((ROOT / "data" / name).read_text())["names"].values()) == COCO_NAMES
 
 
+class Keep:
+    """A sink that keeps every detection as pycocotools wants it."""
+
+    def __init__(self, index: DatasetIndex) -> None:
+        self.rows: list[dict[str, object]] = []
+        self._index = index
+
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        for image, found in zip(batch.indices.tolist(), in_original, strict=True):
+            boxes = found.boxes_xyxy.double()
+            boxes[:, 2:] -= boxes[:, :2]
+            for box, score, category in zip(boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True):
+                self.rows.append({"image_id": image, "category_id": category, "bbox": box, "score": score})
+
+
 @pytest.mark.slow
-def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, tmp_path: Path) -> None:
-    """On the detections of the official weights, written by --save-json, with the same limit of detections."""
-    coco = pytest.importorskip("pycocotools.coco")
-    cocoeval = pytest.importorskip("pycocotools.cocoeval")
-    args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
-    outcome = run_python(VAL, *args, "--project", str(tmp_path), "--save-json", "--verbose", timeout=600)
-    ours = [float(x) for x in figures(outcome)[-2:]]
-    rows = json.loads((tmp_path / "exp" / "predictions.json").read_text())
+@pytest.mark.parametrize("max_det", [100, 300])
+def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, max_det: int) -> None:
+    """On the very detections of the official weights, to 1e-6."""
+    coco, cocoeval = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
+    weights = load_weights(shared / "weights" / "yolov5n.pt")
+    model = DetectionModel(weights.model_yaml, names=weights.names)
+    model.load_state_dict(weights.state_dict)
+    index, world = build_index(load_spec(coco128), "val"), World()
+    keep = Keep(index)
+    with (
+        open_images(index, 640, "none", "area", world) as store,
+        build_val_loader(index, store, imgsz=640, stride=32, batch_size=16, world=world, workers=0) as loader,
+    ):
+        found = evaluate(fused_copy(model, world.device), loader, index, world, max_det=max_det, sinks=[keep])
     truth = coco.COCO()
-    truth.dataset = ground_truth(coco128)
+    truth.dataset = ground_truth(index)
     truth.createIndex()
-    evaluation = cocoeval.COCOeval(truth, truth.loadRes(rows), "bbox")
-    evaluation.params.maxDets = [1, 100, 300]
+    evaluation = cocoeval.COCOeval(truth, truth.loadRes(keep.rows), "bbox")
+    evaluation.params.maxDets = [1, 10, max_det]
     evaluation.evaluate()
     evaluation.accumulate()
     precision = evaluation.eval["precision"][:, :, :, 0, 2]
-    seen = precision[precision > -1]
-    assert ours[1] == pytest.approx(seen.mean(), abs=1e-3)
-    at50 = precision[0]
-    assert ours[0] == pytest.approx(at50[at50 > -1].mean(), abs=1e-3)
+    assert found.metrics.map == pytest.approx(precision[precision > -1].mean(), abs=1e-6)
+    assert found.metrics.map50 == pytest.approx(precision[0][precision[0] > -1].mean(), abs=1e-6)
 
 
-def ground_truth(data: Path) -> dict[str, list[dict[str, object]]]:
-    """coco128's labels as COCO has them."""
-    index = build_index(load_spec(data), "val")
-    images, annotations = [], []
-    for i in range(len(index)):
-        number = int(index.path(i).stem)
-        height, width = index.sizes_hw[i].tolist()
-        images.append({"id": number, "height": height, "width": width})
-        for category, box in zip(*index.labels(i), strict=True):
+def ground_truth(index: DatasetIndex) -> dict[str, list[dict[str, object]]]:
+    """Labels as COCO has them."""
+    images: list[dict[str, object]] = []
+    annotations: list[dict[str, object]] = []
+    for image in range(len(index)):
+        height, width = index.sizes_hw[image].tolist()
+        images.append({"id": image, "height": height, "width": width})
+        for category, box in zip(*index.labels(image), strict=True):
             x1, y1, x2, y2 = (float(v) for v in box)
-            area = (x2 - x1) * (y2 - y1)
-            annotations.append(
-                {"id": len(annotations) + 1, "image_id": number, "category_id": COCO_IDS[category], "iscrowd": 0}
-                | {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": area}
-            )
-    return {"images": images, "annotations": annotations, "categories": [{"id": i} for i in COCO_IDS]}
+            row = {"id": len(annotations) + 1, "image_id": image, "category_id": int(category), "iscrowd": 0}
+            annotations.append({**row, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)})
+    return {"images": images, "annotations": annotations, "categories": [{"id": i} for i in range(len(index.names))]}

@@ -1,0 +1,51 @@
+"""Figures that a trainer must reach: on real images where they are at hand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from launch import ROOT, run_python
+
+from utils.coco import COCO_NAMES
+from utils.report import read_results
+
+TRAIN = ROOT / "train.py"
+
+
+def best(run: Path) -> tuple[float, float]:
+    """mAP50 and mAP50-95 of the best epoch."""
+    table = read_results(run / "results.csv")
+    fitness = 0.1 * table["metrics/mAP_0.5"] + 0.9 * table["metrics/mAP_0.5:0.95"]
+    row = table.iloc[int(fitness.argmax())]
+    return float(row["metrics/mAP_0.5"]), float(row["metrics/mAP_0.5:0.95"])
+
+
+@pytest.mark.slow
+def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_path: Path) -> None:
+    images = sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))
+    labels = shared / "coco128" / "labels" / "train2017"
+    chosen = [path for path in images if (labels / f"{path.stem}.txt").exists()][:16]
+    for kind in ("images", "labels"):
+        (tmp_path / "set" / kind).mkdir(parents=True)
+    for path in chosen:
+        shutil.copy(path, tmp_path / "set" / "images")
+        shutil.copy(labels / f"{path.stem}.txt", tmp_path / "set" / "labels")
+    data = tmp_path / "sixteen.yaml"
+    data.write_text(
+        yaml.safe_dump({"path": str(tmp_path / "set"), "train": "images", "val": "images", "names": list(COCO_NAMES)})
+    )
+    hyp = yaml.safe_load((ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml").read_text())
+    hyp.update(lr0=0.004, lrf=0.05, momentum=0.9, obj=4.0, warmup_bias_lr=0.004)
+    (tmp_path / "hyp.yaml").write_text(yaml.safe_dump(hyp))
+    outcome = run_python(
+        *(TRAIN, "--data", str(data), "--hyp", str(tmp_path / "hyp.yaml"), "--optimizer", "AdamW", "--device", "cpu"),
+        *("--imgsz", "256", "--batch", "16", "--epochs", "300", "--noval", "--nosave", "--noplots", "--log", "none"),
+        *("--cache", "ram", "--project", str(tmp_path / "runs"), "--workers", "1"),
+        env={"OMP_NUM_THREADS": "2"},
+        timeout=900,
+    )
+    assert outcome.code == 0, outcome.said
+    assert best(tmp_path / "runs" / "exp")[0] > 0.9
