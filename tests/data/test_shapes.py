@@ -107,7 +107,7 @@ def test_variety() -> None:
     assert len(counts) == 6 and counts.min() > 0.6 * counts.mean()
     boxes = np.concatenate([boxes for _, _, boxes in drawn])
     longest = (boxes[:, 2:] - boxes[:, :2]).max(1)
-    assert longest.min() < 13 and longest.max() > 80
+    assert longest.min() < 20 and longest.max() > 80
     assert (boxes[:, 2:] - boxes[:, :2]).min() >= 4
     empty = sum(len(classes) == 0 for _, classes, _ in drawn)
     assert 2 <= empty <= 25
