@@ -21,8 +21,8 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from data.check import check_dataset
 from data.images import open_images
@@ -43,44 +41,30 @@ from models.anchors import check_anchors, set_anchors
 from models.loss import DetectionLoss, build_criterion
 from models.summary import summary
 from models.yolo import DetectionModel
+from utils.agreement import facts, fingerprint, require_agreement
 from utils.autobatch import auto_batch_size
-from utils.checkpoint import (
-    Progress,
-    TrainState,
-    git_revision,
-    intersect_weights,
-    load_checkpoint,
-    load_weights,
-    resolve_weights,
-    run_facts,
-    save_checkpoint,
-)
+from utils.checkpoint import Progress, TrainState, intersect_weights, load_checkpoint, load_weights, resolve_weights
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.console import EpochBar, setup_logging
-from utils.distributed import (
-    World,
-    average_statistics,
-    check_batch_size,
-    gradients_stay_local,
-    open_world,
-    run_rank,
-    smart_DDP,
-    torch_distributed_zero_first,
-)
+from utils.distributed import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
 from utils.ema import ModelEMA
 from utils.errors import UserError
 from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
+from utils.interruption import Interruption
 from utils.journal import Journal
 from utils.loggers import check_trackers
-from utils.optim import MAX_GRAD_NORM, Schedule, build_optimizer
+from utils.optim import Schedule, build_optimizer
 from utils.precision import Precision, choose_precision
+from utils.preflight import preflight
 from utils.report import table_header, validation_line
 from utils.runs import newest_last_checkpoint, open_run, write_yaml
+from utils.saver import Saver
 from utils.seeding import init_seeds, sample_rng
 from utils.sinks import PictureSink
+from utils.step import Resize, SkippedSteps, StepResult, TrainStep, shown_paths
 from utils.stopping import EarlyStopping
-from utils.structures import Batch, CacheMode, DatasetIndex, Metrics
-from val import evaluate, fused_copy, report, round_up, to_device
+from utils.structures import CacheMode, DatasetIndex, Metrics
+from val import evaluate, fused_copy, report, round_up
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +84,19 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         UserError: something is wrong with the data, the weights or the folders.
     """
     with ExitStack() as stack:
+        interruption = stack.enter_context(Interruption())
         init_seeds(config.seed + 1 + world.rank, config.deterministic)
         check_trackers(config.logger_names)
+        world.doing("reading the dataset")
         with torch_distributed_zero_first(world.local_rank):  # caches are built once a node
             spec = load_spec(config.data)
             train_index = build_index(spec, "train", single_cls=config.single_cls)
             val_index = build_index(spec, "val", single_cls=config.single_cls)
         tell_problems(train_index, val_index)
 
+        world.doing("building the model")
         raw_model = build_model(config, train_index.names, world, resumed)
+        require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = round_up(config.imgsz, max(raw_model.stride, 32))
         fit_anchors(raw_model, train_index, imgsz, config, hyp, world, resumed)
         raw_model.to(world.device).to(memory_format=torch.channels_last)
@@ -116,151 +104,81 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = build_criterion(raw_model, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, world)
+        config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size)
         ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress()
         state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
+        data_hash = fingerprint(train_index)
         if resumed:
-            state.load(resumed.checkpoint, is_main=world.is_main)
-            resumed.check(config, loader.batches_per_epoch, train_index.digest)
-        schedule = Schedule(hyp, config.epochs, loader.batches_per_epoch, batch_size, config.cos_lr)
+            resumed.restore(state, config, data_hash, world)
+        batches = loader.batches_per_epoch
+        schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
         run = resumed.run if resumed else open_run(config.project, config.name, config.exist_ok, world)
+        world.remember("run", str(run))
         journal = stack.enter_context(
             Journal(run, config, hyp, train_index, world, start_epoch=progress.epoch, resumed=resumed is not None)
         )
-        saver = Saver(run, state, config, hyp, train_index.digest, world)
+        has_best = resumed is not None and resumed.has_best
+        saver = Saver(run, state, config, hyp, data_hash, world, interruption, has_best=has_best)
         model = smart_DDP(raw_model, sync_bn=config.sync_bn, compile=config.compile)
-        resize = Resize(config.multi_scale, config.seed, imgsz, raw_model.stride)
-        step = TrainStep(model, raw_model, criterion, optimizer, precision, ema, world, batch_size, resize)
-        log.info(f"{world.size} rank(s) on {world.device.type}, {precision.name}, batch {batch_size}; writing to {run}")
+        resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
+        step = TrainStep(
+            *(model, raw_model, criterion, optimizer, precision, ema, world, batch_size, resize),
+            asked_to_stop=lambda: interruption.requested > 0,
+        )
+        skips = SkippedSteps()
+        preflight(world)
+        log.info(f"{precision.name}, {batch_size} images a batch; writing to {run}")
 
         for epoch in range(progress.epoch, config.epochs):
             started, last = time.perf_counter(), epoch + 1 == config.epochs
+            world.doing(f"training epoch {epoch}")
             reweight(loader, train_index, progress, config)
             raw_model.train()
-            first, batches = progress.step_in_epoch, loader.batches_per_epoch
+            first = progress.step_in_epoch
             with EpochBar(epoch, config.epochs, batches, world, start=first) as bar:
                 drawn = journal.watch(bar.timed(loader.batches(epoch, first)))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
-                    losses, objects = step(itertools.islice(drawn, window), window, epoch, progress.step_in_epoch)
-                    progress.advance(window, losses)
-                    bar.update(window, progress.losses * (world.size / progress.step_in_epoch), objects, imgsz)
+                    result = step(itertools.islice(drawn, window), window, epoch, progress.step_in_epoch)
+                    progress.advance(window, result.losses, result.skipped)
+                    bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
+                    end_if_lost(skips, result, progress, train_index, saver, world)
+                    saver.after_step(result.stop)
             trained = (batches - first) * batch_size / bar.seconds
-            losses = world.sum(progress.losses.clone()) / batches
+            losses = world.sum(progress.mean_losses().to(world.device))
 
             metrics = None
             if last or not config.noval:
+                world.doing(f"validating epoch {epoch}")
                 averaged = fused_copy(ema.model, world.device)
                 metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
                 progress.class_maps = class_maps(metrics, len(val_index.names))
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
             stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
+            is_best = metrics is not None and stopper.best_epoch == epoch
             progress.finish_epoch()
-            if last or stop or not config.nosave:
-                saver.save(epoch, is_best=metrics is not None and stopper.best_epoch == epoch)
             journal.epoch(
                 epoch,
                 losses=losses.tolist(),
                 metrics=metrics,
-                rates=[group["lr"] for group in optimizer.param_groups],
+                rates=schedule.learning_rates((epoch + 1) * batches - 1),
                 seconds=time.perf_counter() - started,
                 data_wait=bar.data_wait,
                 images_per_s=trained,
             )
+            saver.after_epoch(epoch, wanted=last or stop or not config.nosave, is_best=is_best, done=last or stop)
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
                 break
+        world.doing("measuring the best epoch")
         return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
-
-
-# -------------------------------------------------------------------------------------------------------- steps
-
-
-@dataclass(frozen=True)
-class Resize:
-    """`--multi-scale`: another size for each batch, the same on every rank; does nothing where it is off."""
-
-    enabled: bool
-    seed: int
-    imgsz: int
-    stride: int
-
-    def __call__(self, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) and their targets (T, 6) at the size of global batch `batch` of `epoch`."""
-        if not self.enabled:
-            return images, targets
-        factor = scaled_size(self.seed, epoch, batch, self.imgsz, self.stride) / max(images.shape[2:])
-        height, width = (max(round(side * factor / self.stride), 1) * self.stride for side in images.shape[2:])
-        scale_y, scale_x = height / images.shape[2], width / images.shape[3]
-        resized = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
-        return resized, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))
-
-
-@dataclass
-class TrainStep:
-    """One optimizer step over a window of batches.
-
-    The gradient is that of Σ over the batches of global batch size × global mean loss, however many ranks share a
-    batch: each rank divides its sums by the counts of all, and DDP's averaging is undone by the number of ranks.
-    """
-
-    model: nn.Module
-    raw_model: DetectionModel
-    criterion: DetectionLoss
-    optimizer: torch.optim.Optimizer
-    precision: Precision
-    ema: ModelEMA[DetectionModel]
-    world: World
-    batch_size: int
-    resize: Resize
-
-    def __call__(self, batches: Iterable[Batch], window: int, epoch: int, first: int) -> tuple[Tensor, int]:
-        """Train on `window` batches, the first of which is global batch `first` of `epoch`.
-
-        Returns:
-            This rank's part of the sum of their losses, (3,) box, obj, cls; and the objects in the last batch.
-        """
-        total = torch.zeros(3, device=self.world.device)
-        objects = 0
-        for number, batch in enumerate(batches):
-            last = number + 1 == window
-            sharing: AbstractContextManager[Any] = nullcontext() if last else gradients_stay_local(self.model)
-            with sharing:
-                total += self._accumulate(batch, epoch, first + number)
-            objects = len(batch.targets)
-        self._update()
-        return total, objects
-
-    def _accumulate(self, batch: Batch, epoch: int, number: int) -> Tensor:
-        """Add a batch's gradient; return its losses (3,)."""
-        images, targets = self.resize(to_device(batch, self.world.device), batch.targets, epoch, number)
-        size_hw = (images.shape[2], images.shape[3])
-        # Who answers for which object does not depend on predictions: the counts travel while the model computes.
-        assignment = self.criterion.assign(targets, len(batch), size_hw).to(self.world.device)
-        counts = self.world.sum_later(assignment.counts.clone())
-        with self.precision.autocast():
-            predictions = self.model(images)
-        loss, losses = self.criterion(predictions, assignment, counts())
-        scaled = self.precision.scaler.scale(loss * (self.batch_size * self.world.size))
-        scaled.backward()  # type: ignore[no-untyped-call]
-        return losses
-
-    def _update(self) -> None:
-        """Clip, step, and let the average follow."""
-        scaler = self.precision.scaler
-        scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.raw_model.parameters(), MAX_GRAD_NORM)
-        scaler.step(self.optimizer)
-        scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        average_statistics(self.model)
-        self.ema.update(self.raw_model)
 
 
 # -------------------------------------------------------------------------------------------- parts of a run
@@ -410,38 +328,36 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
 
 
+def size_of_batch(config: TrainConfig, imgsz: int, stride: int) -> Callable[[int, int], int] | None:
+    """`--multi-scale`: size in pixels by epoch and global batch; None where it is off."""
+    if not config.multi_scale:
+        return None
+    return lambda epoch, batch: scaled_size(config.seed, epoch, batch, imgsz, stride)
+
+
+def end_if_lost(
+    skips: SkippedSteps, result: StepResult, progress: Progress, index: DatasetIndex, saver: Saver, world: World
+) -> None:
+    """End a run whose loss has not been finite for ten steps in a row; say which images were the last.
+
+    Raises:
+        UserError: on every rank.
+    """
+    if not skips.note(result.skipped):
+        return
+    images = [str(index.path(i)) for share in world.all_gather(result.indices) for i in share]
+    raise UserError(
+        f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has not "
+        f"been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last good "
+        f"checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
+    )
+
+
 def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:
     """AP of every class; the mean of all for classes that the validation has no object of."""
     maps = np.full(nc, metrics.map)
     maps[metrics.class_ids] = metrics.per_class[:, 3]
     return tuple(maps.tolist())
-
-
-class Saver:
-    """Writes the checkpoints of a run, on rank 0 alone; an error there reaches every rank."""
-
-    def __init__(
-        self, run: Path, state: TrainState, config: TrainConfig, hyp: Hyp, dataset_hash: str, world: World
-    ) -> None:
-        self.folder = run / "weights"
-        self._state, self._world, self._period = state, world, config.save_period
-        self._config, self._hyp, self._dataset_hash = config.as_dict(), hyp.as_dict(), dataset_hash
-        self._git = git_revision() if world.is_main else None
-
-    def save(self, epoch: int, *, is_best: bool) -> None:
-        """Write last.pt after `epoch`; best.pt too where it is the best; epochN.pt where one is due."""
-        names = ["last.pt"]
-        if is_best:
-            names.append("best.pt")
-        if self._period > 0 and (epoch + 1) % self._period == 0:
-            names.append(f"epoch{epoch}.pt")
-        self._world.from_main(lambda: self._write(names))
-
-    def _write(self, names: Iterable[str]) -> None:
-        facts = run_facts(self._state.model, self._config, self._hyp, self._dataset_hash, self._git)
-        content = {**self._state.state_dict(), **facts}
-        for name in names:
-            save_checkpoint(self.folder / name, content)
 
 
 def finish(
@@ -455,16 +371,13 @@ def finish(
     imgsz: int,
 ) -> Metrics:
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
-    best = saver.folder / "best.pt"
-    weights = world.from_main(lambda: load_checkpoint(best)["ema"] if best.is_file() else None)
-    if weights is not None:
-        model.load_state_dict(weights)
+    model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
     sinks = [PictureSink(journal.run, index)] if journal.draws else []
     found = evaluate(fused_copy(model, world.device), loader, index, world, sinks=sinks)
     if world.is_main:
-        print(f"\nBest epoch {stopper.best_epoch}, {best}")
+        print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
         report(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)
-    journal.finish(stopper.best_epoch, best)
+    journal.finish(stopper.best_epoch, saver.best)
     world.barrier()
     return found.metrics
 
@@ -479,25 +392,35 @@ class ResumedRun:
     Attributes:
         run: its directory, on rank 0's host.
         checkpoint: the content of its last.pt.
+        has_best: whether its best.pt is there too.
     """
 
     run: Path
     checkpoint: dict[str, Any]
+    has_best: bool
 
-    def check(self, config: TrainConfig, batches_per_epoch: int, dataset_hash: str) -> None:
-        """Refuse to go on where nothing is left to do; warn where the data has changed.
+    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
+        """Put everything where the checkpoint has it.
 
         Raises:
-            UserError: the run is finished.
+            UserError: the run is finished, or the checkpoint does not fit.
         """
-        if self.checkpoint["epoch"] >= config.epochs:
+        state.load(self.checkpoint, rank=world.rank, size=world.size)
+        progress = state.progress
+        if progress.epoch >= config.epochs:
             raise UserError(
                 f"--resume {self.run}: all {config.epochs} epochs are done. To train further give --epochs "
                 f"{config.epochs + 10} or more."
             )
-        if self.checkpoint["dataset_hash"] != dataset_hash:
+        if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
-        log.info(f"Going on with {self.run} in epoch {self.checkpoint['epoch']}")
+        before = self.checkpoint["config"]["batch_size"]
+        if before != config.batch_size:
+            progress.step_in_epoch = progress.step_in_epoch * before // config.batch_size
+            log.warning(
+                f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
+            )
+        log.info(f"Going on with {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
 
 def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
@@ -516,10 +439,38 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
         return path.absolute(), load_checkpoint(path)
 
     path, checkpoint = world.from_main(read)
+    return going_on(given, path, checkpoint, world)
+
+
+def going_on(
+    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
+) -> tuple[TrainConfig, Hyp, ResumedRun]:
+    """The saved configuration, with the flags given now in place of its own."""
     saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
     config = TrainConfig(**{**saved, **given, "resume": str(path)})
     hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
-    return config, hyp, ResumedRun(path.parent.parent, checkpoint)
+    has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
+
+
+def interrupted_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
+    """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
+
+    Whoever has the checkpoint on its disk hands it to all, for rank 0 may be on another host than before. None where
+    the ranks were not restarted, or had not saved anything.
+    """
+    folder = world.broadcast(world.recall("run"))
+    if folder is None:
+        return None
+    last = Path(folder) / "weights" / "last.pt"
+    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
+    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
+    if max(steps) < 0:
+        return None
+    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
+    assert checkpoint is not None
+    log.info(f"Restarted by the launcher: going on from {last}")
+    return going_on(given, last, checkpoint, world)
 
 
 def start(given: Mapping[str, Any]) -> Metrics | None:
@@ -532,11 +483,11 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             return None
         if asked.evolve:
             return evolve(asked, load_hyp(asked.hyp), world)
-        if asked.resume:
-            config, hyp, resumed = resume(given, world)
-            check_batch_size(config.batch_size, world.size)
-            return train(config, hyp, world, resumed)
-        return train(asked, load_hyp(asked.hyp), world)
+        before = interrupted_run(given, world) or (resume(given, world) if asked.resume else None)
+        if before is None:
+            return train(asked, load_hyp(asked.hyp), world)
+        check_batch_size(before[0].batch_size, world.size)
+        return train(*before[:2], world, before[2])
 
 
 def evolve(config: TrainConfig, start_hyp: Hyp, world: World) -> Metrics | None:

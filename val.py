@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from data.images import open_images
 from data.index import build_index
@@ -51,7 +50,7 @@ from utils.report import class_table, interval_line, speed_line, table_header, t
 from utils.runs import open_run
 from utils.seeding import sample_rng
 from utils.sinks import CocoSink, PictureSink, Sink, TxtSink
-from utils.structures import Batch, DatasetIndex, DatasetSpec, Detections, Metrics
+from utils.structures import DatasetIndex, DatasetSpec, Detections, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ def evaluate(
 
     for batch in loader:
         clock.begin()
-        images = to_device(batch, world.device)
+        images = batch.images_on(world.device)
         clock.lap("preparation")
         with precision.autocast():
             decoded, raw = (predict_augmented(model, images), []) if augment else model(images)
@@ -141,11 +140,6 @@ def evaluate(
         metrics = dataclasses.replace(metrics, losses=meter.losses(totals))
     metrics = dataclasses.replace(metrics, speed_ms=(preparation, inference, nms))
     return Evaluation(metrics, curves, sum(matrices), state)
-
-
-def to_device(batch: Batch, device: torch.device) -> Tensor:
-    """Images of a batch as float (B, 3, H, W) in 0 … 1 on the device: a channels-last view of what the loader made."""
-    return batch.images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
 
 
 def fused_copy(model: DetectionModel, device: torch.device) -> DetectionModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BASEMENT = {"archives", "boxes", "distributed", "download", "environment", "errors", "files", "seeding"}
+BASEMENT = {"archives", "boxes", "distributed", "download", "environment", "errors", "files", "seeding", "pulse"}
 OPTIONAL = {
     "albumentations",
     "wandb",

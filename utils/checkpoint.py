@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,7 +35,8 @@ FORMAT = 1  # the key "version"; raised when a reader of the older format could 
 
 STATE_KEYS = (
     *("model", "ema", "ema_updates", "optimizer", "scaler"),
-    *("epoch", "step", "step_in_epoch", "epoch_losses", "class_maps", "best_fitness", "stopper", "rng"),
+    *("epoch", "step", "step_in_epoch", "epoch_losses", "epoch_skipped", "skipped_steps", "class_maps"),
+    *("best_fitness", "stopper", "rng"),
 )
 FACT_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "anchors", "dataset_hash"),
@@ -183,9 +184,11 @@ class Progress:
 
     Attributes:
         epoch: the epoch to go on with, from 0.
-        step: optimizer steps so far.
+        step: optimizer steps so far, skipped ones included.
         step_in_epoch: global batches of `epoch` that are done; 0 between epochs.
         losses: float32 (3,), box, obj, cls: this rank's part of the sum over those batches.
+        epoch_skipped: of those batches, the ones whose gradient was not finite.
+        skipped_steps: such steps so far.
         class_maps: AP of each class in the latest validation, which `--image-weights` go by; () before the first.
     """
 
@@ -193,18 +196,27 @@ class Progress:
     step: int = 0
     step_in_epoch: int = 0
     losses: Tensor = field(default_factory=lambda: torch.zeros(3))
+    epoch_skipped: int = 0
+    skipped_steps: int = 0
     class_maps: tuple[float, ...] = ()
 
-    def advance(self, batches: int, losses: Tensor) -> None:
+    def advance(self, batches: int, losses: Tensor, skipped: bool = False) -> None:
         """Count an optimizer step over so many batches, with the sum of their losses."""
         self.step += 1
         self.step_in_epoch += batches
         self.losses = self.losses.to(losses.device) + losses
+        self.epoch_skipped += batches * skipped
+        self.skipped_steps += skipped
+
+    def mean_losses(self) -> Tensor:
+        """(3,): this rank's part of the mean over the epoch's batches so far; NaN where all were skipped."""
+        counted = self.step_in_epoch - self.epoch_skipped
+        return self.losses / counted if counted else torch.full_like(self.losses, float("nan"))
 
     def finish_epoch(self) -> None:
         """Stand at the start of the next epoch."""
         self.epoch += 1
-        self.step_in_epoch = 0
+        self.step_in_epoch = self.epoch_skipped = 0
         self.losses = torch.zeros_like(self.losses)
 
 
@@ -224,8 +236,12 @@ class TrainState:
     stopper: EarlyStopping
     progress: Progress
 
-    def state_dict(self) -> dict[str, Any]:
-        """The values of `STATE_KEYS`: live tensors, not copies."""
+    def state_dict(self, losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
+        """The values of `STATE_KEYS`: live tensors, not copies.
+
+        Args:
+            losses_by_rank: `progress.losses` of every rank; () with a single one.
+        """
         progress = self.progress
         return {
             "model": self.model.state_dict(),
@@ -236,20 +252,22 @@ class TrainState:
             "epoch": progress.epoch,
             "step": progress.step,
             "step_in_epoch": progress.step_in_epoch,
-            "epoch_losses": progress.losses.cpu(),
+            "epoch_losses": torch.stack([losses.cpu() for losses in losses_by_rank or [progress.losses]]),
+            "epoch_skipped": progress.epoch_skipped,
+            "skipped_steps": progress.skipped_steps,
             "class_maps": list(progress.class_maps),
             "best_fitness": self.stopper.best_fitness,
             "stopper": self.stopper.state_dict(),
             "rng": rng_state(),
         }
 
-    def load(self, state: Mapping[str, Any], *, is_main: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
         """Take up the state of a checkpoint, in place.
 
         Args:
             state: what `load_checkpoint` returned; more keys than `STATE_KEYS` are fine.
-            is_main: take up rank 0's own part too: the losses so far, and the process's generators, which must differ
-                between ranks.
+            rank, size: this rank among all. Each takes up its own part of the epoch's losses, or rank 0 all of it where
+                the number of ranks has changed; and only rank 0 the process's generators, which must differ.
 
         Raises:
             UserError: the weights or the optimizer's state do not fit.
@@ -277,8 +295,13 @@ class TrainState:
         self.progress.step = state["step"]
         self.progress.step_in_epoch = state["step_in_epoch"]
         self.progress.class_maps = tuple(state["class_maps"])
-        if is_main:  # rank 0 holds the sum over the ranks
-            self.progress.losses = state["epoch_losses"].clone()
+        self.progress.epoch_skipped = state["epoch_skipped"]
+        self.progress.skipped_steps = state["skipped_steps"]
+        parts = state["epoch_losses"]
+        if len(parts) != size:
+            parts = torch.cat((parts.sum(0, keepdim=True), torch.zeros(size - 1, 3)))
+        self.progress.losses = parts[rank].clone()
+        if rank == 0:
             set_rng_state(state["rng"])
 
 
@@ -380,7 +403,8 @@ def load_weights(path: Path) -> Weights:
     """
     if is_legacy(path):
         original = load_legacy(path)
-        return Weights(original.state_dict, original.model_yaml, original.names, f"{path.name} (original YOLOv5)")
+        described = {"name": path.stem, **original.model_yaml}
+        return Weights(original.state_dict, described, original.names, f"{path.name} (original YOLOv5)")
     state = load_checkpoint(path)
     done = f"after {state['epoch']} epochs" if not state["step_in_epoch"] else f"in epoch {state['epoch']}"
     return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), f"{path.name} ({done})")

@@ -270,6 +270,7 @@ class TrainConfig(_Options):
     patience: int = _option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
     freeze: tuple[int, ...] = _option((0,), "freeze layers 0..N-1, or those listed", kind=int, low=0, many=True)
     save_period: int = _option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
+    save_steps: int = _option(0, "also save last.pt every so many optimizer steps; 0 = never", kind=int, low=0)
     seed: int = _option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)
     local_rank: int = _option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
     amp: str = _option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))

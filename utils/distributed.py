@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -24,13 +25,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.environment import Launch
+from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, UserError
+from utils.pulse import FAILURE_KEY, Pulse
 
 T = TypeVar("T")
 
-CONTROL_TIMEOUT = timedelta(minutes=30)
-_FAILURE_KEY = "tessera/failure"
+_JOINING_TIMEOUT = timedelta(minutes=10)  # for all ranks to start
 
 
 class PeerError(UserError):
@@ -53,13 +54,16 @@ class World:
         device: torch.device | None = None,
         store: Store | None = None,
         control: dist.ProcessGroup | None = None,
+        pulse: Pulse | None = None,
+        memory: Store | None = None,
     ) -> None:
         launch = launch or Launch()
+        self.launch = launch
         self.rank, self.size = launch.rank, launch.size
         self.local_rank, self.local_size = launch.local_rank, launch.local_size
         self.device = device or torch.device("cpu")
         self.store = store
-        self._control = control
+        self._control, self._pulse, self._memory = control, pulse, memory
         self._firsts = itertools.count()
         firsts = [r for r, local in enumerate(self.all_gather(self.local_rank)) if local == 0 and r <= self.rank]
         self.node, self._node_first = len(firsts) - 1, firsts[-1]
@@ -71,12 +75,13 @@ class World:
 
     # Control messages: any picklable value, over gloo, on the host.
 
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value of rank `source` on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
+        with self._control_message():
+            dist.broadcast_object_list(box, src=source, group=self._control)
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
@@ -84,8 +89,49 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._control)
+        with self._control_message():
+            dist.all_gather_object(values, value, group=self._control)
         return values
+
+    @contextmanager
+    def _control_message(self) -> Iterator[None]:
+        """Around a control message: counted, and when time runs out, explained by who has not come and what it does."""
+        assert self._pulse is not None
+        self._pulse.messages += 1
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            waited = time.monotonic() - started
+            if waited < control_timeout_s() * 0.9:
+                raise  # a peer is gone, which its own rank or the launcher reports
+            number = self._pulse.messages
+            missing = [
+                f"rank {rank} on {sign.host} (last: {sign.doing})" if sign else f"rank {rank} (gave no sign of life)"
+                for rank, sign in enumerate(self._pulse.signs())
+                if sign is None or sign.messages < number
+            ]
+            raise UserError(
+                f"control message {number} has waited {waited:.0f} s ({self._pulse.doing}) for "
+                f"{', '.join(missing) or 'a rank that came too late'}. Find out what holds it, or raise "
+                f"TESSERA_CONTROL_TIMEOUT (seconds)."
+            ) from error
+
+    def doing(self, what: str) -> None:
+        """Tell the other ranks what this one is about to do: they name it where they wait in vain."""
+        if self._pulse is not None:
+            self._pulse.doing = what
+
+    def remember(self, key: str, value: str) -> None:
+        """Keep a text for as long as the launcher lives, over restarts of the ranks."""
+        if self._memory is not None:
+            self._memory.set(f"tessera/{key}", value)
+
+    def recall(self, key: str) -> str | None:
+        """A text that was kept before; None where there is none."""
+        if self._memory is None or not self._memory.check([f"tessera/{key}"]):
+            return None
+        return self._memory.get(f"tessera/{key}").decode()
 
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""
@@ -140,7 +186,7 @@ class World:
             return True
         me = str(self.rank)
         try:
-            return bool(self.store.compare_set(_FAILURE_KEY, "", me).decode() == me)
+            return bool(self.store.compare_set(FAILURE_KEY, "", me).decode() == me)
         except (RuntimeError, OSError):  # the store's host is gone: it failed first
             return False
 
@@ -173,27 +219,49 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         finally:
             _current = None
         return
-    store = _join(launch)
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
-        store=PrefixStore("default", store),
+        store=PrefixStore("default", _join(launch)),
         rank=launch.rank,
         world_size=launch.size,
         device_id=chosen if chosen.type == "cuda" else None,
     )
+    pulse: Pulse | None = None
     try:
-        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
         assert isinstance(control, dist.ProcessGroup)
-        _current = World(launch, chosen, store, control)
+        memory = _connect(launch)
+        # A launcher that restarts the ranks keeps its store: each start has keys of its own.
+        session = [uuid.uuid4().hex]
+        dist.broadcast_object_list(session, group=control)
+        store = PrefixStore(f"tessera/{session[0]}", memory)
+        pulse = Pulse(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
+        _current = World(launch, chosen, store, control, pulse, memory)
         yield _current
     except PeerError:
         raise
     except Exception as error:
+        lost = pulse.silent() if pulse is not None and _is_lost_connection(error) else []
         error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
-        raise
+        if not lost:
+            raise
+        named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.doing})" for rank, sign in lost)
+        gone = UserError(
+            f"{named} is gone: killed, or its host is. What the launcher or the kernel log says tells why."
+        )
+        gone.speaks = error.speaks  # type: ignore[attr-defined]
+        raise gone from error
     finally:
         _current = None
+        if pulse is not None:
+            pulse.close()
         dist.destroy_process_group()
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a collective failed because another rank's end of the line did."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(word in text for word in ("onnection", "ocket", "peer", "NCCL"))
 
 
 def _join(launch: Launch) -> Store:
@@ -202,7 +270,14 @@ def _join(launch: Launch) -> Store:
         store, _, _ = next(rendezvous("env://"))
         return store
     assert launch.address is not None and launch.port is not None
-    return TCPStore(launch.address, launch.port, launch.size, is_master=launch.rank == 0, timeout=CONTROL_TIMEOUT)
+    is_host = launch.rank == 0
+    return TCPStore(launch.address, launch.port, launch.size, is_master=is_host, timeout=_JOINING_TIMEOUT)
+
+
+def _connect(launch: Launch) -> Store:
+    """Another connection to the job's store, on which nothing ever waits."""
+    assert launch.address is not None and launch.port is not None
+    return TCPStore(launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=_JOINING_TIMEOUT)
 
 
 def choose_device(device: str, launch: Launch) -> torch.device:
@@ -225,6 +300,11 @@ def choose_device(device: str, launch: Launch) -> torch.device:
         wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
     except ValueError:
         raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
+    if launch.size == 1 and len(wanted) > 1 and word not in ("", "cuda"):
+        raise ConfigError(
+            f"--device {device}: one process computes on one device. For all of them start one process each: "
+            f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
+        )
     missing = [number for number in wanted if not 0 <= number < present]
     if missing:
         raise ConfigError(
@@ -232,11 +312,6 @@ def choose_device(device: str, launch: Launch) -> torch.device:
             + (f", or numbers from 0 to {present - 1}." if present else ".")
         )
     if launch.size == 1:
-        if len(wanted) > 1 and word not in ("", "cuda"):
-            raise ConfigError(
-                f"--device {device}: one process computes on one device. For all of them start one process each: "
-                f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
-            )
         return torch.device("cuda", wanted[0])
     if launch.local_rank >= len(wanted):
         raise ConfigError(
@@ -460,8 +535,3 @@ class _SyncBatchNorm(torch.autograd.Function):
 
 
 _SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already
-
-
-def host_name() -> str:
-    """Name of this machine, for messages."""
-    return socket.gethostname()

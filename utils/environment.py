@@ -26,6 +26,16 @@ def forbid_update_checks() -> None:
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
+def peer_timeout_s() -> float:
+    """Seconds of silence after which a rank counts as lost (TESSERA_PEER_TIMEOUT)."""
+    return float(os.environ.get("TESSERA_PEER_TIMEOUT") or 60)
+
+
+def control_timeout_s() -> float:
+    """Seconds that ranks wait for one another in a control message (TESSERA_CONTROL_TIMEOUT)."""
+    return float(os.environ.get("TESSERA_CONTROL_TIMEOUT") or 1800)
+
+
 @dataclass(frozen=True)
 class Launch:
     """Where this process stands in a distributed job, as its launcher says.
@@ -35,6 +45,7 @@ class Launch:
         size, local_size: how many processes there are, in all and on this node.
         address, port: where rank 0 listens for the rendezvous; None with a single process.
         launcher: "torchrun", "slurm" or "plain".
+        attempt: how often torchrun has restarted the job before.
     """
 
     rank: int = 0
@@ -44,6 +55,7 @@ class Launch:
     address: str | None = None
     port: int | None = None
     launcher: str = "plain"
+    attempt: int = 0
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1, env: Mapping[str, str] | None = None) -> Launch:
@@ -64,6 +76,7 @@ class Launch:
                 address=env.get("MASTER_ADDR", "127.0.0.1"),
                 port=int(env.get("MASTER_PORT", "29500")),
                 launcher="torchrun",
+                attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
             )
         # An interactive `srun --pty bash` sets these with one task: that is a plain start.
         if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:

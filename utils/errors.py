@@ -7,6 +7,7 @@ without a traceback and exit with its code; every other exception is a defect of
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -20,6 +21,18 @@ class ConfigError(UserError):
     """A mistake in flags, hyperparameters or a configuration YAML. The scripts exit with code 2."""
 
     exit_code = 2
+
+
+class Interrupted(Exception):
+    """The run was stopped on request, after its checkpoint was written: no failure.
+
+    Attributes:
+        exit_code: 128 + the signal, as shells have it.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + (number or signal.SIGTERM)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -173,6 +173,10 @@ class Batch:
     def __len__(self) -> int:
         return self.images.shape[0]
 
+    def images_on(self, device: torch.device) -> Tensor:
+        """The images as float (B, 3, H, W) in 0 … 1 on `device`: a channels-last view of what the loader made."""
+        return self.images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+
     def pin_memory(self) -> Batch:
         """Copy into page-locked memory; called by torch's DataLoader."""
         return Batch(
@@ -236,8 +240,3 @@ class Metrics:
     def fitness(self) -> float:
         """What `best.pt` and EarlyStopping go by: 0.1 mAP50 + 0.9 mAP50-95."""
         return 0.1 * self.map50 + 0.9 * self.map
-
-
-def empty_targets() -> Tensor:
-    """Targets of a batch without objects, (0, 6)."""
-    return torch.zeros((0, 6))

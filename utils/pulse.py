@@ -1,0 +1,161 @@
+"""Signs of life: every rank says what it is doing, and notices when another one has fallen silent or failed.
+
+A thread writes to the job's store once a second and reads two keys: the next rank's sign of life, and whether any rank
+has failed. It needs no collective, so it works while the main thread waits in one, which is where a job would hang.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+INTERVAL_S = 1.0
+GRACE_S = 10.0  # for a rank to end by itself once another one has failed
+FAILURE_KEY = "failure"
+
+
+class KeyStore(Protocol):
+    """What a pulse needs of a store; a connection of its own, because a waiting call blocks its connection."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read a value."""
+
+
+class Sign(NamedTuple):
+    """A rank's sign of life.
+
+    Attributes:
+        tick: counts up while the process lives; -1 after a regular end.
+        messages: control messages that the rank has entered.
+        host, doing: where it is, and what it said last that it does.
+    """
+
+    tick: int
+    messages: int
+    host: str
+    doing: str
+
+    def encode(self) -> str:
+        """As one line."""
+        return f"{self.tick}|{self.messages}|{self.host}|{self.doing}"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Sign:
+        """From `encode`."""
+        tick, messages, host, doing = line.decode().split("|", 3)
+        return cls(int(tick), int(messages), host, doing)
+
+
+class Pulse:
+    """This rank's signs of life, and its watch over the next rank.
+
+    Args:
+        store: a connection of its own.
+        rank, size: this rank among all.
+        host: name of this machine.
+        timeout_s: silence of the next rank after which the job is ended.
+        end: called with a message in place of leaving the process (for tests).
+    """
+
+    def __init__(
+        self,
+        store: KeyStore,
+        rank: int,
+        size: int,
+        host: str,
+        timeout_s: float,
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        self.doing = "starting"
+        self.messages = 0
+        self._store, self._rank, self._size, self._host = store, rank, size, host
+        self._timeout_s, self._end = timeout_s, end or self._leave
+        self._tick = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say that this rank has ended, regularly or with an error that it reported."""
+        self._closed.set()
+        self._thread.join(2 * INTERVAL_S)
+        self._tick = -1
+        try:
+            self._say()
+        except (RuntimeError, OSError):  # the store went first: nobody is left to be told
+            return
+
+    def signs(self) -> list[Sign | None]:
+        """Every rank's latest sign, None where it never gave one."""
+        keys = [self._key(rank) for rank in range(self._size)]
+        return [Sign.decode(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+
+    def silent(self) -> list[tuple[int, Sign]]:
+        """Ranks that give no more signs of life and have not ended regularly; takes a few seconds."""
+        try:
+            before = self.signs()
+            time.sleep(2.5 * INTERVAL_S)
+            after = self.signs()
+        except (RuntimeError, OSError):  # the store is gone, and with it what it knew
+            return []
+        pairs = enumerate(zip(before, after, strict=True))
+        return [(rank, a) for rank, (b, a) in pairs if a is not None and b is not None and a.tick == b.tick != -1]
+
+    def _key(self, rank: int) -> str:
+        return f"pulse/{rank}"
+
+    def _say(self) -> None:
+        self._store.set(self._key(self._rank), Sign(self._tick, self.messages, self._host, self.doing).encode())
+
+    def _beat(self) -> None:
+        neighbour = (self._rank + 1) % self._size
+        seen, since = -2, time.monotonic()
+        while not self._closed.wait(INTERVAL_S):
+            try:
+                self._tick += 1
+                self._say()
+                if self._store.check([FAILURE_KEY]):
+                    self._follow()
+                    return
+                sign = Sign.decode(self._store.get(self._key(neighbour))) if self._is_there(neighbour) else None
+            except (RuntimeError, OSError):
+                if not self._closed.is_set():
+                    self._lose_store()
+                return
+            now = time.monotonic()
+            if sign is None or sign.tick == -1 or sign.tick != seen:
+                seen, since = (sign.tick if sign else -2), now
+            elif now - since > self._timeout_s:
+                self._store.set(FAILURE_KEY, str(self._rank))
+                self._end(
+                    f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; "
+                    f"the last it did: {sign.doing}. The job is ended; go on with --resume."
+                )
+                return
+
+    def _is_there(self, rank: int) -> bool:
+        return self._store.check([self._key(rank)])
+
+    def _follow(self) -> None:
+        """Another rank has failed and says why: end quietly, by force if the main thread cannot."""
+        if not self._closed.wait(GRACE_S):
+            self._end("")
+
+    def _lose_store(self) -> None:
+        if not self._closed.wait(GRACE_S):
+            self._end("the connection to the job's store is lost: its host or its launcher is gone. The job is ended.")
+
+    def _leave(self, message: str) -> None:
+        if message:
+            print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
+        os._exit(1)
