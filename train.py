@@ -347,8 +347,8 @@ def end_if_lost(
         return
     images = [str(index.path(i)) for share in world.all_gather(result.indices) for i in share]
     raise UserError(
-        f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has not "
-        f"been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last good "
+        f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has "
+        f"not been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last good "
         f"checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
     )
 
@@ -453,16 +453,13 @@ def going_on(
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
 
 
-def interrupted_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
+def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
     """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
 
     Whoever has the checkpoint on its disk hands it to all, for rank 0 may be on another host than before. None where
-    the ranks were not restarted, or had not saved anything.
+    nothing had been saved.
     """
-    folder = world.broadcast(world.recall("run"))
-    if folder is None:
-        return None
-    last = Path(folder) / "weights" / "last.pt"
+    last = run / "weights" / "last.pt"
     mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
     steps = world.all_gather(-1 if mine is None else int(mine["step"]))
     if max(steps) < 0:
@@ -483,9 +480,15 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             return None
         if asked.evolve:
             return evolve(asked, load_hyp(asked.hyp), world)
-        before = interrupted_run(given, world) or (resume(given, world) if asked.resume else None)
+        earlier = world.broadcast(world.recall("run"))  # where the launcher has restarted the ranks
+        before = interrupted_run(given, Path(earlier), world) if earlier else None
+        if before is None and asked.resume:
+            before = resume(given, world)
         if before is None:
-            return train(asked, load_hyp(asked.hyp), world)
+            again = (
+                {"project": str(Path(earlier).parent), "name": Path(earlier).name, "exist_ok": True} if earlier else {}
+            )
+            return train(TrainConfig(**{**given, **again}), load_hyp(asked.hyp), world)
         check_batch_size(before[0].batch_size, world.size)
         return train(*before[:2], world, before[2])
 

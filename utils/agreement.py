@@ -22,9 +22,7 @@ def facts(config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], mo
     flags = {f"--{k.replace('_', '-')}": str(v) for k, v in config.as_dict().items() if k not in _OWN}
     values = {f"hyp {key}": f"{value:g}" for key, value in hyp.as_dict().items()}
     data = {f"{split} data": f"{len(index)} images, {fingerprint(index)}" for split, index in indexes.items()}
-    classes = {
-        f"classes of {split}": f"{len(index.names)} ({','.join(index.names)[:60]})" for split, index in indexes.items()
-    }
+    classes = {f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()}
     shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in model.state_dict().items())
     return {
         "code": code_version(),
@@ -61,7 +59,7 @@ def require_agreement(mine: Mapping[str, str], world: World) -> None:
 
 
 def fingerprint(index: DatasetIndex) -> str:
-    """Hash of a split's content: file names, image sizes, labels and class names, but not where or when it was copied."""
+    """Hash of a split's content: file names, image sizes, labels, class names; not where or when it was copied."""
     names = "\0".join(index.path(i).name for i in range(len(index)))
     digest = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8)
     digest.update("\0".join(index.names).encode())

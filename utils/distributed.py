@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError, Interrupted, UserError
 from utils.pulse import FAILURE_KEY, Pulse
 
 T = TypeVar("T")
@@ -238,7 +238,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         pulse = Pulse(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
         _current = World(launch, chosen, store, control, pulse, memory)
         yield _current
-    except PeerError:
+    except (PeerError, Interrupted):
         raise
     except Exception as error:
         lost = pulse.silent() if pulse is not None and _is_lost_connection(error) else []
@@ -396,6 +396,10 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         if getattr(error, "speaks", launch.rank == 0):
             print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
         return error.exit_code, None
+    except Interrupted as stopped:
+        if launch.rank == 0:
+            print(stopped, file=sys.stderr, flush=True)
+        return stopped.exit_code, None
     except KeyboardInterrupt:
         if launch.rank == 0:
             print("interrupted", file=sys.stderr, flush=True)

@@ -150,7 +150,7 @@ class TrainStep:
         counts = census()
         loss, losses = self._criterion(predictions, assignment, counts[:-1].view_as(assignment.counts))
         scaled = self._precision.scaler.scale(loss * (self._batch_size * self._world.size))
-        scaled.backward()  # type: ignore[no-untyped-call]
+        scaled.backward()
         return losses, counts[-1]
 
     def _update(self) -> bool:
