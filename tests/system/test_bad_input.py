@@ -16,10 +16,10 @@ TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
 Mistake = Callable[[Path], list[str]]
 
 
-def edit_yaml(path: Path, **changes: object) -> Path:
+def edit_yaml(file: Path, **changes: object) -> Path:
     """A changed copy beside the file."""
-    content = {**yaml.safe_load(path.read_text()), **changes}
-    copy = path.with_name("changed.yaml")
+    content = {**yaml.safe_load(file.read_text()), **changes}
+    copy = file.with_name("changed.yaml")
     copy.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
     return copy
 
