@@ -281,13 +281,7 @@ class TrainState:
                 )
             module.load_state_dict(state[name])
         self.ema.updates = state["ema_updates"]
-        try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except ValueError as error:
-            raise UserError(
-                f"The optimizer's state in the checkpoint does not fit ({_first_line(error)}). A run can go on only "
-                f"with the --optimizer that it started with."
-            ) from error
+        self._load_optimizer(state["optimizer"])
         if state["scaler"]:  # empty from a run without loss scaling, which this one may have
             self.scaler.load_state_dict(state["scaler"])
         self.stopper.load_state_dict(state["stopper"])
@@ -303,6 +297,24 @@ class TrainState:
         self.progress.losses = parts[rank].clone()
         if rank == 0:
             set_rng_state(state["rng"])
+
+    def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
+        """Take up moments and counters. Rates and decay stay this optimizer's: flags given at a resume count."""
+        groups = self.optimizer.param_groups
+        own = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        # Both Adams have betas, SGD has not; torch compares no more than how many parameters there are.
+        other = ["betas" in group for group in saved["param_groups"][:1]] != ["betas" in group for group in own[:1]]
+        try:
+            if other:
+                raise ValueError("SGD and Adam keep different things")
+            self.optimizer.load_state_dict(dict(saved))
+        except ValueError as error:
+            raise UserError(
+                f"The optimizer's state in the checkpoint does not fit ({_first_line(error)}). A run can go on only "
+                f"with the --optimizer and the --freeze that it started with."
+            ) from error
+        for group, values in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(values)
 
 
 class Detector(Protocol):

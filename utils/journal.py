@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from utils.config import Hyp, TrainConfig
 from utils.console import tolerate
 from utils.distributed import World
+from utils.errors import UserError
 from utils.loggers import Loggers
 from utils.pictures import draw_targets
 from utils.plots import plot_labels, plot_results
@@ -30,6 +32,9 @@ class Journal:
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
         resumed: continue the trackers' runs, and leave the first pictures as they are.
 
+    Raises:
+        UserError: on every rank, where the run directory cannot be written to, or holds another results.csv.
+
     Attributes:
         run: run directory.
         draws: whether this rank draws pictures.
@@ -46,17 +51,14 @@ class Journal:
         start_epoch: int = 0,
         resumed: bool = False,
     ) -> None:
-        self.run, self._index = run, index
-        self._writes = world.is_main
+        self.run, self._index, self._world = run, index, world
         self.draws = world.is_main and not config.noplots
         self._drawn = PICTURES if resumed or not self.draws else 0
         flags = {**config.as_dict(), **hyp.as_dict()}
-        self._loggers = Loggers(config.logger_names, run, flags, is_main=world.is_main, resume=resumed)
         self._table: ResultsTable | None = None
-        if world.is_main:
-            write_yaml(run / "opt.yaml", config.as_dict())
-            write_yaml(run / "hyp.yaml", hyp.as_dict())
-            self._table = ResultsTable(run / "results.csv", start_epoch)
+        # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
+        world.from_main(lambda: self._open(config, hyp, start_epoch))
+        self._loggers = Loggers(config.logger_names, run, flags, is_main=world.is_main, resume=resumed)
         if self.draws and not resumed:
             self._draw_labels()
 
@@ -96,15 +98,16 @@ class Journal:
             seconds: the whole epoch took.
             data_wait: share of the training time spent waiting for batches, 0 to 1.
             images_per_s: trained, over all ranks.
+
+        Raises:
+            UserError: on every rank, where the row cannot be written.
         """
-        if self._table is None:
-            return
         nan = float("nan")
         figures = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
         val_losses = metrics.losses if metrics else (nan,) * 3
         cells = (epoch, *losses, *figures, *val_losses, *rates, seconds, data_wait, images_per_s)
         row = dict(zip(RESULT_COLUMNS, cells, strict=True))
-        self._table.append(row)
+        self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
 
     def finish(self, epoch: int, checkpoint: Path) -> None:
@@ -116,6 +119,28 @@ class Journal:
                 self._loggers.image(picture.stem, picture, epoch)
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
+
+    def _open(self, config: TrainConfig, hyp: Hyp, start_epoch: int) -> None:
+        with self._writing():
+            write_yaml(self.run / "opt.yaml", config.as_dict())
+            write_yaml(self.run / "hyp.yaml", hyp.as_dict())
+            self._table = ResultsTable(self.run / "results.csv", start_epoch)
+
+    def _append(self, row: dict[str, float]) -> None:
+        assert self._table is not None, "rank 0 has a table"
+        with self._writing():
+            self._table.append(row)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the file system refuses into a user's error."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"Run directory {self.run}: cannot be written to ({error.strerror or error}). Make room or mend its "
+                f"permissions, and go on with --resume; or choose another with --project."
+            ) from error
 
     def _draw_labels(self) -> None:
         with tolerate("labels.jpg"):

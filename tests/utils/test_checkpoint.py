@@ -253,9 +253,37 @@ def test_going_on_with_another_model_is_refused() -> None:
         make_state(nc=2).load(saved)
 
 
-def test_going_on_with_another_optimizer_is_refused() -> None:
+def one_group(name: str, weight_decay: float = 0.0) -> TrainState:
+    """As `build_optimizer` makes them: the same groups whatever the optimizer."""
+    state = make_state()
+    made = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
+    state.optimizer = made(state.model.parameters(), lr=0.01, weight_decay=weight_decay)
+    return state
+
+
+@pytest.mark.parametrize(("before", "after"), [("SGD", "AdamW"), ("Adam", "SGD")])
+def test_going_on_with_another_optimizer_is_refused(before: str, after: str) -> None:
+    started = one_group(before)
+    train(started, 2)
     with pytest.raises(UserError, match="--optimizer"):
-        make_state(optimizer="AdamW").load(full(make_state(optimizer="SGD")))
+        one_group(after).load(full(started))
+
+
+def test_going_on_with_other_frozen_layers_is_refused() -> None:
+    started, other = one_group("SGD"), one_group("SGD")
+    other.optimizer = torch.optim.SGD([*other.model.parameters()][1:], lr=0.01)
+    with pytest.raises(UserError, match="--freeze"):
+        other.load(full(started))
+
+
+def test_decay_is_that_of_the_flags_given_now() -> None:
+    """A resume with another --hyp or --batch-size must not keep the checkpoint's."""
+    started = one_group("AdamW", weight_decay=0.1)
+    train(started, 2)
+    other = one_group("AdamW", weight_decay=0.2)
+    other.load(full(started))
+    assert other.optimizer.param_groups[0]["weight_decay"] == 0.2
+    assert len(other.optimizer.state) == len(started.optimizer.state) > 0
 
 
 # Writing: whole or not at all
