@@ -86,7 +86,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
         init_seeds(config.seed + 1 + world.rank, config.deterministic)
-        check_trackers(config.logger_names)
+        world.from_main(lambda: check_trackers(config.logger_names))
         world.doing("reading the dataset")
         with torch_distributed_zero_first(world.local_rank):  # caches are built once a node
             spec = load_spec(config.data)
@@ -177,6 +177,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
                 break
+        world.remember("run", "")  # done: nothing to go on with after a restart
         world.doing("measuring the best epoch")
         return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
 
@@ -204,7 +205,7 @@ def build_model(
         weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     described = resumed.checkpoint["model_yaml"] if resumed else config.cfg or (weights and weights.model_yaml)
     with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)
         model = DetectionModel(described or "yolov5n.yaml", names=names)
     if weights is not None:
         kept = [r"\.anchors$"] if config.cfg else []  # a YAML that was asked for brings its own anchors
@@ -255,11 +256,13 @@ def choose_batch_size(
         targets = torch.tensor([[i, 0, 0, 0, imgsz / 2, imgsz / 2] for i in range(images)])
         assignment = criterion.assign(targets, images, (imgsz, imgsz)).to(world.device)
         model.train()
-        with precision.autocast():
-            predictions = model(made_up.to(memory_format=torch.channels_last))
-        criterion(predictions, assignment)[0].backward()  # type: ignore[no-untyped-call]
-        model.zero_grad(set_to_none=True)
-        model.load_state_dict(before)
+        try:
+            with precision.autocast():
+                predictions = model(made_up.to(memory_format=torch.channels_last))
+            criterion(predictions, assignment)[0].backward()  # type: ignore[no-untyped-call]
+        finally:
+            model.zero_grad(set_to_none=True)
+            model.load_state_dict(before)
 
     return auto_batch_size(trial, world)
 
@@ -348,8 +351,8 @@ def end_if_lost(
     images = [str(index.path(i)) for share in world.all_gather(result.indices) for i in share]
     raise UserError(
         f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has "
-        f"not been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last good "
-        f"checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
+        f"not been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last "
+        f"good checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
     )
 
 
@@ -435,8 +438,15 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
     def read() -> tuple[Path, dict[str, Any]]:
         wanted = str(given["resume"])
         path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
+        path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
-        return path.absolute(), load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
+        if path.parent.name != "weights":
+            raise UserError(
+                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results go on. To "
+                f"start a new run from it, give it as --weights."
+            )
+        return path, checkpoint
 
     path, checkpoint = world.from_main(read)
     return going_on(given, path, checkpoint, world)
@@ -485,10 +495,10 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         if before is None and asked.resume:
             before = resume(given, world)
         if before is None:
-            again = (
-                {"project": str(Path(earlier).parent), "name": Path(earlier).name, "exist_ok": True} if earlier else {}
-            )
-            return train(TrainConfig(**{**given, **again}), load_hyp(asked.hyp), world)
+            if earlier:
+                folder = Path(earlier)
+                asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
+            return train(asked, load_hyp(asked.hyp), world)
         check_batch_size(before[0].batch_size, world.size)
         return train(*before[:2], world, before[2])
 

@@ -113,12 +113,13 @@ def evaluate(
         with precision.autocast():
             decoded, raw = (predict_augmented(model, images), []) if augment else model(images)
         clock.lap("inference")
-        found = non_max_suppression(decoded, conf, iou, max_det=max_det)
+        one_class = len(index.names) == 1  # then labels of one box are duplicates
+        found = non_max_suppression(decoded, conf, iou, max_det=max_det, multi_label=not one_class, agnostic=one_class)
         clock.lap("nms")
         if meter is not None:
             size_hw = (images.shape[2], images.shape[3])
             meter.update(raw, meter.criterion.assign(batch.targets, len(batch), size_hw).to(world.device))
-        in_batch = [_on_host(detections, one_class=len(index.names) == 1) for detections in found]
+        in_batch = [_on_host(detections, one_class) for detections in found]
         in_original = [
             undo_letterbox(detections, placement, (int(height), int(width)))
             for detections, placement, (height, width) in zip(in_batch, batch.placements, batch.sizes_hw, strict=True)

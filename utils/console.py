@@ -127,6 +127,8 @@ class EpochBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what was queued belongs to the epoch
         self._ended = time.monotonic()
         if kind is None:
             self._show()

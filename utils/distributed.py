@@ -65,8 +65,12 @@ class World:
         self.store = store
         self._control, self._pulse, self._memory = control, pulse, memory
         self._firsts = itertools.count()
-        firsts = [r for r, local in enumerate(self.all_gather(self.local_rank)) if local == 0 and r <= self.rank]
-        self.node, self._node_first = len(firsts) - 1, firsts[-1]
+        places = self.all_gather((socket.gethostname(), self.local_rank))
+        host = places[self.rank][0]
+        # Test hosts may share a name: of several first ranks, the nearest before this one is its own.
+        own = [r for r in range(self.size) if places[r] == (host, 0)]
+        self._node_first = max((r for r in own if r <= self.rank), default=own[0] if own else self.rank)
+        self.node = [r for r, (_, local) in enumerate(places) if local == 0].index(self._node_first)
 
     @property
     def is_main(self) -> bool:
@@ -192,6 +196,7 @@ class World:
 
 
 _current: World | None = None
+_joined = itertools.count()  # a process may join its job more than once, each time with keys of its own
 
 
 @contextmanager
@@ -221,12 +226,13 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         return
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
-        store=PrefixStore("default", _join(launch)),
+        store=PrefixStore(f"default/{next(_joined)}", _join(launch)),
         rank=launch.rank,
         world_size=launch.size,
         device_id=chosen if chosen.type == "cuda" else None,
     )
     pulse: Pulse | None = None
+    failed = False
     try:
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
         assert isinstance(control, dist.ProcessGroup)
@@ -238,9 +244,13 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         pulse = Pulse(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
         _current = World(launch, chosen, store, control, pulse, memory)
         yield _current
-    except (PeerError, Interrupted):
+    except Interrupted:
+        raise
+    except PeerError:
+        failed = True
         raise
     except Exception as error:
+        failed = True
         lost = pulse.silent() if pulse is not None and _is_lost_connection(error) else []
         error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
         if not lost:
@@ -251,11 +261,15 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         )
         gone.speaks = error.speaks  # type: ignore[attr-defined]
         raise gone from error
+    except BaseException:  # a second Ctrl-C
+        failed = True
+        raise
     finally:
         _current = None
         if pulse is not None:
             pulse.close()
-        dist.destroy_process_group()
+        if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
+            dist.destroy_process_group()
 
 
 def _is_lost_connection(error: Exception) -> bool:
@@ -314,10 +328,12 @@ def choose_device(device: str, launch: Launch) -> torch.device:
     if launch.size == 1:
         return torch.device("cuda", wanted[0])
     if launch.local_rank >= len(wanted):
-        raise ConfigError(
+        alone = ConfigError(
             f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
             f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu."
         )
+        alone.speaks = True  # type: ignore[attr-defined]  # the first ranks have devices and see no mistake
+        raise alone
     return torch.device("cuda", wanted[launch.local_rank])
 
 
