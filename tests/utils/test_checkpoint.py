@@ -198,7 +198,7 @@ def test_other_ranks_keep_their_generators(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
-    state.load(load_checkpoint(tmp_path / "last.pt"), is_main=False)
+    state.load(load_checkpoint(tmp_path / "last.pt"), rank=1, size=2)
     assert torch.equal(torch.rand(4), expected)
     assert state.progress.losses.tolist() == [0, 0, 0]  # rank 0 goes on with the sum over all ranks
 
