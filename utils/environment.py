@@ -85,12 +85,17 @@ class Launch:
                 local_rank=int(env["SLURM_LOCALID"]),
                 size=int(env["SLURM_NTASKS"]),
                 local_size=_slurm_tasks_on_node(env),
-                address=env.get("MASTER_ADDR") or first_slurm_host(env.get("SLURM_JOB_NODELIST", "127.0.0.1")),
+                address=env.get("MASTER_ADDR") or first_slurm_host(_slurm_nodes(env)),
                 # One port a job, so that two jobs on one node do not meet.
                 port=int(env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000),
                 launcher="slurm",
             )
         return cls()
+
+
+def _slurm_nodes(env: Mapping[str, str]) -> str:
+    """The nodes of this step; where that is not said, of the job."""
+    return env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
 
 
 def _slurm_tasks_on_node(env: Mapping[str, str]) -> int:

@@ -1,0 +1,181 @@
+"""Every way to start ranks: torch.distributed.launch, bare variables with either flag, SLURM, and none at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launch import ROOT, Outcome, free_port, run_command, run_python
+from tiny import flags, make_data
+
+from utils.environment import Launch, first_slurm_host
+
+TRAIN = ROOT / "train.py"
+PROGRAM = Path(__file__).with_name("rank_programs.py")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
+
+
+def start_ranks(commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]]) -> list[subprocess.Popen[str]]:
+    """One plain process for each command, in an environment that no launcher has touched but for `envs`."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
+    common = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [
+        subprocess.Popen(command, cwd=ROOT, env={**common, **env}, start_new_session=True, **pipes)
+        for command, env in zip(commands, envs, strict=True)
+    ]
+
+
+def end_ranks(processes: Sequence[subprocess.Popen[str]], timeout: float = 90) -> list[Outcome]:
+    """How they ended; all are killed when the time is over."""
+    end = time.monotonic() + timeout
+    outcomes = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(end - time.monotonic(), 1))
+            outcomes.append(Outcome(process.returncode, out, err))
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return outcomes
+
+
+def srun_environments(ranks: int = 2) -> list[dict[str, str]]:
+    """What srun sets for the tasks of a job on one node."""
+    common = {
+        "SLURM_JOB_ID": str(free_job()),
+        "SLURM_JOB_NODELIST": "127.0.0.1",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_TASKS_PER_NODE": str(ranks),
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_NODEID": "0",
+    }
+    return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
+
+
+def free_job() -> int:
+    """A job number whose port nobody listens on."""
+    for number in range(os.getpid() % 20000, 20000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", 20000 + number))
+            return number
+    raise AssertionError("no port is free")
+
+
+def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path) -> None:
+    outcome = run_python(TRAIN, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
+    assert outcome.code == 2, outcome.said
+    assert "torchrun --standalone --nproc-per-node 2 train.py --device 0,1" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.slow
+def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
+    """It gives each rank the flag --local-rank beside the variables."""
+    data = make_data(tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    outcome = run_command([*command, str(TRAIN), *flags(data, tmp_path / "runs", "--epochs", "1")])
+    assert_trained_by_two(outcome.code, outcome.err, tmp_path / "runs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--local-rank", "--local_rank"])
+def test_local_rank_as_a_flag_alone(tmp_path: Path, flag: str) -> None:
+    """Launchers of old set no LOCAL_RANK."""
+    data = make_data(tmp_path)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = flags(data, tmp_path / "runs", "--epochs", "1")
+    commands = [[sys.executable, str(TRAIN), f"{flag}={rank}", *words] for rank in range(2)]
+    outcomes = end_ranks(start_ranks(commands, [{**common, "RANK": str(rank)} for rank in range(2)]))
+    assert outcomes[1].code == 0, outcomes[1].said
+    assert_trained_by_two(outcomes[0].code, outcomes[0].err, tmp_path / "runs")
+
+
+def test_slurm_without_torchrun_makes_ranks() -> None:
+    outcomes = end_ranks(start_ranks([[sys.executable, str(PROGRAM), "messages"]] * 2, srun_environments()))
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].said + outcomes[1].said
+    lines = [json.loads(outcome.out) for outcome in outcomes]
+    assert [line["local"] for line in lines] == [[0, 2, 0], [1, 2, 0]]
+    assert [line["gathered"] for line in lines] == [[0, 2], [0, 2]]
+
+
+@pytest.mark.slow
+def test_slurm_warns_stops_and_the_requeued_job_goes_on(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    environments = srun_environments()
+    command = [sys.executable, str(TRAIN), *flags(data, tmp_path / "runs", "--epochs", "30", "--save-steps", "1")]
+    last = tmp_path / "runs" / "exp" / "weights" / "last.pt"
+    processes = start_ranks([command] * 2, environments)
+    try:
+        end = time.monotonic() + 60
+        while not last.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        for process in processes:  # `#SBATCH --signal=USR1@120` warns every task
+            process.send_signal(signal.SIGUSR1)
+    finally:
+        outcomes = end_ranks(processes, 60)
+    assert [outcome.code for outcome in outcomes] == [128 + signal.SIGUSR1] * 2, outcomes[0].said
+    assert "Stopped as asked" in outcomes[0].err
+    epochs = torch.load(last, weights_only=True)["epoch"] + 1
+    command = [sys.executable, str(TRAIN), "--resume", str(last), "--epochs", str(epochs)]
+    outcomes = end_ranks(start_ranks([command] * 2, environments))
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].said
+    assert "Going on with" in outcomes[0].err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["exp"]
+
+
+def assert_trained_by_two(code: int, err: str, project: Path) -> None:
+    """One run, made by two ranks."""
+    assert code == 0, err
+    assert "2 ranks (2 on " in err, err
+    assert [path.name for path in project.iterdir()] == ["exp"]
+    assert (project / "exp" / "weights" / "last.pt").is_file()
+
+
+# ------------------------------------------------------------------------------- what the variables are read as
+
+
+def test_torchruns_variables_win_over_slurms() -> None:
+    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+    launch = Launch.from_environment(env={**srun_environments()[0], **env, "MASTER_PORT": "1234"})
+    assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (3, 1, 4, 2)
+    assert (launch.address, launch.port, launch.launcher) == ("n1", 1234, "torchrun")
+
+
+def test_slurm_with_different_ranks_a_node() -> None:
+    env = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "6"}
+    env |= {"SLURM_STEP_TASKS_PER_NODE": "1,2(x2),1", "SLURM_JOB_NODELIST": "gpu[03-05,9]", "SLURM_JOB_ID": "70001"}
+    launch = Launch.from_environment(env=env)
+    assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (2, 1, 6, 2)
+    assert (launch.address, launch.port, launch.launcher) == ("gpu03", 30001, "slurm")
+
+
+def test_a_step_on_some_of_a_jobs_nodes_meets_on_its_own_first() -> None:
+    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    env |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
+    assert Launch.from_environment(env=env).address == "gpu04"
+
+
+def test_one_task_is_a_plain_start() -> None:
+    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
+    assert Launch.from_environment(env=env) == Launch()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("n1,n2", "n1"), ("gpu[3,7]", "gpu3"), ("a-b[08-12],c1", "a-b08")]
+)
+def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    assert first_slurm_host(nodes) == first
