@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from launch import ROOT, run_python, torchrun
+from launch import ROOT, Outcome, torchrun
 from tiny import flags, make_data
 
-TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
+import train
+import val
+
+TRAIN = ROOT / "train.py"
 Mistake = Callable[[Path], list[str]]
 
 
@@ -65,7 +68,7 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "foreign weights": (lambda d: ["--weights", foreign_checkpoint(d)], 1, ("foreign.pt", "Expected")),
     "damaged weights": (lambda d: ["--weights", write(d / "torn.pt", "PK\x03\x04 torn")], 1, ("torn.pt",)),
     "missing hyp": (lambda d: ["--hyp", "hyp.scratch-lo.yaml"], 2, ("Did you mean 'hyp.scratch-low.yaml'",)),
-    "unknown hyp key": (lambda d: ["--hyp", write(d / "h.yaml", HYP + "lr1: 0.1\n")], 2, ("lr1", "Did you mean 'lr0'")),
+    "unknown hyp key": (lambda d: ["--hyp", write(d / "h.yaml", HYP + "lr1: 0.1\n")], 2, ("lr1", "Did you mean 'lr")),
     "hyp out of range": (
         lambda d: ["--hyp", write(d / "h.yaml", HYP.replace("fliplr: 0.5", "fliplr: 5"))],
         2,
@@ -88,7 +91,7 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     ),
     "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
     "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
-    "unwritable run folder": (read_only, 1, ("cannot be written", "--project")),
+    "unwritable run folder": (read_only, 1, ("cannot be made or written to", "--project")),
     "nothing to resume": (lambda d: ["--resume", "--project", str(d / "empty")], 1, ("no checkpoint", "--resume path")),
     "script in download": (
         lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", download="import os; os.system('touch hacked')"))],
@@ -112,10 +115,26 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return copy
 
 
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a script's main in this process, as the command line would."""
+
+    def run(main: Callable[[list[str]], int], *args: str) -> Outcome:
+        code = main(list(args))
+        out, err = capsys.readouterr()
+        return Outcome(code, out, err)
+
+    return run
+
+
 @pytest.mark.parametrize("name", MISTAKES)
-def test_one_clear_message(name: str, folder: Path, tmp_path: Path) -> None:
+def test_one_clear_message(name: str, folder: Path, tmp_path: Path, command: Command) -> None:
     make, code, words = MISTAKES[name]
-    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1", *make(folder)))
+    args = flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1", *make(folder))
+    outcome = command(train.main, *args)
     assert outcome.code == code, outcome.said
     assert "Traceback" not in outcome.err + outcome.out, outcome.said
     assert outcome.err.count("error: ") == 1, outcome.said
@@ -125,32 +144,32 @@ def test_one_clear_message(name: str, folder: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").rglob("*")), "no half-written run"
 
 
-def test_bad_rows_leave_the_image_out_with_file_and_line(folder: Path, tmp_path: Path) -> None:
+def test_bad_rows_leave_the_image_out_with_file_and_line(folder: Path, tmp_path: Path, command: Command) -> None:
     label(folder, "0 0.5 0.5 0.1\n")
-    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1"))
+    outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", "--epochs", "1"))
     assert outcome.code == 0, outcome.said
     assert ".txt:1: " in outcome.err
-    checked = run_python(TRAIN, "--data", str(folder / "tiny.yaml"), "--check-data")
+    checked = command(train.main, "--data", str(folder / "tiny.yaml"), "--check-data")
     assert ".txt:1: " in checked.out, checked.said
 
 
-def test_check_data_fails_where_training_would_not_be_safe(folder: Path) -> None:
+def test_check_data_fails_where_training_would_not_be_safe(folder: Path, command: Command) -> None:
     label(folder, "7 0.5 0.5 0.1 0.1\n")
-    outcome = run_python(TRAIN, "--data", str(folder / "tiny.yaml"), "--check-data")
+    outcome = command(train.main, "--data", str(folder / "tiny.yaml"), "--check-data")
     assert outcome.code == 1, outcome.said
     assert "class 7" in outcome.out
 
 
-def test_weights_of_another_architecture(folder: Path, tmp_path: Path, shared: Path) -> None:
+def test_weights_of_another_architecture(folder: Path, tmp_path: Path, shared: Path, command: Command) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--cfg", "yolov5s.yaml", "--epochs", "1"]
-    outcome = run_python(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *args))
+    outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", *args))
     assert outcome.code == 1, outcome.said
     assert "an architecture that does not fit the weights" in outcome.err
 
 
-def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared: Path) -> None:
+def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared: Path, command: Command) -> None:
     weights = str(shared / "weights" / "yolov5n.pt")
-    outcome = run_python(VAL, "--weights", weights, "--data", str(folder / "tiny.yaml"), "--project", str(tmp_path))
+    outcome = command(val.main, "--weights", weights, "--data", str(folder / "tiny.yaml"), "--project", str(tmp_path))
     assert outcome.code == 1, outcome.said
     assert "80 classes" in outcome.err and "names 6" in outcome.err
 
