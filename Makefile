@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow
+.PHONY: fmt lint type test test-slow chaos
 
 fmt:
 	uv run ruff format .
@@ -16,3 +16,8 @@ test:
 
 test-slow:
 	uv run pytest -m "slow and not gpu"
+
+KILLS = 100
+
+chaos:
+	PYTHONPATH=.:tests/system uv run python tests/system/chaos.py --kills $(KILLS)

@@ -119,6 +119,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
         run = resumed.run if resumed else open_run(config.project, config.name, config.exist_ok, world)
         world.remember("run", str(run))
+        if resumed:
+            world.remember("saved", "yes")
         journal = stack.enter_context(
             Journal(run, config, hyp, train_index, world, start_epoch=progress.epoch, resumed=resumed is not None)
         )
@@ -177,7 +179,6 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
                 break
-        world.remember("run", "")  # done: nothing to go on with after a restart
         world.doing("measuring the best epoch")
         return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
 
@@ -396,11 +397,13 @@ class ResumedRun:
         run: its directory, on rank 0's host.
         checkpoint: the content of its last.pt.
         has_best: whether its best.pt is there too.
+        restarted: by the launcher, and not by a user, for whom a run that is done is a mistake to be told of.
     """
 
     run: Path
     checkpoint: dict[str, Any]
     has_best: bool
+    restarted: bool = False
 
     def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
         """Put everything where the checkpoint has it.
@@ -410,7 +413,7 @@ class ResumedRun:
         """
         state.load(self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
-        if progress.epoch >= config.epochs:
+        if progress.epoch >= config.epochs and not self.restarted:
             raise UserError(
                 f"--resume {self.run}: all {config.epochs} epochs are done. To train further give --epochs "
                 f"{config.epochs + 10} or more."
@@ -477,7 +480,8 @@ def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[
     checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
     assert checkpoint is not None
     log.info(f"Restarted by the launcher: going on from {last}")
-    return going_on(given, last, checkpoint, world)
+    config, hyp, resumed = going_on(given, last, checkpoint, world)
+    return config, hyp, dataclasses.replace(resumed, restarted=True)
 
 
 def start(given: Mapping[str, Any]) -> Metrics | None:
@@ -490,8 +494,9 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             return None
         if asked.evolve:
             return evolve(asked, load_hyp(asked.hyp), world)
-        earlier = world.broadcast(world.recall("run"))  # where the launcher has restarted the ranks
-        before = interrupted_run(given, Path(earlier), world) if earlier else None
+        # Where the launcher has restarted the ranks; a checkpoint that was there before this job is not its own.
+        earlier, saved = world.broadcast((world.recall("run"), world.recall("saved")))
+        before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
         if before is None and asked.resume:
             before = resume(given, world)
         if before is None:

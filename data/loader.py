@@ -404,5 +404,6 @@ def _begin_worker(worker: int) -> None:
     """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    # Ctrl-C reaches the whole process group; the rank alone answers it, and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

@@ -122,6 +122,9 @@ class Journal:
 
     def _open(self, config: TrainConfig, hyp: Hyp, start_epoch: int) -> None:
         with self._writing():
+            for folder in (self.run, self.run / "weights"):
+                for torn in folder.glob(".*.tmp"):  # a file that was being written when the run was killed
+                    torn.unlink()
             write_yaml(self.run / "opt.yaml", config.as_dict())
             write_yaml(self.run / "hyp.yaml", hyp.as_dict())
             self._table = ResultsTable(self.run / "results.csv", start_epoch)

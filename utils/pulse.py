@@ -6,11 +6,14 @@ has failed. It needs no collective, so it works while the main thread waits in o
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 INTERVAL_S = 1.0
@@ -38,22 +41,24 @@ class Sign(NamedTuple):
         tick: counts up while the process lives; -1 after a regular end.
         messages: control messages that the rank has entered.
         host, doing: where it is, and what it said last that it does.
+        process: its process id and the kernel that knows it by that; nothing after the id where that cannot be told.
     """
 
     tick: int
     messages: int
     host: str
     doing: str
+    process: str = ""
 
     def encode(self) -> str:
         """As one line."""
-        return f"{self.tick}|{self.messages}|{self.host}|{self.doing}"
+        return f"{self.tick}|{self.messages}|{self.host}|{self.process}|{self.doing}"
 
     @classmethod
     def decode(cls, line: bytes) -> Sign:
         """From `encode`."""
-        tick, messages, host, doing = line.decode().split("|", 3)
-        return cls(int(tick), int(messages), host, doing)
+        tick, messages, host, process, doing = line.decode().split("|", 4)
+        return cls(int(tick), int(messages), host, doing, process)
 
 
 class Pulse:
@@ -80,7 +85,7 @@ class Pulse:
         self.messages = 0
         self._store, self._rank, self._size, self._host = store, rank, size, host
         self._timeout_s, self._end = timeout_s, end or self._leave
-        self._tick = 0
+        self._tick, self._process = 0, f"{os.getpid()} {_kernel()}"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._thread.start()
@@ -115,7 +120,9 @@ class Pulse:
         return f"pulse/{rank}"
 
     def _say(self) -> None:
-        self._store.set(self._key(self._rank), Sign(self._tick, self.messages, self._host, self.doing).encode())
+        self._store.set(
+            self._key(self._rank), Sign(self._tick, self.messages, self._host, self.doing, self._process).encode()
+        )
 
     def _beat(self) -> None:
         neighbour = (self._rank + 1) % self._size
@@ -137,6 +144,7 @@ class Pulse:
                 seen, since = (sign.tick if sign else -2), now
             elif now - since > self._timeout_s:
                 self._store.set(FAILURE_KEY, str(self._rank))
+                self._put_down(sign)
                 self._end(
                     f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; "
                     f"the last it did: {sign.doing}. The job is ended; go on with --resume."
@@ -145,6 +153,13 @@ class Pulse:
 
     def _is_there(self, rank: int) -> bool:
         return self._store.check([self._key(rank)])
+
+    def _put_down(self, sign: Sign) -> None:
+        """Kill a rank of this machine that has fallen silent: a stopped process hears nothing else of its launcher."""
+        number, kernel = sign.process.split(" ", 1)
+        if kernel and kernel == _kernel():
+            with contextlib.suppress(OSError):  # it went by itself, or is another user's
+                os.kill(int(number), signal.SIGKILL)
 
     def _follow(self) -> None:
         """Another rank has failed and says why: end quietly, by force if the main thread cannot."""
@@ -159,3 +174,12 @@ class Pulse:
         if message:
             print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def _kernel() -> str:
+    """This boot of this machine, and the namespace that process ids are counted in; "" where Linux does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -85,6 +85,7 @@ class Saver:
             content = {**self._state.state_dict(losses), **facts}
             for name in names:
                 save_checkpoint(self.folder / name, content)
+            self._world.remember("saved", "yes")
 
         self._world.from_main(write)
         self._world.doing("training")

@@ -1,0 +1,222 @@
+"""A fault campaign: runs of two ranks killed at random moments of their whole life, each followed by a resume.
+
+    make chaos            # 100 kills, and a table of what became of them
+    make chaos KILLS=10
+
+Every kill strikes all processes of the job at once with SIGKILL: launcher, ranks and loader workers. Then the same
+command is given again, with --resume where there is a checkpoint, until a run comes to its end; that one must have the
+weights of a run that nobody disturbed, bit for bit, and the next one begins. Moments are drawn uniformly from the time
+that an undisturbed run takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jobs import Job, shared_memory, torchrun_command
+from tiny import assert_same_checkpoint, flags, make_data
+
+from utils.checkpoint import load_checkpoint
+from utils.distributed import World
+from utils.errors import UserError
+
+PHASES = ("start", "scan", "step", "validation", "save", "end")
+_PHASE_OF = {  # by the first word of what a rank says it does
+    "reading": "scan",
+    "building": "start",
+    "training": "step",
+    "validating": "validation",
+    "saving": "save",
+    "measuring": "end",
+}
+_HANG_S = 180.0
+
+
+@dataclass
+class Tally:
+    """What became of the kills so far."""
+
+    phases: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    fresh: int = 0
+    not_resumed: list[str] = field(default_factory=list)
+    corrupt: list[str] = field(default_factory=list)
+    hangs: int = 0
+    processes: int = 0
+    segments: set[str] = field(default_factory=set)
+    temporary: int = 0
+    finished: int = 0
+    equal: int = 0
+
+    @property
+    def kills(self) -> int:
+        """How many there were."""
+        return sum(self.phases.values())
+
+    @property
+    def clean(self) -> bool:
+        """Whether every promise was kept."""
+        wrong = (self.not_resumed, self.corrupt, self.hangs, self.processes, self.segments, self.temporary)
+        return not any(wrong) and self.equal == self.finished > 0
+
+    def table(self) -> str:
+        """For the terminal."""
+        rows = [("kills", self.kills), *((f"  in {phase}", self.phases[phase]) for phase in PHASES)]
+        rows += [("went on from a checkpoint", self.resumed), ("nothing saved yet: began anew", self.fresh)]
+        rows += [("did not go on", len(self.not_resumed)), ("corrupt checkpoints", len(self.corrupt))]
+        rows += [("hangs", self.hangs), ("left-over processes", self.processes)]
+        rows += [("left-over segments in /dev/shm", len(self.segments))]
+        rows += [("temporary files in finished runs", self.temporary)]
+        rows += [("runs finished", self.finished), ("  with the undisturbed run's bits", self.equal)]
+        return "\n".join(f"{name:<36}{value:>6}" for name, value in rows)
+
+
+class Campaign:
+    """Runs, kills and checks; everything it writes lies in `folder`.
+
+    Args:
+        folder: for data, caches and runs.
+        seed: of the moments.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder, self._random = folder, random.Random(seed)
+        self._data = make_data(folder)
+        self._project = folder / "runs"
+        self._phase = folder / "phase"
+        self._last = self._project / "exp" / "weights" / "last.pt"
+        self._env = {"TESSERA_CACHE": str(folder / "cache"), "CHAOS_PHASE": str(self._phase)}
+        self.tally = Tally()
+        started = time.monotonic()
+        with self._start() as job:
+            outcome = job.wait(_HANG_S)
+        assert outcome.code == 0, outcome.said
+        self.life_s = time.monotonic() - started
+        self._expected = folder / "undisturbed.pt"
+        self._last.replace(self._expected)
+        shutil.rmtree(self._project)
+
+    def strike(self) -> None:
+        """Start or go on, and kill at a random moment; a run that ends before is compared, and the next one begins."""
+        moment = self._random.uniform(0, self.life_s)
+        going_on = self._last.is_file()
+        saved = self._whole_step()
+        before = shared_memory()
+        with self._start() as job:
+            end = time.monotonic() + moment
+            while (left := end - time.monotonic()) > 0 and job.process.poll() is None:
+                time.sleep(min(left, 0.05))
+            if job.process.poll() is not None:
+                self._close_run(job.process.returncode, job.said)
+                return
+            phase = self._phase.read_text() if self._phase.is_file() else "start"
+            killed = job.kill()
+        self.tally.phases[phase] += 1
+        self.tally.processes += len(job.left_over(0))
+        ids = set(map(str, killed))
+        self.tally.segments |= {n for n in shared_memory() - before if ids & set(n.replace("-", "_").split("_"))}
+        step = self._whole_step()
+        if step < saved:
+            self.tally.corrupt.append(f"step {saved} before the kill in {phase}, {step} after it")
+        self.tally.resumed += going_on
+        self.tally.fresh += not going_on
+
+    def finish(self) -> None:
+        """Let the run that was killed last go on to its end."""
+        with self._start() as job:
+            try:
+                outcome = job.wait(_HANG_S)
+            except AssertionError as error:
+                self.tally.hangs += 1
+                print(error, file=sys.stderr)
+                return
+        self._close_run(outcome.code, outcome.said)
+
+    def _start(self) -> Job:
+        self._phase.unlink(missing_ok=True)
+        if self._last.is_file():
+            args = ["--resume", str(self._last), "--device", "cpu"]
+        else:
+            args = flags(self._data, self._project, "--epochs", "3", "--save-steps", "1", "--exist-ok")
+        return Job(torchrun_command(Path(__file__), "--rank", *args), self._folder / "said", self._env)
+
+    def _whole_step(self) -> int:
+        """Step of the checkpoint; -1 where there is none. A damaged one is noted."""
+        if not self._last.is_file():
+            return -1
+        try:
+            return int(load_checkpoint(self._last)["step"])
+        except UserError as error:
+            self.tally.corrupt.append(str(error))
+            return -1
+
+    def _close_run(self, code: int | None, said: str) -> None:
+        if code != 0:
+            self.tally.not_resumed.append(said)
+            print(said, file=sys.stderr)
+        else:
+            self.tally.finished += 1
+            self.tally.temporary += len(list(self._project.rglob("*.tmp")))
+            try:
+                assert_same_checkpoint(self._last, self._expected)
+                self.tally.equal += 1
+            except AssertionError as error:
+                print(error, file=sys.stderr)
+        shutil.rmtree(self._project)
+        shutil.rmtree(self._folder / "cache", ignore_errors=True)  # the next one scans again
+
+
+def run_rank_with_phases(args: list[str]) -> int:
+    """train.py as it is, with rank 0 noting in a file what it is doing."""
+    import train
+
+    doing = World.doing
+
+    def note(world: World, what: str) -> None:
+        phase = _PHASE_OF[what.split()[0]]
+        if world.is_main:
+            new = Path(os.environ["CHAOS_PHASE"] + ".new")
+            new.write_text(phase)
+            new.replace(os.environ["CHAOS_PHASE"])
+        doing(world, what)
+
+    World.doing = note  # type: ignore[method-assign]
+    return train.main(args)
+
+
+def main() -> int:
+    """The command line; exits with 0 where every promise was kept."""
+    if sys.argv[1:2] == ["--rank"]:
+        return run_rank_with_phases(sys.argv[2:])
+    parser = argparse.ArgumentParser(description="Kill runs at random moments and see what becomes of them.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60, help="stop killing after so many")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        started = time.monotonic()
+        campaign = Campaign(Path(folder), asked.seed)
+        tally = campaign.tally
+        print(f"An undisturbed run takes {campaign.life_s:.1f} s.", flush=True)
+        while tally.kills < asked.kills and time.monotonic() - started < 60 * asked.minutes:
+            campaign.strike()
+            if sys.stderr.isatty():
+                print(f"\r{tally.kills} of {asked.kills} kills", end="", file=sys.stderr)
+        campaign.finish()
+        print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
+    return 0 if tally.clean and tally.kills >= asked.kills else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""train.py with one thing going wrong: FAULT="rank where at what" in the environment, such as "1 loss 4 raise".
+
+At call number `at` (from 1) of `where`, on that rank, in the job's first attempt:
+
+    raise     an exception              kill   kill -9 of this process     stop   SIGSTOP to this process
+    sleep     nothing for a minute      nan    its result is NaN           worker kill -9 of a loader worker
+    SIGTERM   or another signal's name: this process gets it
+
+`nan` may have a count: "1 loss 4 nan 3" makes three results in a row NaN. `where` is one of `PLACES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import data.loader
+import models.loss
+import train
+import utils.saver
+import utils.step
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "scan": (train, "build_index"),
+    "loader": (data.loader.Loader, "_take"),
+    "step": (utils.step.TrainStep, "__call__"),
+    "loss": (models.loss.DetectionLoss, "__call__"),
+    "validation": (train, "evaluate"),
+    "save": (utils.saver, "save_checkpoint"),
+    "end": (train, "finish"),
+}
+
+
+def strike(what: str) -> None:
+    """Do it to this process."""
+    if what == "raise":
+        raise RuntimeError("broken on purpose")
+    if what == "sleep":
+        time.sleep(60)
+    elif what == "worker":
+        number = multiprocessing.active_children()[0].pid
+        assert number is not None
+        os.kill(number, signal.SIGKILL)
+    else:
+        name = {"kill": "SIGKILL", "stop": "SIGSTOP"}.get(what, what)
+        os.kill(os.getpid(), signal.Signals[name])
+
+
+def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable[..., Any]:
+    """`work`, with the fault at its call number `at`."""
+    calls = 0
+
+    @functools.wraps(work)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        due = at <= calls < at + count
+        if due and what != "nan":
+            strike(what)
+        result = work(*args, **kwargs)
+        if due and what == "nan":
+            loss, parts = result
+            return loss * float("nan"), parts * float("nan")
+        return result
+
+    return wrapper
+
+
+def main() -> int:
+    """Set the fault up and train."""
+    rank, where, at, what, *count = os.environ.get("FAULT", "-1 step 0 raise").split()
+    mine = os.environ.get("RANK", "0") == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if mine:
+        owner, name = PLACES[where]
+        setattr(owner, name, faulty(getattr(owner, name), int(at), what, int(count[0]) if count else 1))
+    return train.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

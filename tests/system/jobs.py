@@ -1,0 +1,148 @@
+"""Jobs that tests disturb: started in the background, watched, and gone afterwards whatever happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launch import ROOT, Outcome, free_port
+
+
+class Job:
+    """A command that goes on in the background, with every process that comes from it, whatever group they are in.
+
+    They are found by a mark in their environment, which children inherit: a launcher puts its ranks into sessions of
+    their own. A context manager: on the way out all of them are killed.
+
+    Args:
+        command: what to run.
+        folder: gets the files `out` and `err`, to which it prints.
+        env: variables beside those of the tests.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.mark = f"TESSERA_TEST_JOB={uuid.uuid4().hex}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._out, self._err = folder / f"out{uuid.uuid4().hex[:6]}", folder / f"err{uuid.uuid4().hex[:6]}"
+        name, value = self.mark.split("=")
+        paths = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "system")))
+        full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **(env or {}), name: value}
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=full_env, stdout=out, stderr=err, start_new_session=True
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def out(self) -> str:
+        """What it has printed to stdout so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """What it has printed to stderr so far."""
+        return self._err.read_text(errors="replace")
+
+    def processes(self) -> list[int]:
+        """Ids of all living processes of this job, the launcher among them."""
+        return sorted(pid for pid in _living() if self.mark.encode() in _read(pid, "environ").split(b"\0"))
+
+    def rank(self, number: int) -> int:
+        """Process id of a rank."""
+        for pid in self.processes():
+            variables = _read(pid, "environ").split(b"\0")
+            if f"RANK={number}".encode() in variables and _parent(pid) == self.process.pid:
+                return pid
+        raise AssertionError(f"rank {number} is not there\n{self.said}")
+
+    def children(self, parent: int) -> list[int]:
+        """Processes that `parent` has started: of a rank, its loader workers."""
+        return [pid for pid in self.processes() if _parent(pid) == parent]
+
+    def wait(self, timeout: float = 120) -> Outcome:
+        """Wait for the command to end by itself; after `timeout` seconds it is killed and the test fails."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the job is not over after {timeout} s\n{self.said}") from None
+        return Outcome(self.process.returncode, self.out, self.err)
+
+    def until(self, ready: Callable[[], object], timeout: float = 90) -> None:
+        """Wait until `ready` gives something true, while the job runs."""
+        end = time.monotonic() + timeout
+        while not ready():
+            assert self.process.poll() is None, f"ended before the test's moment came\n{self.said}"
+            assert time.monotonic() < end, f"the test's moment has not come in {timeout} s\n{self.said}"
+            time.sleep(0.02)
+
+    def left_over(self, within_s: float = 10) -> list[str]:
+        """Command lines of the processes that are still there after so many seconds; [] as soon as none is."""
+        end = time.monotonic() + within_s
+        while (pids := self.processes()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return [_read(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
+
+    def kill(self) -> list[int]:
+        """Kill every process at once, by its id; returns the ids."""
+        killed: list[int] = []
+        while pids := self.processes():  # again, for those that were being started
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed += pids
+            time.sleep(0.02)
+        self.process.wait()
+        return killed
+
+    @property
+    def said(self) -> str:
+        """Everything it has printed so far."""
+        return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-8000:]}"
+
+
+def python_command(script: Path | str, *args: str) -> list[str]:
+    """Command line of one plain process."""
+    return [sys.executable, str(script), *args]
+
+
+def torchrun_command(script: Path | str, *args: str, ranks: int = 2, options: Sequence[str] = ()) -> list[str]:
+    """Command line of one node with `ranks` processes, on loopback."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
+    return [*command, "--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script), *args]
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _living() -> list[int]:
+    """All processes; one that has ended and waits for its parent has an empty environment, and so no mark."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    found = re.search(rb"\nPPid:\t(\d+)", _read(pid, "status"))
+    return int(found[1]) if found else 0
+
+
+def _read(pid: int, what: str) -> bytes:
+    """A file of a process's folder in /proc; nothing where it has gone meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:
+        return b""
