@@ -14,7 +14,8 @@ from utils.environment import REPO
 from utils.errors import UserError
 from utils.structures import DatasetIndex
 
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume"})  # may differ between ranks
+# May differ between ranks: what is each one's own, and paths of which the content is compared.
+_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume", "data", "hyp"})
 
 
 def facts(config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module) -> dict[str, str]:
