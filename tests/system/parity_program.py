@@ -1,6 +1,10 @@
-"""A few optimizer steps as train.py makes them: `parity_program.py DATA OUT [FLAGS]`, on any number of ranks.
+"""A few optimizer steps as train.py makes them: `parity_program.py DATA OUT [--after-warmup] [FLAGS]`, on any ranks.
 
-Rank 0 writes what the model became after each step; every rank writes the images and labels that it saw.
+They are the first of a run, where a step is one batch and the rates are those of the warm-up. `--after-warmup`: those
+that follow it, where a step accumulates batches; give a small lr0 then, because a network that is new and takes whole
+steps multiplies a difference in the last digit by a thousand in each.
+
+Rank 0 writes what all ranks saw, batch by batch, and what the model became after each step.
 """
 
 from __future__ import annotations
@@ -23,12 +27,17 @@ from utils.ema import ModelEMA
 from utils.optim import Schedule, build_optimizer
 from utils.precision import Precision
 from utils.step import Resize, TrainStep
+from utils.structures import Batch
 
 STEPS = 3
+AFTER_WARMUP = "--after-warmup"
+MAPS = (0.1, 0.9, 0.5, 0.3, 0.7, 0.2)  # of the classes, for --image-weights
 
 
 def main() -> None:
     data, out, *flags = sys.argv[1:]
+    after_warmup = AFTER_WARMUP in flags
+    flags = [flag for flag in flags if flag != AFTER_WARMUP]
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(config.hyp)
     with open_world("cpu", batch_size=config.batch_size) as world, ExitStack() as stack:
@@ -45,35 +54,40 @@ def main() -> None:
             asked_to_stop=lambda: False,
         )
         model.train()
-        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        losses = []
-        states = []
-        done = 0
-        # From where the warm-up is over: accumulation is whole and no rate is 0.
-        iteration = schedule.warmup_iterations
+        seen: list[list[tuple[torch.Tensor, ...]]] = []
+        windows: list[int] = []
+        losses: list[torch.Tensor] = []
+        states: list[dict[str, torch.Tensor]] = []
+        iteration = schedule.warmup_iterations if after_warmup else 0
         for epoch in itertools.count():
-            train.reweight(loader, index, Progress(class_maps=(0.3,) * len(index.names)), config)
-            batches = loader.batches(epoch)
-            for first in range(0, loader.batches_per_epoch, window := schedule.window(iteration)):
-                window = min(window, loader.batches_per_epoch - first)
+            train.reweight(loader, index, Progress(class_maps=MAPS[: len(index.names)]), config)
+            batches, first = loader.batches(epoch), 0
+            while first < loader.batches_per_epoch and len(states) < STEPS:
+                window = min(schedule.window(iteration), loader.batches_per_epoch - first)
                 drawn = list(itertools.islice(batches, window))
-                seen += [(batch.images.clone(), batch.indices.clone()) for batch in drawn]
-                schedule.apply(optimizer, iteration)
+                schedule.apply(optimizer, iteration + window - 1)
                 result = step(drawn, window, epoch, first)
+                assert not result.skipped
+                seen.append([(b.images.clone(), b.indices.clone(), objects_per_image(b)) for b in drawn])
+                windows.append(window)
                 losses.append(world.sum(result.losses.clone()))
                 states.append({k: v.clone() for k, v in model.state_dict().items()})
-                done += 1
-                if done == STEPS:
-                    break
-            if done == STEPS:
+                iteration, first = iteration + window, first + window
+            if len(states) == STEPS:
                 break
-        shares = world.all_gather(seen)
+        shares = world.all_gather([batch for step_batches in seen for batch in step_batches])
         if world.is_main:
             joined = [
-                (torch.cat([share[k][0] for share in shares]), torch.cat([share[k][1] for share in shares]))
-                for k in range(len(seen))
+                tuple(torch.cat(parts) for parts in zip(*[share[k] for share in shares], strict=True))
+                for k in range(sum(windows))
             ]
-            torch.save({"states": states, "ema": ema.model.state_dict(), "losses": losses, "seen": joined}, Path(out))
+            content = {"states": states, "ema": ema.model.state_dict(), "losses": losses, "windows": windows}
+            torch.save({**content, "seen": joined}, Path(out))
+
+
+def objects_per_image(batch: Batch) -> torch.Tensor:
+    """How many objects each image of the batch has."""
+    return torch.bincount(batch.targets[:, 0].long(), minlength=len(batch))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Two hosts with 1 and 2 ranks: torchrun on both, gradients over the wire, disks shared or not."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hosts import Host, Job, two_hosts
+from launch import ROOT, Outcome, run_python
+from test_parity import Case, arguments, compare
+from tiny import flags, losses, make_data
+
+from utils.report import read_results
+
+pytestmark = pytest.mark.slow
+
+RANKS = (1, 2)
+PROGRAM = Path(__file__).with_name("parity_program.py")
+FLAGS = ("--batch", "12", "--epochs", "2", "--sync-bn", "--amp", "off", "--save-steps", "1")
+
+
+def make_disks(folder: Path, shared: bool) -> tuple[Path, Path]:
+    """A folder for either host with the dataset in `data`; with `shared` they are one."""
+    first, second = folder / "a", folder / "a" if shared else folder / "b"
+    make_data(first / "data", train=36, val=6)
+    if not shared:
+        shutil.copytree(first / "data", second / "data")
+        yaml = second / "data" / "tiny.yaml"
+        yaml.write_text(yaml.read_text().replace(str(first), str(second)))
+    return first, second
+
+
+def own_folders(disks: Sequence[Path]) -> list[dict[str, str]]:
+    """Variables that keep the caches of a host on its own disk."""
+    return [{"TESSERA_CACHE": str(disk / "cache"), "TESSERA_DATASETS": str(disk / "datasets")} for disk in disks]
+
+
+def hidden(disks: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """What either host does not see of the other one's disk."""
+    first, second = disks
+    return ((), ()) if first == second else ((second,), (first,))
+
+
+def test_three_steps_on_two_hosts_are_those_of_one_rank(tmp_path: Path) -> None:
+    disks = make_disks(tmp_path, shared=False)
+    args = arguments(Case(), tmp_path, batch=12)
+    alone = run_python(PROGRAM, str(disks[0] / "data" / "tiny.yaml"), str(tmp_path / "1.pt"), *args)
+    assert alone.code == 0, alone.said
+    with two_hosts(hidden(disks)) as hosts:
+        commands = [[str(PROGRAM), str(disk / "data" / "tiny.yaml"), str(disk / "out.pt"), *args] for disk in disks]
+        outcomes = Job(hosts, RANKS, commands, disks, own_folders(disks), tmp_path / "job").wait(120)
+    assert [outcome.code for outcome in outcomes] == [0, 0], "\n".join(outcome.said for outcome in outcomes)
+    assert not (disks[1] / "out.pt").exists()
+    one, three = (torch.load(path, weights_only=True) for path in (tmp_path / "1.pt", disks[0] / "out.pt"))
+    print(f"1 + 2 ranks on two hosts: {compare(one, three)}")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["nothing-shared", "all-shared"])
+def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: bool) -> None:
+    disks = make_disks(tmp_path, shared)
+    with two_hosts(hidden(disks)) as hosts:
+        # Each host has the data where it likes: without a shared disk the paths differ.
+        first = [flags(disk / "data" / "tiny.yaml", Path("runs"), *FLAGS) for disk in disks]
+        job = train(hosts, disks, first, tmp_path / "first")
+        last = disks[0] / "runs" / "exp" / "weights" / "last.pt"
+        end = time.monotonic() + 90
+        while job.running() and not last.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        for host in reversed(hosts):
+            host.power_off()
+        outcomes = job.wait(10)
+        assert last.exists() and all(outcome.code for outcome in outcomes), said(outcomes)
+        assert not (disks[1] / "runs").exists() or shared
+        stopped = torch.load(last, weights_only=True)
+        assert stopped["step"] < 6, "it was killed before its end"
+
+        again = [["--resume", "--data", str(disk / "data" / "tiny.yaml"), "--project", "runs"] for disk in disks]
+        outcomes = train(hosts, disks, again, tmp_path / "again").wait(90)
+        assert [outcome.code for outcome in outcomes] == [0, 0], said(outcomes)
+    assert f"after batch {stopped['step_in_epoch']}" in outcomes[0].err, outcomes[0].said
+    assert "3 ranks (1 on tess-" in outcomes[0].err, outcomes[0].said
+    assert [path.name for path in (disks[0] / "runs").iterdir()] == ["exp"]
+    assert not (disks[1] / "runs").exists() or shared
+    assert torch.load(last, weights_only=True)["step"] == 6
+    run = disks[0] / "runs" / "exp"
+    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
+    alone = run_python(ROOT / "train.py", *flags(disks[0] / "data" / "tiny.yaml", tmp_path / "alone", *FLAGS))
+    assert alone.code == 0, alone.said
+    ratio = losses(run).to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
+    print(f"losses of the stopped and resumed run on two hosts over those of one rank: {ratio.tolist()}")
+    assert abs(ratio - 1).max() < 0.01
+
+
+def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[str]], logs: Path) -> Job:
+    """train.py on both, each in its own working directory."""
+    commands = [[str(ROOT / "train.py"), *words] for words in args]
+    return Job(hosts, RANKS, commands, disks, own_folders(disks), logs)
+
+
+def said(outcomes: Sequence[Outcome]) -> str:
+    """What both hosts printed."""
+    return "\n".join(outcome.said for outcome in outcomes)
