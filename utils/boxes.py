@@ -76,5 +76,6 @@ def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     distance2 = (a[:, :2] - b[:, :2]).square().sum(1)
     v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + eps)) - torch.atan(b[:, 2] / (b[:, 3] + eps))).square()
     with torch.no_grad():
-        alpha = v / (v - iou + (1 + eps))
+        # Rounding may bring the IoU of equal boxes above 1, and 0 / 0 would be a NaN loss.
+        alpha = v / (v - iou + (1 + eps)).clamp(min=eps)
     return iou - distance2 / diagonal2 - alpha * v

@@ -112,7 +112,8 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
 def test_keys_are_those_of_the_format() -> None:
     expected = (
         "model ema ema_updates optimizer scaler epoch step step_in_epoch epoch_losses epoch_skipped "
-        "skipped_steps class_maps best_fitness stopper rng config hyp model_yaml names stride anchors dataset_hash version date git"
+        "skipped_steps class_maps best_fitness stopper rng config hyp model_yaml names stride anchors dataset_hash "
+        "version date git"
     )
     assert " ".join(KEYS) == expected
 

@@ -1,0 +1,99 @@
+"""Flags and hyperparameters: every way to give them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
+from utils.errors import ConfigError
+
+SPEC_DEFAULTS = {
+    "weights": "", "data": "shapes.yaml", "hyp": "hyp.scratch-low.yaml", "epochs": 100, "batch_size": 16, "imgsz": 640,
+    "cache": "none", "optimizer": "SGD", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
+    "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": 0, "log": "tensorboard", "evolve": 0,
+}  # fmt: skip
+
+
+def test_defaults() -> None:
+    config = TrainConfig()
+    assert {key: getattr(config, key) for key in SPEC_DEFAULTS} == SPEC_DEFAULTS
+    assert ValConfig().conf_thres == 0.001 and ValConfig().iou_thres == 0.6 and ValConfig().max_det == 300
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--batch", "8"], "batch_size", 8),
+        (["--batch-size", "-1"], "batch_size", -1),
+        (["--img", "320"], "imgsz", 320),
+        (["--img-size", "320"], "imgsz", 320),
+        (["--cache"], "cache", "ram"),
+        (["--cache", "disk"], "cache", "disk"),
+        (["--resume"], "resume", "newest"),
+        (["--resume", "a/last.pt"], "resume", "a/last.pt"),
+        (["--evolve"], "evolve", 300),
+        (["--freeze", "10"], "frozen_layers", tuple(range(10))),
+        (["--freeze", "0", "3", "7"], "frozen_layers", (0, 3, 7)),
+        (["--local-rank", "1"], "local_rank", 1),
+        (["--local_rank=1"], "local_rank", 1),
+        (["--loggers", "none"], "logger_names", ()),
+        (["--log", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
+        (["--optimizer", "adamw"], "optimizer", "AdamW"),
+    ],
+)
+def test_spellings(argv: list[str], field: str, value: Any) -> None:
+    assert getattr(TrainConfig(**TrainConfig.from_args(argv)), field) == value
+
+
+def test_only_what_was_given_is_returned() -> None:
+    assert TrainConfig.from_args(["--epochs", "3"]) == {"epochs": "3"}
+
+
+def test_abbreviations_of_val() -> None:
+    config = ValConfig(**ValConfig.from_args(["--conf", "0.25", "--iou", "0.45", "--img", "320", "--batch", "1"]))
+    assert (config.conf_thres, config.iou_thres, config.imgsz, config.batch_size) == (0.25, 0.45, 320, 1)
+
+
+def test_python_names() -> None:
+    assert TrainConfig(**TrainConfig.named({"img": 320, "batch": 4, "cache": True})) == TrainConfig(
+        imgsz=320, batch_size=4, cache="ram"
+    )
+    with pytest.raises(ConfigError, match=r"'bath'.*Did you mean 'batch'"):
+        TrainConfig.named({"bath": 4})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 0}, "--epochs: found 0, allowed is at least 1"),
+        ({"epochs": 1.5}, "whole number"),
+        ({"imgsz": "big"}, "'big'"),
+        ({"label_smoothing": float("nan")}, "a number"),
+        ({"rect": "yes"}, "true or false"),
+        ({"cache": "rom"}, "Did you mean 'ram'"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"evolve": 3, "resume": "newest"}, "--evolve with --resume"),
+    ],
+)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**values)
+
+
+def test_a_configuration_is_plain_and_comes_back() -> None:
+    config = TrainConfig(freeze=(1, 2), cache="disk")
+    assert TrainConfig(**config.as_dict()) == config
+
+
+@pytest.mark.parametrize("path", sorted(HYPS_DIR.glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_hyperparameters_are_valid(path: Path) -> None:
+    hyp = load_hyp(path.name)
+    assert Hyp.from_dict(hyp.as_dict(), "copy") == hyp
+
+
+def test_scientific_notation_without_a_point_is_a_number() -> None:
+    values = {**load_hyp("hyp.scratch-low.yaml").as_dict(), "lr0": "1e-3"}
+    assert Hyp.from_dict(values, "x").lr0 == 0.001

@@ -1,0 +1,39 @@
+"""Where a process stands, as its launcher says."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils.environment import Launch, first_slurm_host
+
+
+def test_torchrun() -> None:
+    env = {
+        "RANK": "3",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "5",
+    }
+    launch = Launch.from_environment(env={**env, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (launch.rank, launch.size, launch.local_rank, launch.local_size) == (3, 6, 1, 2)
+    assert (launch.address, launch.port, launch.launcher, launch.attempt) == ("a", 5, "torchrun", 2)
+
+
+def test_the_environment_wins_over_the_flag() -> None:
+    assert Launch.from_environment(7, {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}).local_rank == 2
+    assert Launch.from_environment(7, {"RANK": "0", "WORLD_SIZE": "8"}).local_rank == 7
+
+
+def test_alone() -> None:
+    assert Launch.from_environment(env={}) == Launch()
+    assert Launch.from_environment(env={"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).launcher == "plain"
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [("gpu[03-05,9],cpu1", "gpu03"), ("node1", "node1"), ("a-1,b-2", "a-1"), ("n[7]", "n7"), ("10.0.0.1", "10.0.0.1")],
+)
+def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
+    assert first_slurm_host(nodelist) == host
