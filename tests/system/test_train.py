@@ -117,13 +117,14 @@ def test_a_finished_run_can_be_extended(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        ("--rect",),
-        ("--image-weights", "--optimizer", "AdamW", "--cos-lr"),
-        ("--multi-scale", "--label-smoothing", "0.1", "--freeze", "3"),
-        ("--single-cls", "--close-mosaic", "1", "--cache", "disk"),
-        ("--nosave", "--noval", "--deterministic", "--amp", "bf16"),
+        pytest.param(flags, marks=pytest.mark.slow if slow else (), id=flags[0].strip("-"))
+        for slow, flags in (
+            (False, ("--multi-scale", "--rect", "--label-smoothing", "0.1", "--freeze", "3")),
+            (True, ("--image-weights", "--optimizer", "AdamW", "--cos-lr")),
+            (True, ("--single-cls", "--close-mosaic", "1", "--cache", "disk", "--noautoanchor")),
+            (True, ("--nosave", "--noval", "--deterministic", "--amp", "bf16", "--optimizer", "Adam")),
+        )
     ],
-    ids=lambda extra: extra[0].strip("-"),
 )
 def test_every_flag_trains(data: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
     outcome = start(1, *flags(data, tmp_path, "--epochs", "2", *extra))
@@ -131,7 +132,7 @@ def test_every_flag_trains(data: Path, tmp_path: Path, extra: tuple[str, ...]) -
     assert losses(tmp_path / "exp").notna().all().all()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: int) -> None:
     assert start(1, *flags(data, tmp_path, "--epochs", "1")).code == 0
     last = tmp_path / "exp" / "weights" / "last.pt"
@@ -144,6 +145,7 @@ def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: in
     assert outcome.err.count("Stopped early") == 1
 
 
+@pytest.mark.slow
 def test_evolve_searches_and_goes_on(data: Path, tmp_path: Path) -> None:
     args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
     first = start(1, *args, "2")

@@ -42,25 +42,25 @@ def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     return path
 
 
-def test_four_images_on_more_ranks_than_images(tmp_path: Path) -> None:
-    data = make_data(tmp_path, train=8, val=4)
-    trained = run_python(ROOT / "train.py", *flags(data, tmp_path / "runs", "--epochs", "1"))
-    assert trained.code == 0, trained.said
-    weights = tmp_path / "runs" / "exp" / "weights" / "best.pt"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags that measure a little detector on four images."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = make_data(folder, train=8, val=4)
+    outcome = run_python(ROOT / "train.py", *flags(data, folder / "runs", "--epochs", "1"))
+    assert outcome.code == 0, outcome.said
+    weights = folder / "runs" / "exp" / "weights" / "best.pt"
     args = ["--data", str(data), "--weights", str(weights), "--imgsz", "64", "--device", "cpu", "--workers", "0"]
-    args += ["--project", str(tmp_path / "val"), "--save-json", "--max-det", "20"]
-    seen = []
-    for ranks in (1, 2, 3, 5):
-        outcome = (
-            torchrun(VAL, *args, "--name", f"r{ranks}", ranks=ranks)
-            if ranks > 1
-            else run_python(VAL, *args, "--name", "r1")
-        )
-        seen.append((figures(outcome), json.loads((tmp_path / "val" / f"r{ranks}" / "predictions.json").read_text())))
-    assert all(one[0] == seen[0][0] for one in seen)
-    for _, rows in seen[1:]:
-        assert len(rows) == len(seen[0][1])
-        assert [r["image_id"] for r in rows] == [r["image_id"] for r in seen[0][1]]
+    return [*args, "--save-json", "--max-det", "20"]
+
+
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 5))])
+def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path: Path, ranks: int) -> None:
+    args = [*trained, "--project", str(tmp_path)]
+    alone, together = run_python(VAL, *args, "--name", "alone"), torchrun(VAL, *args, "--name", "together", ranks=ranks)
+    assert figures(alone) == figures(together)
+    one, many = (json.loads((tmp_path / name / "predictions.json").read_text()) for name in ("alone", "together"))
+    assert [row["image_id"] for row in one] == [row["image_id"] for row in many]
 
 
 @pytest.mark.slow

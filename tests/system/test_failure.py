@@ -1,0 +1,183 @@
+"""A job of which a part fails ends soon, wholly, with one message that says why, and its checkpoint stays whole."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import Job, python_command, start, train
+from launch import ROOT, Outcome, free_port
+from tiny import flags, losses, make_data, tensors
+
+from utils.checkpoint import load_checkpoint
+
+STEPS = 4  # optimizer steps an epoch
+END_S = 30.0  # from the moment that a failure is seen
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"), train=8 * STEPS, val=4)
+
+
+def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] | None = None) -> Outcome:
+    """Two ranks, one of which fails after a few steps; what is left must be in order."""
+    args = flags(data, folder, "--epochs", "4", "--save-steps", "1", *more)
+    outcome = train(folder, 2, *args, fault=fault, env=env)
+    ended = time.time()
+    assert outcome.code != 0, outcome.said
+    struck = re.search(r"struck at ([\d.]+)", outcome.err)
+    if struck:
+        seen_after = float((env or {}).get("TESSERA_PEER_TIMEOUT", 0))
+        assert ended - float(struck[1]) < END_S + seen_after, outcome.said
+    assert "Best epoch" not in outcome.out
+    last = folder / "exp" / "weights" / "last.pt"
+    if last.exists():
+        load_checkpoint(last)
+    assert not list(folder.rglob("*.tmp"))
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "1 loss 6 raise",
+        pytest.param("0 loss 6 raise", marks=pytest.mark.slow),
+        pytest.param("1 loader 6 raise", marks=pytest.mark.slow),
+        pytest.param("1 validation 1 raise", marks=pytest.mark.slow),
+        pytest.param("0 validation 1 raise", marks=pytest.mark.slow),
+        pytest.param("0 save 6 raise", marks=pytest.mark.slow),
+        pytest.param("0 scan 1 raise", marks=pytest.mark.slow),
+        pytest.param("1 scan 1 raise", marks=pytest.mark.slow),
+        pytest.param("1 end 1 raise", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
+    outcome = train_to_the_end(data, tmp_path, fault) if " end " in fault else fail(data, tmp_path, fault)
+    assert outcome.err.count("RuntimeError: broken on purpose") == 1, outcome.said
+    assert f"rank {fault[0]}: Traceback" in outcome.err, outcome.said
+    assert outcome.err.count("Traceback (most recent call last)") == 1, outcome.said
+
+
+def train_to_the_end(data: Path, folder: Path, fault: str) -> Outcome:
+    """As `fail`, with the failure after the training."""
+    return fail(data, folder, fault, "--epochs", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("where", ["scan 1", "step 6", "validation 1"])
+def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: str) -> None:
+    outcome = fail(data, tmp_path, f"{rank} {where} kill")
+    assert outcome.err.count("Traceback (most recent call last)") == 0, outcome.said
+    if where != "scan 1":  # there nobody waits in a collective: the launcher's word has to do
+        assert len(re.findall(rf"error: rank {rank} on \S+ \(last: .*\) is gone", outcome.err)) == 1, outcome.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["0 step 6 stop", "1 step 6 stop", "1 validation 1 stop", "0 scan 1 stop"])
+def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault: str) -> None:
+    outcome = fail(data, tmp_path, fault, env={"TESSERA_PEER_TIMEOUT": "5"})
+    assert len(re.findall(rf"error: rank {fault[0]} on \S+ has not answered for", outcome.err)) == 1, outcome.said
+    assert "Traceback" not in outcome.err, outcome.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path, rank: int) -> None:
+    outcome = fail(data, tmp_path, f"{rank} step 3 worker")
+    assert re.search(rf"rank {rank}: (Traceback|error)", outcome.err), outcome.said
+    assert "worker" in outcome.err and "killed" in outcome.err.lower(), outcome.said
+    assert outcome.err.count("rank ") and f"rank {1 - rank}: Traceback" not in outcome.err, outcome.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank: int) -> None:
+    outcome = fail(data, tmp_path, f"{rank} validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
+    found = re.findall(r"error: control message \d+ has waited \d+ s .*rank (\d) on \S+ \(last: (.*?)\)", outcome.err)
+    assert found == [(str(rank), "validating epoch 0")], outcome.said
+
+
+@pytest.mark.slow
+def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Path) -> None:
+    """Without torchrun rank 0 holds the store: when it is gone nobody can be asked."""
+    port = str(free_port())
+
+    def slurm(rank: int) -> Job:
+        place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_TASKS_PER_NODE": "2"}
+        args = flags(data, tmp_path, "--epochs", "50", "--save-steps", "1")
+        return Job(python_command(ROOT / "train.py", *args), tmp_path / f"said{rank}", {**place, **address})
+
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    with slurm(0) as first, slurm(1) as second:
+        first.until(last.is_file)
+        first.kill()
+        started = time.monotonic()
+        outcome = second.wait(END_S)
+        assert outcome.code != 0
+        assert time.monotonic() - started < END_S
+        assert "error:" in outcome.err and "Traceback" not in outcome.err, outcome.said
+        assert second.left_over() == [] and first.left_over() == []
+    load_checkpoint(last)
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_are_told_how(data: Path, tmp_path: Path) -> None:
+    other = make_data(tmp_path / "other", train=24, val=4)
+    hyp = tmp_path / "hyp.yaml"
+    hyp.write_text((ROOT / "data" / "hyps" / "hyp.shapes.yaml").read_text())
+    outcome = fail(data, tmp_path, "", env={"ARGS_OF_RANK_1": f"--data {other} --hyp {hyp} --seed 3"})
+    assert outcome.err.count("the ranks do not agree") == 1, outcome.said
+    assert "--seed: 0 on rank 0; 3 on rank 1" in outcome.err
+    assert re.search(r"train data: 32 images, \w+ on rank 0; 24 images, \w+ on rank 1", outcome.err), outcome.said
+    assert re.search(r"hyp \w+: \S+ on rank 0; \S+ on rank 1", outcome.err), outcome.said
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """last.pt of the run in `folder`."""
+    loaded: dict[str, Any] = torch.load(folder / "exp" / "weights" / "last.pt", weights_only=True)
+    return loaded
+
+
+@pytest.mark.slow
+def test_one_ranks_nan_is_a_step_that_nobody_takes(data: Path, tmp_path: Path) -> None:
+    args = ("--epochs", "2")
+    before, after = tmp_path / "before", tmp_path / "after"
+    train(before, 2, *flags(data, before, *args), fault="0 step 2 SIGTERM")
+    stopped = train(after, 2, *flags(data, after, *args), fault="1 loss 3 nan;0 step 3 SIGTERM")
+    assert "after batch 3" in stopped.err, stopped.said
+    one, two = state(before), state(after)
+    assert (one["step"], one["skipped_steps"]) == (2, 0)
+    assert (two["step"], two["skipped_steps"], two["ema_updates"]) == (3, 1, one["ema_updates"])
+    for part in ("model", "ema", "optimizer"):
+        mine, theirs = tensors(one[part]), tensors(two[part])
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine), part
+    resumed = train(after, 2, "--resume", str(after / "exp"), "--device", "cpu")
+    assert resumed.code == 0, resumed.said
+    assert losses(after / "exp").notna().all().all()
+    assert state(after)["skipped_steps"] == 1
+
+
+@pytest.mark.slow
+def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
+    outcome = fail(data, tmp_path, "1 loss 3 nan 99")
+    assert outcome.err.count("has not been finite for 10 steps in a row") == 1, outcome.said
+    assert "step 12 (epoch 3, batch 4)" in outcome.err, outcome.said
+    assert str(data.parent / "shapes" / "images" / "train") in outcome.err
+    assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
+
+
+@pytest.mark.slow
+def test_without_its_launcher_a_job_ends(data: Path, tmp_path: Path) -> None:
+    args = flags(data, tmp_path, "--epochs", "50", "--save-steps", "1")
+    with start(tmp_path, 2, *args) as job:
+        job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
+        job.process.kill()
+        assert job.left_over(END_S) == [], job.said

@@ -1,0 +1,157 @@
+"""A run that is stopped at any step and resumed is the run that nobody stopped, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import start, train
+from tiny import assert_same_checkpoint, flags, losses, make_data
+
+from utils.report import read_results
+
+STEPS = 5  # optimizer steps an epoch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"), train=8 * STEPS, val=4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Run directories of trainings that nobody stopped, by ranks; each is made when it is first asked for."""
+
+    class Runs(dict[int, Path]):
+        def __missing__(self, ranks: int) -> Path:
+            folder = tmp_path_factory.mktemp("whole")
+            outcome = train(folder, ranks, *flags(data, folder, "--epochs", "2"))
+            assert outcome.code == 0, outcome.said
+            self[ranks] = folder / "exp"
+            return self[ranks]
+
+    return Runs()
+
+
+def assert_goes_on(run: Path, ranks: int, whole: Path, *more: str) -> None:
+    """A resume ends with the bits of the undisturbed run."""
+    resumed = train(run.parent, ranks, "--resume", str(run / "weights" / "last.pt"), "--device", "cpu", *more)
+    assert resumed.code == 0, resumed.said
+    assert_same_checkpoint(run / "weights" / "last.pt", whole / "weights" / "last.pt")
+    assert losses(run).equals(losses(whole))
+    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
+    assert not list(run.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "step"),
+    [
+        ("SIGTERM", 143, 3),
+        pytest.param("SIGINT", 130, STEPS + 1, marks=pytest.mark.slow),  # the first of an epoch
+        pytest.param("SIGUSR1", 138, -1, marks=pytest.mark.slow),  # the last of all
+    ],
+)
+def test_a_signal_stops_after_the_step(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path], name: str, code: int, step: int
+) -> None:
+    steps = torch.load(undisturbed[1] / "weights" / "last.pt", weights_only=True)["step"]
+    step = steps if step < 0 else step
+    args = flags(data, tmp_path, "--epochs", "2")
+    stopped = train(tmp_path, 1, *args, fault=f"0 step {step} {name}")
+    assert stopped.code == code, stopped.said
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    assert f"Go on with: train.py --resume {last}" in stopped.err
+    assert "Traceback" not in stopped.err
+    state = torch.load(last, weights_only=True)
+    assert (state["step"], state["step_in_epoch"]) == (step, STEPS if step == steps else (step - 1) % STEPS + 1)
+    assert_goes_on(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed: dict[int, Path], name: str) -> None:
+    stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} {name}")
+    assert stopped.code != 0
+    assert stopped.err.count("Stopped as asked in epoch 1 after batch 3") == 1, stopped.said
+    assert_goes_on(tmp_path / "exp", 2, undisturbed[2], "--workers", "0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_the_launcher_stops_all(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path], name: str
+) -> None:
+    """Torchrun hands it on to the ranks' process groups, loader workers included."""
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")) as job:
+        job.until(last.is_file)
+        job.process.send_signal(signal.Signals[name])
+        stopped = job.wait(60)
+        assert job.left_over() == [], stopped.said
+    assert stopped.code != 0
+    assert stopped.err.count("Stopped as asked") == 1, stopped.said
+    assert "DataLoader" not in stopped.err, stopped.said
+    assert_goes_on(tmp_path / "exp", 2, undisturbed[2])
+
+
+@pytest.mark.slow
+def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
+    killed = train(tmp_path, 1, *args, fault=f"0 step {STEPS + 3} kill")
+    assert killed.code == -9, killed.said
+    assert torch.load(tmp_path / "exp" / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2
+    (tmp_path / "exp" / "weights" / ".last.pt.torn.tmp").write_bytes(b"half")  # what a kill while saving leaves
+    assert_goes_on(tmp_path / "exp", 1, undisturbed[1])
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_with_the_same_stream(data: Path, tmp_path: Path) -> None:
+    more = ("--sync-bn", "--amp", "off", "--epochs", "2")
+    whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
+    assert whole.code == 0, whole.said
+    stopped = train(tmp_path, 2, *flags(data, tmp_path, *more), fault="1 step 3 SIGTERM")
+    assert "after batch 3" in stopped.err, stopped.said
+    resumed = train(tmp_path, 1, "--resume", str(tmp_path / "exp"), "--device", "cpu")
+    assert resumed.code == 0, resumed.said
+    ratio = losses(tmp_path / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
+    assert abs(ratio - 1).max() < 0.01, ratio
+
+
+@pytest.mark.slow
+def test_a_stopped_run_can_go_further_than_planned(data: Path, tmp_path: Path) -> None:
+    stopped = train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2"), fault="0 step 2 SIGUSR1")
+    assert stopped.code == 138, stopped.said
+    more = train(tmp_path, 1, "--resume", "--project", str(tmp_path), "--epochs", "3", "--device", "cpu")
+    assert more.code == 0, more.said
+    assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, STEPS + 3])
+def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: dict[int, Path], step: int) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
+    outcome = train(tmp_path, 2, *args, fault=f"1 step {step} kill", options=("--max-restarts=3",))
+    assert outcome.code == 0, outcome.said
+    assert outcome.err.count("Restarted by the launcher") == 1, outcome.said
+    assert sorted(p.name for p in tmp_path.glob("exp*")) == ["exp"]
+    assert_same_checkpoint(tmp_path / "exp" / "weights" / "last.pt", undisturbed[2] / "weights" / "last.pt")
+    assert losses(tmp_path / "exp").equals(losses(undisturbed[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["1 step 1 kill", "0 end 1 kill"], ids=["before-any-save", "in-the-end"])
+def test_torchrun_restarts_in_the_same_folder(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path], fault: str
+) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--exist-ok")
+    stale = tmp_path / "exp" / "weights" / "last.pt"  # of an earlier job: not this one's own
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes((undisturbed[2] / "weights" / "last.pt").read_bytes())
+    outcome = train(tmp_path, 2, *args, fault=fault, options=("--max-restarts=1",))
+    assert outcome.code == 0, outcome.said
+    assert sorted(p.name for p in tmp_path.glob("exp*")) == ["exp"]
+    assert_same_checkpoint(stale, undisturbed[2] / "weights" / "last.pt")
+    assert losses(tmp_path / "exp").equals(losses(undisturbed[2]))
+    assert outcome.out.count("Best epoch") == 1, outcome.said
