@@ -113,12 +113,32 @@ def _ip(*words: str) -> None:
         pytest.skip(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}: network namespaces need root")
 
 
+def fixed(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
+    """Options of torchrun for hosts that are all there from start to end."""
+    port = free_port()
+    meeting = ["--nnodes=2", f"--master-addr={hosts[0].address}", f"--master-port={port}"]
+    return [[*meeting, f"--node-rank={number}", f"--nproc-per-node={count}"] for number, count in enumerate(ranks)]
+
+
+def elastic(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
+    """Options of torchrun for a job that one host can go on with alone; they meet on the first."""
+    port = free_port()
+    meeting = ["--nnodes=1:2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=tessera"]
+    meeting += [f"--rdzv-endpoint={hosts[0].address}:{port}"]
+    # Names of these hosts cannot be looked up: say which one the endpoint is, and the addresses.
+    conf = ["is_host=1,last_call_timeout=10", "is_host=0,last_call_timeout=10"]
+    return [
+        [*meeting, f"--rdzv-conf={conf[n]}", f"--local-addr={hosts[n].address}", f"--nproc-per-node={count}"]
+        for n, count in enumerate(ranks)
+    ]
+
+
 class Job:
     """torchrun on both hosts, started at once.
 
     Args:
         hosts: rank 0 is on the first.
-        ranks: how many on either.
+        launch: torchrun's options, for either.
         commands: script and arguments, for either.
         folders: working directory of either; the logs go beside it.
         envs: more variables, for either.
@@ -127,20 +147,17 @@ class Job:
     def __init__(
         self,
         hosts: Sequence[Host],
-        ranks: Sequence[int],
+        launch: Sequence[Sequence[str]],
         commands: Sequence[Sequence[str]],
         folders: Sequence[Path],
         envs: Sequence[Mapping[str, str]],
         logs: Path,
     ) -> None:
         self.hosts = hosts
-        port = free_port()
         self._logs = [logs.with_name(f"{logs.name}-{number}") for number in range(len(hosts))]
         self._processes = []
         for number, host in enumerate(hosts):
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
-            launcher += [f"--nproc-per-node={ranks[number]}", f"--master-addr={hosts[0].address}"]
-            command = [*launcher, f"--master-port={port}", *commands[number]]
+            command = [sys.executable, "-m", "torch.distributed.run", *launch[number], *commands[number]]
             self._processes.append(host.start(command, cwd=folders[number], env=envs[number], log=self._logs[number]))
 
     def running(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,24 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from launch import ROOT, Outcome, free_port, run_command, run_python
 from tiny import flags, make_data
 
-from utils.environment import Launch, first_slurm_host
+from utils.environment import Launch
+from utils.report import read_results
 
 TRAIN = ROOT / "train.py"
 PROGRAM = Path(__file__).with_name("rank_programs.py")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 
 
-def start_ranks(commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]]) -> list[subprocess.Popen[str]]:
+def start_ranks(
+    commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path = ROOT
+) -> list[subprocess.Popen[str]]:
     """One plain process for each command, in an environment that no launcher has touched but for `envs`."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
     common = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
-        subprocess.Popen(command, cwd=ROOT, env={**common, **env}, start_new_session=True, **pipes)
+        subprocess.Popen(command, cwd=cwd, env={**common, **env}, start_new_session=True, **pipes)
         for command, env in zip(commands, envs, strict=True)
     ]
 
@@ -112,29 +115,67 @@ def test_slurm_without_torchrun_makes_ranks() -> None:
     assert [line["gathered"] for line in lines] == [[0, 2], [0, 2]]
 
 
+SRUN = """#!/bin/bash
+shift
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
+    ids="$ids $!"
+done
+echo $ids > ranks
+for id in $ids; do
+    wait $id || { this=$?; [ $this -gt ${code:-0} ] && code=$this; }
+done
+exit ${code:-0}
+"""
+
+
 @pytest.mark.slow
-def test_slurm_warns_stops_and_the_requeued_job_goes_on(tmp_path: Path) -> None:
-    data = make_data(tmp_path)
-    environments = srun_environments()
-    command = [sys.executable, str(TRAIN), *flags(data, tmp_path / "runs", "--epochs", "30", "--save-steps", "1")]
-    last = tmp_path / "runs" / "exp" / "weights" / "last.pt"
-    processes = start_ranks([command] * 2, environments)
+def test_the_sbatch_file_stops_at_the_warning_and_goes_on_when_requeued(tmp_path: Path) -> None:
+    """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
+    assert "#SBATCH --signal=USR1@120\n" in script
+    words = [w for w in flags(make_data(tmp_path), Path("runs/train"), "--epochs", "3") if "runs" not in w]
+    words.remove("--project")
+    for old, new in {
+        "--data coco.yaml --cfg yolov5s.yaml --batch-size 128": " ".join(words),
+        "--save-steps 1000": "--save-steps 1",
+        "train.py": str(TRAIN),
+    }.items():
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "job.sh").write_text(script)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, content in {
+        "srun": SRUN,
+        "scontrol": '#!/bin/sh\necho "$@" >> asked\n',
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+    }.items():
+        (commands / name).write_text(content)
+        (commands / name).chmod(0o755)
+    environment = {**srun_environments()[0], "PATH": f"{commands}:{os.environ['PATH']}"}
+    run = tmp_path / "runs" / "train" / f"job{environment['SLURM_JOB_ID']}"
+
+    first = start_ranks([["bash", "job.sh"]], [environment], cwd=tmp_path)
     try:
         end = time.monotonic() + 60
-        while not last.exists() and time.monotonic() < end:
+        while not (run / "weights" / "last.pt").exists() and time.monotonic() < end:
             time.sleep(0.05)
-        for process in processes:  # `#SBATCH --signal=USR1@120` warns every task
-            process.send_signal(signal.SIGUSR1)
+        for rank in (tmp_path / "ranks").read_text().split():  # SLURM signals every task of the step
+            os.kill(int(rank), signal.SIGUSR1)
     finally:
-        outcomes = end_ranks(processes, 60)
-    assert [outcome.code for outcome in outcomes] == [128 + signal.SIGUSR1] * 2, outcomes[0].said
-    assert "Stopped as asked" in outcomes[0].err
-    epochs = torch.load(last, weights_only=True)["epoch"] + 1
-    command = [sys.executable, str(TRAIN), "--resume", str(last), "--epochs", str(epochs)]
-    outcomes = end_ranks(start_ranks([command] * 2, environments))
-    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].said
-    assert "Going on with" in outcomes[0].err
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["exp"]
+        (outcome,) = end_ranks(first, 60)
+    assert outcome.code == 128 + signal.SIGUSR1, outcome.said
+    assert outcome.err.count("Stopped as asked") == 1, outcome.said
+    assert (tmp_path / "asked").read_text().split() == ["requeue", environment["SLURM_JOB_ID"]]
+
+    (outcome,) = end_ranks(start_ranks([["bash", "job.sh"]], [environment], cwd=tmp_path))
+    assert outcome.code == 0, outcome.said
+    assert "Going on with" in outcome.err
+    assert [path.name for path in run.parent.iterdir()] == [run.name]
+    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1, "not queued again"
 
 
 def assert_trained_by_two(code: int, err: str, project: Path) -> None:
@@ -167,15 +208,3 @@ def test_a_step_on_some_of_a_jobs_nodes_meets_on_its_own_first() -> None:
     env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     env |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
     assert Launch.from_environment(env=env).address == "gpu04"
-
-
-def test_one_task_is_a_plain_start() -> None:
-    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
-    assert Launch.from_environment(env=env) == Launch()
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"), [("n1", "n1"), ("n1,n2", "n1"), ("gpu[3,7]", "gpu3"), ("a-b[08-12],c1", "a-b08")]
-)
-def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
-    assert first_slurm_host(nodes) == first

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hosts import Host, Job, two_hosts
+from hosts import Host, Job, elastic, fixed, two_hosts
 from launch import ROOT, Outcome, run_python
 from test_parity import Case, arguments, compare
 from tiny import flags, losses, make_data
@@ -48,11 +48,11 @@ def hidden(disks: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 def test_three_steps_on_two_hosts_are_those_of_one_rank(tmp_path: Path) -> None:
     disks = make_disks(tmp_path, shared=False)
     args = arguments(Case(), tmp_path, batch=12)
-    alone = run_python(PROGRAM, str(disks[0] / "data" / "tiny.yaml"), str(tmp_path / "1.pt"), *args)
+    alone = run_python(PROGRAM, str(disks[0] / "data" / "tiny.yaml"), str(tmp_path / "1.pt"), *args, timeout=240)
     assert alone.code == 0, alone.said
     with two_hosts(hidden(disks)) as hosts:
         commands = [[str(PROGRAM), str(disk / "data" / "tiny.yaml"), str(disk / "out.pt"), *args] for disk in disks]
-        outcomes = Job(hosts, RANKS, commands, disks, own_folders(disks), tmp_path / "job").wait(120)
+        outcomes = Job(hosts, fixed(hosts, RANKS), commands, disks, own_folders(disks), tmp_path / "job").wait(240)
     assert [outcome.code for outcome in outcomes] == [0, 0], "\n".join(outcome.said for outcome in outcomes)
     assert not (disks[1] / "out.pt").exists()
     one, three = (torch.load(path, weights_only=True) for path in (tmp_path / "1.pt", disks[0] / "out.pt"))
@@ -67,9 +67,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
         first = [flags(disk / "data" / "tiny.yaml", Path("runs"), *FLAGS) for disk in disks]
         job = train(hosts, disks, first, tmp_path / "first")
         last = disks[0] / "runs" / "exp" / "weights" / "last.pt"
-        end = time.monotonic() + 90
-        while job.running() and not last.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_for(last, job)
         for host in reversed(hosts):
             host.power_off()
         outcomes = job.wait(10)
@@ -79,7 +77,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
         assert stopped["step"] < 6, "it was killed before its end"
 
         again = [["--resume", "--data", str(disk / "data" / "tiny.yaml"), "--project", "runs"] for disk in disks]
-        outcomes = train(hosts, disks, again, tmp_path / "again").wait(90)
+        outcomes = train(hosts, disks, again, tmp_path / "again").wait(240)
         assert [outcome.code for outcome in outcomes] == [0, 0], said(outcomes)
     assert f"after batch {stopped['step_in_epoch']}" in outcomes[0].err, outcomes[0].said
     assert "3 ranks (1 on tess-" in outcomes[0].err, outcomes[0].said
@@ -88,17 +86,46 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
     assert torch.load(last, weights_only=True)["step"] == 6
     run = disks[0] / "runs" / "exp"
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
-    alone = run_python(ROOT / "train.py", *flags(disks[0] / "data" / "tiny.yaml", tmp_path / "alone", *FLAGS))
+    alone = run_python(
+        ROOT / "train.py", *flags(disks[0] / "data" / "tiny.yaml", tmp_path / "alone", *FLAGS), timeout=240
+    )
     assert alone.code == 0, alone.said
     ratio = losses(run).to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
     print(f"losses of the stopped and resumed run on two hosts over those of one rank: {ratio.tolist()}")
     assert abs(ratio - 1).max() < 0.01
 
 
+def test_the_job_goes_on_with_one_host_when_the_other_is_gone(tmp_path: Path) -> None:
+    disks = make_disks(tmp_path, shared=False)
+    with two_hosts(hidden(disks)) as hosts:
+        args = [flags(disk / "data" / "tiny.yaml", Path("runs"), *FLAGS) for disk in disks]
+        commands = [[str(ROOT / "train.py"), *words] for words in args]
+        job = Job(hosts, elastic(hosts, (1, 1)), commands, disks, own_folders(disks), tmp_path / "job")
+        last = disks[0] / "runs" / "exp" / "weights" / "last.pt"
+        wait_for(last, job)
+        hosts[1].power_off()
+        outcomes = job.wait(240)
+    assert outcomes[0].code == 0, said(outcomes)
+    assert "2 ranks (1 on tess-" in outcomes[0].err, said(outcomes)
+    assert "Restarted by the launcher: going on" in outcomes[0].err, said(outcomes)
+    assert "1 rank (1 on tess-" in outcomes[0].err, said(outcomes)
+    assert torch.load(last, weights_only=True)["step"] == 6
+    run = disks[0] / "runs" / "exp"
+    assert [path.name for path in run.parent.iterdir()] == ["exp"]
+    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
+
+
+def wait_for(file: Path, job: Job) -> None:
+    """Until the file is there, for as long as the job runs, at most four minutes."""
+    end = time.monotonic() + 240
+    while job.running() and not file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[str]], logs: Path) -> Job:
     """train.py on both, each in its own working directory."""
     commands = [[str(ROOT / "train.py"), *words] for words in args]
-    return Job(hosts, RANKS, commands, disks, own_folders(disks), logs)
+    return Job(hosts, fixed(hosts, RANKS), commands, disks, own_folders(disks), logs)
 
 
 def said(outcomes: Sequence[Outcome]) -> str:
