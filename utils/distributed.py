@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError
-from utils.pulse import FAILURE_KEY, Pulse
+from utils.pulse import FAILURE_KEY, Pulse, is_gone
 
 T = TypeVar("T")
 
@@ -255,10 +255,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
         if not lost:
             raise
-        named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.doing})" for rank, sign in lost)
-        gone = UserError(
-            f"{named} is gone: killed, or its host is. What the launcher or the kernel log says tells why."
-        )
+        gone = UserError(is_gone(lost))
         gone.speaks = error.speaks  # type: ignore[attr-defined]
         raise gone from error
     except BaseException:  # a second Ctrl-C

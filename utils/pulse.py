@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,9 @@ class KeyStore(Protocol):
 
     def get(self, key: str, /) -> bytes:
         """Read a value."""
+
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
+        """Write a value where there is the expected one, "" for none; return what is there then."""
 
 
 class Sign(NamedTuple):
@@ -85,7 +88,8 @@ class Pulse:
         self.messages = 0
         self._store, self._rank, self._size, self._host = store, rank, size, host
         self._timeout_s, self._end = timeout_s, end or self._leave
-        self._tick, self._process = 0, f"{os.getpid()} {_kernel()}"
+        self._tick, self._kernel = 0, _kernel()
+        self._process = f"{os.getpid()} {self._kernel}"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._thread.start()
@@ -140,14 +144,19 @@ class Pulse:
                     self._lose_store()
                 return
             now = time.monotonic()
+            if sign is not None and sign.tick != -1 and self._is_dead(sign):
+                self._report_dead(neighbour)
+                return
             if sign is None or sign.tick == -1 or sign.tick != seen:
                 seen, since = (sign.tick if sign else -2), now
             elif now - since > self._timeout_s:
-                self._store.set(FAILURE_KEY, str(self._rank))
+                speaks = self._claim()
                 self._put_down(sign)
                 self._end(
                     f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; "
                     f"the last it did: {sign.doing}. The job is ended; go on with --resume."
+                    if speaks
+                    else ""
                 )
                 return
 
@@ -156,10 +165,46 @@ class Pulse:
 
     def _put_down(self, sign: Sign) -> None:
         """Kill a rank of this machine that has fallen silent: a stopped process hears nothing else of its launcher."""
-        number, kernel = sign.process.split(" ", 1)
-        if kernel and kernel == _kernel():
+        number = self._local_process(sign)
+        if number is not None:
             with contextlib.suppress(OSError):  # it went by itself, or is another user's
-                os.kill(int(number), signal.SIGKILL)
+                os.kill(number, signal.SIGKILL)
+
+    def _local_process(self, sign: Sign) -> int | None:
+        """Process id of a rank of this machine; None for one of another."""
+        number, kernel = sign.process.split(" ", 1)
+        return int(number) if kernel and kernel == self._kernel else None
+
+    def _is_dead(self, sign: Sign) -> bool:
+        """Whether a rank is of this machine, and no such process is there any more."""
+        number = self._local_process(sign)
+        if number is None:
+            return False
+        try:
+            os.kill(number, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _report_dead(self, rank: int) -> None:
+        """Tell of a rank that was killed, unless it or another one has told why; the main thread may wait for it."""
+        try:
+            sign = Sign.decode(self._store.get(self._key(rank)))  # its last word may have come meanwhile
+            if sign.tick == -1:
+                return
+            if self._claim():
+                self._tell(is_gone([(rank, sign)]))
+        except (RuntimeError, OSError):
+            self._lose_store()
+            return
+        self._follow()
+
+    def _claim(self) -> bool:
+        """Claim to be the first to see a failure; False where another one spoke, or this rank's own main thread."""
+        mine = f"pulse {self._rank}"
+        return self._store.compare_set(FAILURE_KEY, "", mine).decode() == mine
 
     def _follow(self) -> None:
         """Another rank has failed and says why: end quietly, by force if the main thread cannot."""
@@ -172,8 +217,17 @@ class Pulse:
 
     def _leave(self, message: str) -> None:
         if message:
-            print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
+            self._tell(message)
         os._exit(1)
+
+    def _tell(self, message: str) -> None:
+        print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
+
+
+def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:
+    """What to say of ranks that ended without a word."""
+    named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.doing})" for rank, sign in lost)
+    return f"{named} is gone: killed, or its host is. What the launcher or the kernel log says tells why."
 
 
 def _kernel() -> str:

@@ -3,7 +3,9 @@
     make chaos            # 100 kills, and a table of what became of them
     make chaos KILLS=10
 
-Every kill strikes all processes of the job at once with SIGKILL: launcher, ranks and loader workers. Then the same
+Every kill strikes all processes of the job at once with SIGKILL: launcher, ranks and loader workers. Half of a short
+run under torchrun is Python importing modules, which no kill can harm: so the ranks are forked here from a process that
+has them, and join as torchrun's do. With --torchrun it is torchrun that starts them. Then the same
 command is given again, with --resume where there is a checkpoint, until a run comes to its end; that one must have the
 weights of a run that nobody disturbed, bit for bit, and the next one begins. Moments are drawn uniformly from the time
 that an undisturbed run takes.
@@ -12,18 +14,22 @@ that an undisturbed run takes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from jobs import Job, shared_memory, torchrun_command
+from launch import Outcome, free_port
 from tiny import assert_same_checkpoint, flags, make_data
 
 from utils.checkpoint import load_checkpoint
@@ -87,10 +93,11 @@ class Campaign:
     Args:
         folder: for data, caches and runs.
         seed: of the moments.
+        torchrun: let it start the ranks.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self._folder, self._random = folder, random.Random(seed)
+    def __init__(self, folder: Path, seed: int, torchrun: bool) -> None:
+        self._folder, self._random, self._torchrun = folder, random.Random(seed), torchrun
         self._data = make_data(folder)
         self._project = folder / "runs"
         self._phase = folder / "phase"
@@ -113,11 +120,9 @@ class Campaign:
         saved = self._whole_step()
         before = shared_memory()
         with self._start() as job:
-            end = time.monotonic() + moment
-            while (left := end - time.monotonic()) > 0 and job.process.poll() is None:
-                time.sleep(min(left, 0.05))
-            if job.process.poll() is not None:
-                self._close_run(job.process.returncode, job.said)
+            with contextlib.suppress(AssertionError):  # it goes on, and is to be killed
+                outcome = job.wait(moment, kill=False)
+                self._close_run(outcome)
                 return
             phase = self._phase.read_text() if self._phase.is_file() else "start"
             killed = job.kill()
@@ -140,15 +145,17 @@ class Campaign:
                 self.tally.hangs += 1
                 print(error, file=sys.stderr)
                 return
-        self._close_run(outcome.code, outcome.said)
+        self._close_run(outcome)
 
-    def _start(self) -> Job:
+    def _start(self) -> Job | ForkedJob:
         self._phase.unlink(missing_ok=True)
         if self._last.is_file():
             args = ["--resume", str(self._last), "--device", "cpu"]
         else:
-            args = flags(self._data, self._project, "--epochs", "3", "--save-steps", "1", "--exist-ok")
-        return Job(torchrun_command(Path(__file__), "--rank", *args), self._folder / "said", self._env)
+            args = flags(self._data, self._project, "--epochs", "2", "--save-steps", "1", "--exist-ok")
+        if self._torchrun:
+            return Job(torchrun_command(Path(__file__), "--rank", *args), self._folder / "said", self._env)
+        return ForkedJob(args, self._folder / "said", self._env)
 
     def _whole_step(self) -> int:
         """Step of the checkpoint; -1 where there is none. A damaged one is noted."""
@@ -160,10 +167,10 @@ class Campaign:
             self.tally.corrupt.append(str(error))
             return -1
 
-    def _close_run(self, code: int | None, said: str) -> None:
-        if code != 0:
-            self.tally.not_resumed.append(said)
-            print(said, file=sys.stderr)
+    def _close_run(self, outcome: Outcome) -> None:
+        if outcome.code != 0 and "epochs are done" not in outcome.err:  # killed in the end, with nothing left to train
+            self.tally.not_resumed.append(outcome.said)
+            print(outcome.said, file=sys.stderr)
         else:
             self.tally.finished += 1
             self.tally.temporary += len(list(self._project.rglob("*.tmp")))
@@ -174,6 +181,110 @@ class Campaign:
                 print(error, file=sys.stderr)
         shutil.rmtree(self._project)
         shutil.rmtree(self._folder / "cache", ignore_errors=True)  # the next one scans again
+
+
+class ForkedJob:
+    """Two ranks, forked from this process with all modules imported; as `jobs.Job`, in a session of their own.
+
+    Args:
+        args: of train.py.
+        folder: gets what they print.
+        env: variables.
+    """
+
+    def __init__(self, args: Sequence[str], folder: Path, env: dict[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._said = folder / "said"
+        self._code: int | None = None
+        port = free_port()
+        self._launcher = os.fork()
+        if self._launcher == 0:
+            code = 1
+            try:
+                os.setsid()
+                with self._said.open("w") as said:
+                    os.dup2(said.fileno(), 1)
+                    os.dup2(said.fileno(), 2)
+                os.environ.update(env)
+                code = _launch(args, port)
+            finally:
+                os._exit(code)
+
+    def __enter__(self) -> ForkedJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def wait(self, timeout: float, kill: bool = True) -> Outcome:
+        """As `Job.wait`."""
+        end = time.monotonic() + timeout
+        while self._code is None:
+            pid, status = os.waitpid(self._launcher, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end:
+                if kill:
+                    self.kill()
+                raise AssertionError(f"the job is not over after {timeout} s\n{self._said.read_text()}")
+            else:
+                time.sleep(max(min(end - time.monotonic(), 0.02), 0))
+        return Outcome(self._code, "", self._said.read_text(errors="replace"))
+
+    def processes(self) -> list[int]:
+        """Ids of the session's processes that live."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._launcher and state not in "ZX":
+                    found.append(int(folder.name))
+        return found
+
+    def left_over(self, within_s: float) -> list[int]:
+        """As `Job.left_over`."""
+        time.sleep(within_s)
+        return self.processes()
+
+    def kill(self) -> list[int]:
+        """As `Job.kill`."""
+        killed: list[int] = []
+        if self._code is None:
+            os.kill(self._launcher, signal.SIGKILL)  # it may not have its session yet
+        while pids := self.processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed += pids
+            time.sleep(0.01)
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self._launcher, 0)[1])
+        return killed
+
+
+def _launch(args: Sequence[str], port: int) -> int:
+    """Fork two ranks and wait for them; 0 where both end with 0. A rank notices by itself that another one is gone."""
+    ranks = {}
+    for rank in range(2):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+                os.environ.update({**address, **place})
+                code = run_rank_with_phases(list(args))
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        ranks[pid] = rank
+    failed = False
+    while ranks:
+        pid, status = os.wait()
+        ranks.pop(pid)
+        failed |= status != 0
+    return int(failed)
 
 
 def run_rank_with_phases(args: list[str]) -> int:
@@ -201,12 +312,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill runs at random moments and see what becomes of them.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchrun", action="store_true", help="start every run with torchrun: minutes become hours")
     parser.add_argument("--minutes", type=float, default=60, help="stop killing after so many")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    import train  # noqa: F401 - for the ranks that are forked
+
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         started = time.monotonic()
-        campaign = Campaign(Path(folder), asked.seed)
+        campaign = Campaign(Path(folder), asked.seed, asked.torchrun)
         tally = campaign.tally
         print(f"An undisturbed run takes {campaign.life_s:.1f} s.", flush=True)
         while tally.kills < asked.kills and time.monotonic() - started < 60 * asked.minutes:

@@ -1,4 +1,4 @@
-"""train.py with one thing going wrong: FAULT="rank where at what" in the environment, such as "1 loss 4 raise".
+"""train.py with things going wrong: FAULT="rank where at what" in the environment, such as "1 loss 4 raise".
 
 At call number `at` (from 1) of `where`, on that rank, in the job's first attempt:
 
@@ -6,7 +6,8 @@ At call number `at` (from 1) of `where`, on that rank, in the job's first attemp
     sleep     nothing for a minute      nan    its result is NaN           worker kill -9 of a loader worker
     SIGTERM   or another signal's name: this process gets it
 
-`nan` may have a count: "1 loss 4 nan 3" makes three results in a row NaN. `where` is one of `PLACES`.
+`nan` may have a count: "1 loss 4 nan 3" makes three results in a row NaN. `where` is one of `PLACES`. Several faults
+are joined by ";". ARGS_OF_RANK_1 are arguments that rank 1 alone is given.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 def strike(what: str) -> None:
     """Do it to this process."""
+    print(f"struck at {time.time():.2f}", file=sys.stderr, flush=True)
     if what == "raise":
         raise RuntimeError("broken on purpose")
     if what == "sleep":
@@ -74,11 +76,13 @@ def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable
 
 def main() -> int:
     """Set the fault up and train."""
-    rank, where, at, what, *count = os.environ.get("FAULT", "-1 step 0 raise").split()
-    mine = os.environ.get("RANK", "0") == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    if mine:
-        owner, name = PLACES[where]
-        setattr(owner, name, faulty(getattr(owner, name), int(at), what, int(count[0]) if count else 1))
+    me = os.environ.get("RANK", "0")
+    sys.argv += os.environ.get(f"ARGS_OF_RANK_{me}", "").split()
+    for fault in filter(None, os.environ.get("FAULT", "").split(";")):
+        rank, where, at, what, *count = fault.split()
+        if me == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            owner, name = PLACES[where]
+            setattr(owner, name, faulty(getattr(owner, name), int(at), what, int(count[0]) if count else 1))
     return train.main()
 
 

@@ -72,12 +72,13 @@ class Job:
         """Processes that `parent` has started: of a rank, its loader workers."""
         return [pid for pid in self.processes() if _parent(pid) == parent]
 
-    def wait(self, timeout: float = 120) -> Outcome:
-        """Wait for the command to end by itself; after `timeout` seconds it is killed and the test fails."""
+    def wait(self, timeout: float = 120, kill: bool = True) -> Outcome:
+        """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.kill()
+            if kill:
+                self.kill()
             raise AssertionError(f"the job is not over after {timeout} s\n{self.said}") from None
         return Outcome(self.process.returncode, self.out, self.err)
 
@@ -123,6 +124,46 @@ def torchrun_command(script: Path | str, *args: str, ranks: int = 2, options: Se
     """Command line of one node with `ranks` processes, on loopback."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
     return [*command, "--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script), *args]
+
+
+def start(
+    folder: Path,
+    ranks: int,
+    *args: str,
+    fault: str = "",
+    options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Job:
+    """train.py in the background, on one or more ranks; with a fault of fault_program.py where one is given."""
+    program = ROOT / "tests" / "system" / "fault_program.py" if fault or env else ROOT / "train.py"
+    if ranks > 1 or options:
+        command = torchrun_command(program, *args, ranks=ranks, options=options)
+    else:
+        command = python_command(program, *args)
+    return Job(command, folder / "said", {**(env or {}), "FAULT": fault})
+
+
+def train(
+    folder: Path,
+    ranks: int,
+    *args: str,
+    fault: str = "",
+    options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 150,
+) -> Outcome:
+    """train.py to its end, after which there may be no process of it and nothing new in /dev/shm."""
+    before = shared_memory()
+    with start(folder, ranks, *args, fault=fault, options=options, env=env) as job:
+        outcome = job.wait(timeout)
+        assert job.left_over() == [], outcome.said
+    new = shared_memory() - before
+    end = time.monotonic() + 5
+    while new and time.monotonic() < end:  # other jobs of this machine come and go
+        time.sleep(0.05)
+        new &= shared_memory()
+    assert not new, new
+    return outcome
 
 
 def shared_memory() -> set[str]:
