@@ -8,8 +8,11 @@ digit of an activation reaches the gradients multiplied by a thousand, because t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +30,8 @@ LIMIT, LIMIT_ALONE = 1e-4, 5e-3
 IMGSZ, BATCH = 64, 16
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """What is trained.
 
     Attributes:
@@ -40,49 +44,67 @@ class Case(NamedTuple):
 
     images: int = 48
     flags: tuple[str, ...] = ()
-    hyp: dict[str, float] = {}  # noqa: RUF012 (never changed)
+    hyp: tuple[tuple[str, float], ...] = ()
     empty_share: bool = False
     windows: tuple[int, ...] = (1, 1, 1)
 
 
 CASES = {
     "plain": Case(),
-    "accumulation": Case(images=64, flags=("--after-warmup",), hyp={"lr0": 1e-3}, windows=(4, 4, 4)),
-    "empty-share": Case(hyp={"mosaic": 0.0, "translate": 0.0}, empty_share=True),
+    "accumulation": Case(images=64, flags=("--after-warmup",), hyp=(("lr0", 1e-3),), windows=(4, 4, 4)),
+    "empty-share": Case(hyp=(("mosaic", 0.0), ("translate", 0.0)), empty_share=True),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),
     "image-weights": Case(flags=("--image-weights",)),
     "multi-scale": Case(flags=("--multi-scale",)),
 }
-SLOW = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Started:
+    """A case with its data and flags, and what one rank made of it."""
+
+    args: list[str]
+    alone: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Started]:
+    """Cases by name, each started on one rank when it is first asked for."""
+
+    @functools.cache
+    def start(name: str) -> Started:
+        case, folder = CASES[name], tmp_path_factory.mktemp(name)
+        data = make_data(folder, train=case.images, val=2)
+        if case.empty_share:
+            blank_last_half_of_batches(data)
+        args = [*arguments(case, folder), *case.flags]
+        outcome = run_python(PROGRAM, str(data), str(folder / "1.pt"), *args, timeout=240)
+        assert outcome.code == 0, outcome.said
+        alone = torch.load(folder / "1.pt", weights_only=True)
+        assert tuple(alone["windows"]) == case.windows
+        check_case(name, alone)
+        return Started([str(data), str(folder / "cut.pt"), *args], alone)
+
+    return start
 
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        pytest.param(name, ranks, marks=() if (name, ranks) == ("plain", (2,)) else SLOW)
+        pytest.param(name, ranks, marks=() if (name, ranks) == ("plain", 2) else pytest.mark.slow)
         for name in CASES
-        for ranks in ([(2,), (4,)] if name == "plain" else [(2, 4)])
+        for ranks in (2, 4)
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
-def test_three_steps_do_not_depend_on_the_number_of_ranks(tmp_path: Path, name: str, ranks: tuple[int, ...]) -> None:
-    case = CASES[name]
-    data = make_data(tmp_path, train=case.images, val=2)
-    if case.empty_share:
-        blank_last_half_of_batches(data)
-    args = [*arguments(case, tmp_path), *case.flags]
-    outcome = run_python(PROGRAM, str(data), str(tmp_path / "1.pt"), *args, timeout=240)
+def test_three_steps_do_not_depend_on_the_number_of_ranks(
+    started: Callable[[str], Started], name: str, ranks: int
+) -> None:
+    case = started(name)
+    outcome = torchrun(PROGRAM, *case.args, ranks=ranks, timeout=240)
     assert outcome.code == 0, outcome.said
-    alone = torch.load(tmp_path / "1.pt", weights_only=True)
-    assert tuple(alone["windows"]) == case.windows
-    for size in ranks:
-        file = tmp_path / f"{size}.pt"
-        outcome = torchrun(PROGRAM, str(data), str(file), *args, ranks=size, timeout=240)
-        assert outcome.code == 0, outcome.said
-        cut = torch.load(file, weights_only=True)
-        print(f"{name}, {size} ranks: {compare(alone, cut)}")
-    check_case(name, alone)
+    cut = torch.load(case.args[1], weights_only=True)
+    print(f"{name}, {ranks} ranks: {compare(case.alone, cut)}")
 
 
 @pytest.mark.slow
@@ -115,7 +137,7 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
 def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
     """Flags of all cases; writes the case's hyperparameters beside its data."""
     hyp = folder / "hyp.yaml"
-    hyp.write_text(yaml.safe_dump({**load_hyp(TrainConfig.hyp).as_dict(), **case.hyp}))
+    hyp.write_text(yaml.safe_dump({**load_hyp(TrainConfig.hyp).as_dict(), **dict(case.hyp)}))
     numbers = ["--imgsz", str(IMGSZ), "--batch", str(batch), "--workers", "1"]
     return [*numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
 
