@@ -31,6 +31,10 @@ from utils.structures import CacheMode, DatasetIndex
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["linear", "area"]
 
+# Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
+# loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
+cv2.setNumThreads(0)
+
 _SHARED_MEMORY = Path("/dev/shm")
 _FORMAT = 1  # of the pixels in a cache file: raise it when loading gives other pixels
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11

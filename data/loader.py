@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -402,7 +401,6 @@ def _as_is(item: Any) -> Any:
 
 def _begin_worker(worker: int) -> None:
     """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
-    cv2.setNumThreads(0)
     torch.set_num_threads(1)
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
