@@ -48,7 +48,7 @@ from utils.config import Hyp, TrainConfig, load_hyp
 from utils.console import EpochBar, setup_logging
 from utils.distributed import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
 from utils.ema import ModelEMA
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
 from utils.interruption import Interruption
 from utils.journal import Journal
@@ -213,6 +213,10 @@ def build_model(
         fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
         model.load_state_dict(fitting, strict=False)
         log.info(f"{weights.source}: {said}")
+    layers = len(model.model)
+    if max(config.frozen_layers, default=0) >= layers:
+        asked = " ".join(map(str, config.freeze))
+        raise ConfigError(f"--freeze {asked}: {model.name} has {layers} layers, 0 to {layers - 1}.")
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
@@ -415,8 +419,7 @@ class ResumedRun:
         progress = state.progress
         if progress.epoch >= config.epochs and not self.restarted:
             raise UserError(
-                f"--resume {self.run}: all {config.epochs} epochs are done. To train further give --epochs "
-                f"{config.epochs + 10} or more."
+                f"--resume {self.run}: all {config.epochs} epochs are done. To train further give a larger --epochs."
             )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
@@ -436,7 +439,14 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
 
     Raises:
         UserError: no such checkpoint.
+        ConfigError: a flag that would make another model of it.
     """
+    for flag in ("weights", "cfg"):
+        if given.get(flag):
+            raise ConfigError(
+                f"--{flag} with --resume: a run goes on with the model it has. Leave --{flag} out, or start a new run "
+                f"from the checkpoint: --weights {given['resume']}."
+            )
 
     def read() -> tuple[Path, dict[str, Any]]:
         wanted = str(given["resume"])

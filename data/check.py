@@ -50,9 +50,15 @@ class DatasetCheck:
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
             *(f"note: {line}" for line in self.notes),
-            f"{self.images:,} images with {self.objects:,} objects can be used; {len(self.errors):,} errors, "
-            f"{len(self.problems):,} problems, {len(self.notes):,} notes: {verdict}",
+            f"{_count(self.images, 'image')} with {_count(self.objects, 'object')} can be used; "
+            f"{_count(len(self.errors), 'error')}, {_count(len(self.problems), 'problem')}, "
+            f"{_count(len(self.notes), 'note')}: {verdict}",
         ]
+
+
+def _count(number: int, noun: str) -> str:
+    """Such as `1 note` or `2 notes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool = False) -> DatasetCheck:
@@ -82,8 +88,9 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
         _check_boxes(check, listing, scanned)
         for path, content in _check_pixels(check, split, listing, scanned, progress).items():
             owners.setdefault(content, {}).setdefault(split, path)
-    if "train" not in spec.splits:
-        check.errors.append(f"{spec.yaml_path}: names no train images.")
+    for split in ("train", "val"):
+        if split not in spec.splits:
+            check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.")
     _check_shared(check, owners)
     return check
 

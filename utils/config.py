@@ -285,6 +285,10 @@ class TrainConfig(_Options):
         super().__post_init__()
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
+        if not self.data:
+            raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
+        if not self.name.strip("/. "):
+            raise ConfigError(f"--name '{self.name}': expected a name for the run's folder.")
         _check_loggers(self.log)
         if self.evolve and self.resume:
             raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")

@@ -377,7 +377,8 @@ def _best_epoch(table: pd.DataFrame) -> int | None:
     if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
         return None
     fitness = (0.1 * table["metrics/mAP_0.5"] + 0.9 * table["metrics/mAP_0.5:0.95"]).to_numpy(float)
-    return int(np.nanargmax(fitness)) if np.isfinite(fitness).any() else None
+    # Of equal epochs the later, as EarlyStopping has it.
+    return len(fitness) - 1 - int(np.nanargmax(fitness[::-1])) if np.isfinite(fitness).any() else None
 
 
 def _name(text: str, limit: int) -> str:
