@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def run_command(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = ROOT
 ) -> Outcome:
     """Run to the end, or fail after `timeout` seconds with the whole process group gone."""
     full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
@@ -59,7 +59,7 @@ def run_command(
 
 
 def run_python(
-    script: Path | str, *args: str, env: Mapping[str, str] | None = None, timeout: float = 120, cwd: Path = ROOT
+    script: Path | str, *args: str, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = ROOT
 ) -> Outcome:
     """One plain process."""
     return run_command([sys.executable, str(script), *args], env=env, timeout=timeout, cwd=cwd)
@@ -70,7 +70,7 @@ def torchrun(
     *args: str,
     ranks: int = 2,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     cwd: Path = ROOT,
 ) -> Outcome:
     """One node with `ranks` processes, on loopback."""
