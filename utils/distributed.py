@@ -218,7 +218,8 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if launch.size == 1:
-        _current = World(launch, chosen)
+        # A rank that is alone, because the others are gone or never were, can be restarted too.
+        _current = World(launch, chosen, memory=_connect(launch) if launch.has_store else None)
         try:
             yield _current
         finally:

@@ -46,6 +46,7 @@ class Launch:
         address, port: where rank 0 listens for the rendezvous; None with a single process.
         launcher: "torchrun", "slurm" or "plain".
         attempt: how often torchrun has restarted the job before.
+        has_store: torchrun itself keeps a store at the address, which outlives the ranks.
     """
 
     rank: int = 0
@@ -56,6 +57,7 @@ class Launch:
     port: int | None = None
     launcher: str = "plain"
     attempt: int = 0
+    has_store: bool = False
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1, env: Mapping[str, str] | None = None) -> Launch:
@@ -77,6 +79,7 @@ class Launch:
                 port=int(env.get("MASTER_PORT", "29500")),
                 launcher="torchrun",
                 attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+                has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
         # An interactive `srun --pty bash` sets these with one task: that is a plain start.
         if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
