@@ -196,7 +196,6 @@ class World:
 
 
 _current: World | None = None
-_joined = itertools.count()  # a process may join its job more than once, each time with keys of its own
 
 
 @contextmanager
@@ -225,9 +224,11 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         finally:
             _current = None
         return
+    joined = _join(launch)
+    session = meet(joined, launch.rank, launch.size)
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
-        store=PrefixStore(f"default/{next(_joined)}", _join(launch)),
+        store=PrefixStore(f"default/{session}", joined),
         rank=launch.rank,
         world_size=launch.size,
         device_id=chosen if chosen.type == "cuda" else None,
@@ -238,10 +239,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
         assert isinstance(control, dist.ProcessGroup)
         memory = _connect(launch)
-        # A launcher that restarts the ranks keeps its store: each start has keys of its own.
-        session = [uuid.uuid4().hex]
-        dist.broadcast_object_list(session, group=control)
-        store = PrefixStore(f"tessera/{session[0]}", memory)
+        store = PrefixStore(f"tessera/{session}", memory)
         pulse = Pulse(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
         _current = World(launch, chosen, store, control, pulse, memory)
         yield _current
@@ -284,6 +282,51 @@ def _join(launch: Launch) -> Store:
     assert launch.address is not None and launch.port is not None
     is_host = launch.rank == 0
     return TCPStore(launch.address, launch.port, launch.size, is_master=is_host, timeout=_JOINING_TIMEOUT)
+
+
+def meet(store: Store, rank: int, size: int, timeout_s: float = _JOINING_TIMEOUT.total_seconds()) -> str:
+    """Name of this start of the ranks, the same on all of them and never used before: a prefix for its keys.
+
+    A launcher that restarts ranks may keep its store, where the addresses of dead ranks still lie, and how often it has
+    restarted them may differ between nodes. So every rank says a word of its own; rank 0 offers a name together with
+    the words it has heard; whoever finds its word in the offer says so; when all have, the name stands.
+
+    Raises:
+        UserError: ranks are missing when the time is up.
+    """
+    word, end = uuid.uuid4().hex, time.monotonic() + timeout_s
+    if rank:
+        store.set(f"meet/word/{rank}", word)
+        taken = ""
+        while time.monotonic() < end:
+            offer = _peek(store, "meet/offer").split(" ")
+            name = offer[0] if len(offer) == size and offer[rank] == word else ""
+            if name and name != taken:
+                store.set(f"meet/{name}/{rank}", "taken")
+                taken = name
+            if taken and store.check([f"meet/{taken}/all"]):
+                return taken
+            time.sleep(0.02)
+        raise UserError(f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.")
+    heard: list[str] = []
+    others = range(1, size)
+    while time.monotonic() < end:
+        words = [_peek(store, f"meet/word/{other}") for other in others]
+        if words != heard:  # of those that died, words may be left; the living ones' take their places
+            heard, word = words, uuid.uuid4().hex
+            if all(heard):
+                store.set("meet/offer", " ".join((word, *heard)))
+        if all(heard) and store.check([f"meet/{word}/{other}" for other in others]):
+            store.set(f"meet/{word}/all", "")
+            return word
+        time.sleep(0.02)
+    missing = ", ".join(str(other) for other in others if not store.check([f"meet/{word}/{other}"]))
+    raise UserError(f"of {size} ranks {missing} did not start within {timeout_s:.0f} s. Look at what they print.")
+
+
+def _peek(store: Store, key: str) -> str:
+    """Value of `key`; "" where there is none."""
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 def _connect(launch: Launch) -> Store:
