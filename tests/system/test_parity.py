@@ -150,7 +150,7 @@ def blank_last_half_of_batches(data: Path) -> None:
     for image in order.reshape(-1, BATCH)[:, BATCH // 2 :].flatten().tolist():
         path = index.path(image)
         label = path.parents[2] / "labels" / path.parent.name / f"{path.stem}.txt"
-        assert label.is_file(), label
+        assert label.parent.is_dir(), label
         label.write_text("")
 
 
