@@ -44,7 +44,6 @@ def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_
         *(TRAIN, "--data", str(data), "--hyp", str(tmp_path / "hyp.yaml"), "--optimizer", "AdamW", "--device", "cpu"),
         *("--imgsz", "256", "--batch", "16", "--epochs", "300", "--noval", "--nosave", "--noplots", "--log", "none"),
         *("--cache", "ram", "--project", str(tmp_path / "runs"), "--workers", "1"),
-        env={"OMP_NUM_THREADS": "2"},
         timeout=900,
     )
     assert outcome.code == 0, outcome.said
