@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError
-from utils.pulse import FAILURE_KEY, Pulse, is_gone
+from utils.pulse import FAILURE_KEY, STORE_LOST, Pulse, is_gone
 
 T = TypeVar("T")
 
@@ -184,15 +184,16 @@ class World:
 
     # Failure.
 
-    def announce_failure(self) -> bool:
-        """Claim to be the first rank to fail. False where another one was, which then speaks for all."""
+    def announce_failure(self) -> bool | None:
+        """Claim to be the first rank to fail. False where another one was, which then speaks for all; None where the
+        store is gone, and nobody can tell."""
         if self.store is None:
             return True
         me = str(self.rank)
         try:
             return bool(self.store.compare_set(FAILURE_KEY, "", me).decode() == me)
-        except (RuntimeError, OSError):  # the store's host is gone: it failed first
-            return False
+        except (RuntimeError, OSError):
+            return None
 
 
 _current: World | None = None
@@ -250,11 +251,18 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         raise
     except Exception as error:
         failed = True
-        lost = pulse.silent() if pulse is not None and _is_lost_connection(error) else []
+        broken = pulse is not None and _is_lost_connection(error)
+        lost = pulse.silent() if pulse is not None and broken else []
         error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
-        if not lost:
+        no_store = error.speaks is None  # type: ignore[attr-defined]
+        if no_store:
+            error.speaks = True  # type: ignore[attr-defined]
+        if broken and no_store:
+            gone = UserError(STORE_LOST)
+        elif lost:
+            gone = UserError(is_gone(lost))
+        else:
             raise
-        gone = UserError(is_gone(lost))
         gone.speaks = error.speaks  # type: ignore[attr-defined]
         raise gone from error
     except BaseException:  # a second Ctrl-C

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 INTERVAL_S = 1.0
 GRACE_S = 10.0  # for a rank to end by itself once another one has failed
 FAILURE_KEY = "failure"
+STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
 
 
 class KeyStore(Protocol):
@@ -91,6 +92,7 @@ class Pulse:
         self._tick, self._kernel = 0, _kernel()
         self._process = f"{os.getpid()} {self._kernel}"
         self._closed = threading.Event()
+        self._say()  # from now on it would be missed
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._thread.start()
 
@@ -213,7 +215,7 @@ class Pulse:
 
     def _lose_store(self) -> None:
         if not self._closed.wait(GRACE_S):
-            self._end("the connection to the job's store is lost: its host or its launcher is gone. The job is ended.")
+            self._end(STORE_LOST)
 
     def _leave(self, message: str) -> None:
         if message:

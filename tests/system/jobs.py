@@ -150,7 +150,7 @@ def train(
     fault: str = "",
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    timeout: float = 150,
+    timeout: float = 300,
 ) -> Outcome:
     """train.py to its end, after which there may be no process of it and nothing new in /dev/shm."""
     before = shared_memory()
