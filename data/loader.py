@@ -198,7 +198,10 @@ class Loader(Generic[S]):
         self._stream = iter(self._loader)
 
     def _take(self) -> Batch:
-        item = next(self._stream)
+        try:
+            item = next(self._stream)
+        except (ConnectionError, EOFError) as error:  # it had a batch ready; torch would not say whose connection
+            raise RuntimeError("a DataLoader worker is gone: killed, perhaps for want of memory") from error
         if isinstance(item, UserError):
             raise item
         return item
