@@ -7,6 +7,7 @@ not wait for everybody: "the first rank of my node is done", "rank 3 has failed"
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import socket
 import sys
@@ -500,9 +501,14 @@ def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False) ->
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,
+        **_OWN_BUFFERS,
         gradient_as_bucket_view=True,
     )
+
+
+# torch 2.13 has another name for it, and warns of the old one.
+_KNOWS_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _KNOWS_SYNC else "broadcast_buffers": False}
 
 
 def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
