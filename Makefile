@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow chaos
+.PHONY: fmt lint type test test-slow test-distributed chaos
 
 fmt:
 	uv run ruff format .
@@ -16,6 +16,9 @@ test:
 
 test-slow:
 	uv run pytest -m "slow and not gpu"
+
+test-distributed:
+	uv run pytest -m "distributed and not gpu"
 
 KILLS = 100
 

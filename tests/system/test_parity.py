@@ -92,7 +92,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Started
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        pytest.param(name, ranks, marks=() if (name, ranks) == ("plain", 2) else pytest.mark.slow)
+        pytest.param(name, ranks, marks=() if (name, ranks) == ("plain", 2) else pytest.mark.distributed)
         for name in CASES
         for ranks in (2, 4)
     ],
@@ -107,7 +107,7 @@ def test_three_steps_do_not_depend_on_the_number_of_ranks(
     print(f"{name}, {ranks} ranks: {compare(case.alone, cut)}")
 
 
-@pytest.mark.slow
+@pytest.mark.distributed
 def test_without_sync_bn_the_difference_is_seen(tmp_path: Path) -> None:
     """The comparison has eyes: statistics over a rank's own images are another training."""
     data = make_data(tmp_path, train=16, val=2)
