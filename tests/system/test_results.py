@@ -27,7 +27,10 @@ def best(run: Path) -> tuple[float, float]:
 def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_path: Path) -> None:
     images = sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))
     labels = shared / "coco128" / "labels" / "train2017"
-    chosen = [path for path in images if (labels / f"{path.stem}.txt").exists()][:16]
+    rows = {path: (labels / f"{path.stem}.txt") for path in images}
+    chosen = [path for path, file in rows.items() if file.exists() and 1 <= len(file.read_text().splitlines()) <= 4][
+        :16
+    ]
     for kind in ("images", "labels"):
         (tmp_path / "set" / kind).mkdir(parents=True)
     for path in chosen:
@@ -38,7 +41,8 @@ def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_
         yaml.safe_dump({"path": str(tmp_path / "set"), "train": "images", "val": "images", "names": list(COCO_NAMES)})
     )
     hyp = yaml.safe_load((ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml").read_text())
-    hyp.update(lr0=0.004, lrf=0.05, momentum=0.9, obj=4.0, warmup_bias_lr=0.004)
+    # Validation pads an image otherwise than training does: small shifts keep pixels themselves from being learnt.
+    hyp.update(lr0=0.004, lrf=0.05, momentum=0.9, obj=4.0, warmup_bias_lr=0.004, translate=0.1, scale=0.2)
     (tmp_path / "hyp.yaml").write_text(yaml.safe_dump(hyp))
     outcome = run_python(
         *(TRAIN, "--data", str(data), "--hyp", str(tmp_path / "hyp.yaml"), "--optimizer", "AdamW", "--device", "cpu"),
