@@ -253,9 +253,11 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
         return
     if min(boxes[0, 2:] - boxes[0, :2]) < 4 or min(x1 - x0, y1 - y0) < 4 or warp.zoom < 0.3:
         return  # too thin for its pixels to be told from the interpolation around them
-    tolerance = 1.6 if warp.axis_aligned else 4.0  # a sharp corner covers no whole pixel
     seen = np.array([*red.min(0)[::-1], *(red.max(0)[::-1] + 1)])
-    np.testing.assert_allclose(boxes[0], seen, atol=tolerance)
+    larger = np.concatenate((seen[:2] - boxes[0, :2], boxes[0, 2:] - seen[2:]))  # of the label, on each side
+    assert (larger > -1.6).all(), "pixels outside the label"
+    # A side turned by 5 degrees and cut by the border ends in a wedge that covers no whole pixel for 6 pixels and more.
+    assert (larger < (1.6 if warp.axis_aligned else 12.0)).all(), "a label too large"
 
 
 def test_matrix_of_each_step() -> None:
