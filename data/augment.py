@@ -1,7 +1,7 @@
 """What happens to a picture and its labels between the store and the batch.
 
-`letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, colour
-filters, HSV jitter, mirrors. Every function is pure: its randomness comes from the generator it is given. What does
+`letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, mirrors,
+HSV jitter, colour filters. Every function is pure: its randomness comes from the generator it is given. What does
 not depend on the loaded pictures is drawn first, into a `Scene`, always in the same order and number; then the scene
 is loaded and drawn into the batch's own memory. The geometry is that of warp.py.
 
@@ -10,6 +10,7 @@ Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the pictur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from data.colours import NO_JITTER, Colours, HsvJitter
 from data.filters import NO_FILTER, ColourFilter
 from data.warp import Objects, Tile, Warp, render, warp_objects
 from utils.config import Hyp
@@ -104,9 +106,10 @@ class Scene:
     warp: Warp
 
 
-def draw_partners(source: SampleSource, count: int, rng: np.random.Generator) -> list[int]:
-    """Pictures to join in a mosaic or a mixup: `count` random ones, with replacement."""
-    return rng.integers(len(source), size=count).tolist()
+def draw_partners(index: int, neighbours: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
+    others = [neighbour for neighbour in dict.fromkeys(neighbours) if neighbour != index] or [index]
+    return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
 def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
@@ -127,11 +130,11 @@ def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rn
 
 
 def draw_mosaic(
-    index: int, source: SampleSource, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
+    index: int, neighbours: Sequence[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
-    """Picture `index` and three partners in random order around a centre within the middle half of the canvas."""
+    """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
     height, width = size_hw
-    indices = rng.permutation([index, *draw_partners(source, 3, rng)]).tolist()
+    indices = rng.permutation([index, *draw_partners(index, neighbours, 3, rng)]).tolist()
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     canvas_hw = 2 * height, 2 * width
     return Scene(tuple(indices), (int(centre_x), int(centre_y)), draw_warp(canvas_hw, size_hw, hyp, rng))
@@ -143,7 +146,12 @@ def draw_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.G
 
 
 def draw_scene(
-    scene: Scene, source: SampleSource, copy_paste: float, rng: np.random.Generator, out: NDArray[np.uint8]
+    scene: Scene,
+    source: SampleSource,
+    copy_paste: float,
+    rng: np.random.Generator,
+    out: NDArray[np.uint8],
+    colours: Colours = NO_JITTER,
 ) -> Sample:
     """Load a scene's pictures and draw it.
 
@@ -156,6 +164,7 @@ def draw_scene(
         copy_paste: probability of pasting an object.
         rng: only copy-paste draws from it, as its draws depend on the objects.
         out: uint8 (*size_hw, 3), overwritten; the returned sample's picture.
+        colours: what becomes of them.
     """
     samples = [source.sample(index) for index in scene.indices]
     if len(samples) == 1:
@@ -163,7 +172,7 @@ def draw_scene(
     tiles = _place(scene, samples)
     objects = Objects.gather(samples, tiles, scene.warp.canvas_hw)
     pasted = choose_pasted(objects, copy_paste, scene.warp.canvas_hw[1], rng)
-    render(tiles, scene.warp, out, pasted)
+    render(tiles, scene.warp, out, colours, pasted)
     boxes, classes = warp_objects(objects if pasted is None else objects.joined(pasted), scene.warp)
     return Sample(out, boxes, classes)
 
@@ -238,20 +247,6 @@ def draw_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, fl
     return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
 
 
-def jitter_hsv(image: NDArray[np.uint8], gains: tuple[float, float, float]) -> None:
-    """Multiply hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255) of RGB, in place."""
-    if gains == (1.0, 1.0, 1.0):
-        return
-    hue, saturation, value = np.rint(np.outer(gains, np.arange(256))).astype(np.int64)
-    tables = [(hue % 180).astype(np.uint8), *(np.clip(t, 0, 255).astype(np.uint8) for t in (saturation, value))]
-    cv2.cvtColor(image, cv2.COLOR_RGB2HSV, dst=image)
-    planes = cv2.split(image)  # three one-channel look-ups and a merge are faster than one of three channels
-    for plane, table in zip(planes, tables, strict=True):
-        cv2.LUT(plane, table, dst=plane)
-    cv2.merge(planes, dst=image)
-    cv2.cvtColor(image, cv2.COLOR_HSV2RGB, dst=image)
-
-
 def train_sample(
     draw: Draw,
     source: SampleSource,
@@ -265,28 +260,31 @@ def train_sample(
     """One augmented training sample.
 
     Args:
-        draw: which picture, and the sample's size.
-        source: the loaded pictures; also where partners come from.
+        draw: which picture, its neighbours, and the sample's size.
+        source: the loaded pictures.
         hyp: probabilities and ranges.
         rng: the sample's own generator; the result is a function of it and the dataset.
         mosaic: whether mosaic and mixup are on at all; then `hyp.mosaic` decides for this sample.
         out: uint8 (*draw.size_hw, 3), such as one row of the batch; the picture is written into it.
-        colour: filters before the HSV jitter.
+        colour: filters after the HSV jitter.
 
     Returns:
         The sample: its picture is `out`, its boxes lie inside, polygons are used up.
     """
-    size_hw = draw.size_hw
-    if rng.random() < hyp.mosaic and mosaic:
-        sample = draw_scene(draw_mosaic(draw.index, source, size_hw, hyp, rng), source, hyp.copy_paste, rng, out)
-        if rng.random() < hyp.mixup:
-            (partner,) = draw_partners(source, 1, rng)
-            scene = draw_mosaic(partner, source, size_hw, hyp, rng)
-            other = draw_scene(scene, source, hyp.copy_paste, rng, np.empty_like(out))
-            sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+    size_hw, copy_paste = draw.size_hw, hyp.copy_paste
+    jitter = HsvJitter(draw_hsv_gains(hyp, rng))
+    if not (rng.random() < hyp.mosaic and mosaic):
+        sample = draw_scene(draw_single(draw.index, size_hw, hyp, rng), source, 0.0, rng, out, jitter)
+    elif not rng.random() < hyp.mixup:
+        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = draw_scene(scene, source, copy_paste, rng, out, jitter)
     else:
-        sample = draw_scene(draw_single(draw.index, size_hw, hyp, rng), source, 0.0, rng, out)
-    gains = draw_hsv_gains(hyp, rng)
+        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = draw_scene(scene, source, copy_paste, rng, out)
+        (partner,) = draw_partners(draw.index, draw.neighbours, 1, rng)
+        scene = draw_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
+        other = draw_scene(scene, source, copy_paste, rng, np.empty_like(out))
+        sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        jitter(out)
     colour(out, rng)  # last, so that nothing else depends on whether the filters are installed
-    jitter_hsv(out, gains)
     return sample

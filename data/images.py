@@ -36,8 +36,12 @@ Interpolation = Literal["linear", "area"]
 cv2.setNumThreads(0)
 
 _SHARED_MEMORY = Path("/dev/shm")
-_FORMAT = 1  # of the pixels in a cache file: raise it when loading gives other pixels
+_FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
+# A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder leaves out what would be
+# thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
+_REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
+_REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
@@ -61,10 +65,14 @@ def loaded_size(size_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
     return height, width
 
 
-def read_image(path: Path) -> Pixels:
+def read_image(path: Path, reduction: int = 1) -> Pixels:
     """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
 
     A JPEG that breaks off is decoded as far as it goes.
+
+    Args:
+        path: the file.
+        reduction: 1, 2, 4 or 8: a JPEG comes with its sides divided by it, rounded up; others as they are.
 
     Raises:
         UserError: the file cannot be read, or holds no image.
@@ -73,11 +81,12 @@ def read_image(path: Path) -> Pixels:
         encoded = np.fromfile(path, np.uint8)  # unlike cv2.imread, takes any Unicode path on every system
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
-    floating = path.suffix.lower() == ".pfm"
-    image = _decode(encoded, floating)
-    if image is None and encoded[:2].tobytes() == _JPEG_START:
+    floating, jpeg = path.suffix.lower() == ".pfm", encoded[:2].tobytes() == _JPEG_START
+    reduction = reduction if jpeg else 1
+    image = _decode(encoded, floating, reduction)
+    if image is None and jpeg:
         # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
-        image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating)
+        image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating, reduction)
     if image is None:
         raise UserError(
             f"{path}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
@@ -85,7 +94,7 @@ def read_image(path: Path) -> Pixels:
     return image
 
 
-def _decode(encoded: Pixels, floating: bool) -> Pixels | None:
+def _decode(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
     if len(encoded) == 0:
         return None
     if floating:  # grey levels in [0, 1], which OpenCV's own conversion would round to 0 and 1
@@ -94,9 +103,9 @@ def _decode(encoded: Pixels, floating: bool) -> Pixels | None:
             return None
         levels = np.nan_to_num(image.astype(np.float32) * 255)
         return np.rint(levels[..., ::-1].clip(0, 255)).astype(np.uint8)
-    if _RGB is not None:
+    if _RGB is not None and reduction == 1:
         return cast("Pixels | None", cv2.imdecode(encoded, _RGB))
-    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR))
     return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
 
 
@@ -126,6 +135,11 @@ class ImageStore:
     def nbytes(self) -> int:
         """Size of all resized images together, in bytes."""
         return int(self._offsets[-1])
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether `load` decodes nothing."""
+        return self._pixels is not None
 
     def load(self, index: int) -> Pixels:
         """Image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz. Read-only where it comes from a cache.
@@ -195,19 +209,26 @@ class ImageStore:
 
     def _decode_resized(self, index: int) -> Pixels:
         path = self.index.path(index)
-        image = read_image(path)
         expected_hw = tuple(self.index.sizes_hw[index].tolist())
-        if image.shape[:2] != expected_hw:
+        reduction = self._reduction(max(expected_hw))
+        image = read_image(path, reduction)
+        if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
             raise UserError(
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
                 "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
             )
         height, width = self._sizes_hw[index].tolist()
-        if (height, width) == expected_hw:
+        if (height, width) == image.shape[:2]:
             return image
         area = self.interpolation == "area" and max(expected_hw) > self.imgsz
         resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if area else cv2.INTER_LINEAR)
         return cast(Pixels, resized)
+
+    def _reduction(self, side: int) -> int:
+        """How far the decoder may reduce an image whose long side is `side`; not where every pixel counts."""
+        if self.interpolation == "area":
+            return 1
+        return next((by for by in _REDUCED if side >= _REDUCED_ABOVE * by * self.imgsz), 1)
 
     def _map(self, cache: IO[bytes]) -> Pixels:
         found = os.fstat(cache.fileno()).st_size

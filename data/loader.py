@@ -5,6 +5,7 @@ Legend: B images of this rank's batch, T objects of the batch.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import shutil
@@ -24,7 +25,7 @@ from data.augment import Placement, letterbox, train_sample
 from data.filters import open_filter
 from data.images import ImageStore
 from data.limits import usable_cpus
-from data.sampler import EpochSampler, ShardSampler, validation_shapes
+from data.sampler import WINDOW, EpochSampler, ShardSampler, validation_shapes
 from utils.config import Hyp
 from utils.distributed import World
 from utils.errors import UserError
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", EpochSampler, ShardSampler)
 L = TypeVar("L", bound="Loader[Any]")
 
+_KEPT = WINDOW * 3 // 2  # decoded images that a worker keeps; with no more than a window, each miss would cost others
+_KEPT_BYTES = 3 * 2**26  # most of the decoded images that a worker keeps
 _PREFETCH = 2  # batches each worker prepares ahead
 _SHARED_MEMORY = Path("/dev/shm")  # where batches travel from workers to their rank
 _NOT_INVERTIBLE = (math.nan,) * 4
@@ -110,6 +113,8 @@ class DetectionDataset(Dataset[Batch]):
 class TrainDataset(DetectionDataset):
     """Augmented samples, each a pure function of (seed, epoch, position).
 
+    The samples last decoded are kept: the mosaics that follow show them again.
+
     Args:
         index, store: as in DetectionDataset.
         hyp: strengths of the augmentations.
@@ -121,6 +126,20 @@ class TrainDataset(DetectionDataset):
         super().__init__(index, store)
         self.hyp, self.seed, self.mosaic_epochs = hyp, seed, mosaic_epochs
         self.colour = open_filter()
+        self._recent: dict[int, Sample] = {}  # in the order of loading
+        self._recent_bytes = 0
+
+    def sample(self, index: int) -> Sample:
+        """Image `index`, as in DetectionDataset; to be read only."""
+        if self.store.is_cached:
+            return super().sample(index)
+        found = self._recent.get(index)
+        if found is None:
+            found = self._recent[index] = super().sample(index)
+            self._recent_bytes += found.image.nbytes
+            while len(self._recent) > _KEPT or self._recent_bytes > _KEPT_BYTES:
+                self._recent_bytes -= self._recent.pop(next(iter(self._recent))).image.nbytes
+        return found
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         rng = sample_rng(self.seed, draw.epoch, draw.position)
@@ -405,6 +424,7 @@ def _as_is(item: Any) -> Any:
 def _begin_worker(worker: int) -> None:
     """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
     torch.set_num_threads(1)
+    gc.freeze()  # what comes from the rank lives on: a collector that looked through it would copy its pages
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -21,6 +21,8 @@ from utils.errors import ConfigError
 from utils.seeding import sample_rng
 from utils.structures import DatasetIndex, Draw
 
+WINDOW = 128  # places of an epoch's order whose images may meet in a mosaic
+
 
 def batches_per_epoch(length: int, batch_size: int, drop_last: bool = False) -> int:
     """Global batches of an epoch: ceil(N / B), or floor(N / B) with `drop_last`."""
@@ -76,6 +78,16 @@ def bucket_by_aspect(
     batches = order[np.argsort(height - width, kind="stable")].reshape(-1, batch_size)
     batches = batches[rng.permutation(len(batches))]
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
+
+
+def neighbours(order: NDArray[np.int64], place: int) -> tuple[int, ...]:
+    """The images of the last 128 places of the epoch's order up to and including `place`; before its start, its end.
+
+    They are a matter of the order alone, not of batches or ranks. A worker that goes along the whole order decodes each
+    image once for the four mosaics it is in. One that gets every n-th batch meets images that others have decoded, and
+    decodes 1.8 images a sample for n = 2, 2.6 for 4, 3.2 for 8.
+    """
+    return tuple(order.take(range(place - min(WINDOW, len(order)) + 1, place + 1), mode="wrap").tolist())
 
 
 class EpochSampler(Sampler[list[Draw]]):
@@ -159,8 +171,10 @@ class EpochSampler(Sampler[list[Draw]]):
         for batch in range(first, len(shapes_hw)):
             start = batch * self.batch_size + self.rank * share
             height, width = shapes_hw[batch].tolist()
-            indices = order[start : start + share].tolist()
-            yield [Draw(index, start + i, epoch, (height, width)) for i, index in enumerate(indices)]
+            yield [
+                Draw(int(order[place]), place, epoch, (height, width), neighbours(order, place))
+                for place in range(start, start + share)
+            ]
 
 
 class ShardSampler(Sampler[list[Draw]]):

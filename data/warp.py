@@ -22,12 +22,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from data.colours import NO_JITTER, Colours
 from utils.boxes import clip_boxes
 from utils.structures import FILL, Sample
 
@@ -120,6 +122,9 @@ class Warp:
         horizon = depth - [0, 0, _HORIZON]
         canvas_sides = np.array([[1, 0, 0], [-1, 0, canvas_w], [0, 1, 0], [0, -1, canvas_h]])
         return np.vstack([horizon, canvas_sides, x, width * depth - x, y, height * depth - y])
+
+
+Part = tuple[slice, slice]  # rows and columns of a picture
 
 
 class Tile(NamedTuple):
@@ -272,25 +277,33 @@ def clip_outlines(
     return points, owners
 
 
-def render(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], pasted: Objects | None = None) -> None:
+def render(
+    tiles: Sequence[Tile],
+    warp: Warp,
+    out: NDArray[np.uint8],
+    colours: Colours = NO_JITTER,
+    pasted: Objects | None = None,
+) -> None:
     """Draw what the sample shows of a canvas with `tiles`.
 
     Args:
         tiles: pictures on the canvas; they do not overlap.
         warp: canvas to sample.
         out: uint8 (*warp.size_hw, 3), overwritten; a view whose pixels are contiguous in a row.
+        colours: what becomes of them.
         pasted: objects whose polygons are filled from the mirrored canvas, as copy-paste does; None for none.
     """
     assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)
     if pasted is not None or not warp.axis_aligned:
         tiles = [_lay_out(tiles, warp, pasted)]
     if warp.axis_aligned:
-        _resize_tiles(tiles, warp, out)
+        _resize_tiles(tiles, warp, out, colours)
     else:
         _warp_tile(tiles[0], warp, out)
+        colours(out)
 
 
-def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8]) -> None:
+def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], colours: Colours) -> None:
     height, width = warp.size_hw
     canvas_h, canvas_w = warp.canvas_hw
     (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
@@ -299,16 +312,42 @@ def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8]) -> 
         scale_x, shift_x = -scale_x, width - shift_x
     if warp.flip_ud:
         scale_y, shift_y = -scale_y, height - shift_y
-    out.fill(FILL)
+    parts = []
     for image, left, top in tiles:
         across = _seen_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
         down = _seen_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
         if across is None or down is None:
             continue
         seen, target = image[down[0], across[0]], out[down[1], across[1]]
+        enlarged = target.size > seen.size  # colours are changed where there are fewer pixels
+        if enlarged:
+            seen = seen.copy()
+            colours(seen)
         cv2.resize(seen, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+        if not enlarged:
+            colours(target)
+        parts.append((down[1], across[1]))
+    for gap in gaps(parts, warp.size_hw):
+        out[gap] = colours.grey
     if warp.flip_lr or warp.flip_ud:
         cv2.flip(out, -1 if warp.flip_lr and warp.flip_ud else int(warp.flip_lr), dst=out)
+
+
+def gaps(parts: Sequence[Part], size_hw: tuple[int, int]) -> list[Part]:
+    """The rest of a picture of `size_hw`, in parts, where `parts` do not overlap."""
+    height, width = size_hw
+    boxes = [(*rows.indices(height)[:2], *columns.indices(width)[:2]) for rows, columns in parts]
+    edges = sorted({0, height, *(edge for box in boxes for edge in box[:2])})
+    found = []
+    for top, bottom in pairwise(edges):
+        at = 0
+        for left, right in sorted((box[2], box[3]) for box in boxes if box[0] <= top and bottom <= box[1]):
+            if at < left:
+                found.append((slice(top, bottom), slice(at, left)))
+            at = right
+        if at < width:
+            found.append((slice(top, bottom), slice(at, width)))
+    return found
 
 
 def _seen_part(

@@ -95,6 +95,32 @@ def test_a_truncated_jpeg_is_decoded_as_far_as_it_goes(tmp_path: Path) -> None:
     assert path.stat().st_size == len(encoded) * 3 // 4  # and the file stays as it is
 
 
+@pytest.mark.parametrize(
+    ("size_hw", "by"), [((95, 60), 1), ((96, 61), 2), ((191, 97), 2), ((97, 193), 4), ((400, 301), 8)]
+)
+def test_a_jpeg_far_too_large_is_decoded_smaller(
+    tmp_path: Path, size_hw: tuple[int, int], by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.jpg"
+    cv2.imwrite(str(path), cv2.GaussianBlur(picture(0, size_hw), (0, 0), 8), [cv2.IMWRITE_JPEG_QUALITY, 98])
+    reduced = read_image(path, by)
+    assert reduced.shape[:2] == tuple(-(-side // by) for side in size_hw)
+    index = make_index([size_hw], paths=[path])
+    asked = []
+    monkeypatch.setattr(images, "read_image", lambda p, reduction: asked.append(reduction) or read_image(p, reduction))
+    found = ImageStore(index, 32, "linear").load(0)
+    assert asked == [by] and found.shape[:2] == loaded_size(size_hw, 32)
+    exact = cv2.resize(read_image(path), found.shape[1::-1], interpolation=cv2.INTER_AREA)
+    assert np.abs(found.astype(int) - exact).mean() < 4
+    ImageStore(index, 32, "area").load(0)
+    assert asked[1:] == [1]
+
+
+def test_a_large_png_is_decoded_as_it_is(tmp_path: Path) -> None:
+    index = make_index([(400, 300)], paths=draw_images(tmp_path, [(400, 300)]))
+    assert ImageStore(index, 32, "linear").load(0).shape == (32, 24, 3)
+
+
 @pytest.mark.parametrize("content", [b"", b"no image at all", None])
 def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "broken.jpg"

