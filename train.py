@@ -18,13 +18,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ from data.index import build_index, problem_report
 from data.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from data.sampler import image_weights, scaled_size
 from data.spec import load_spec
+from data.transfer import in_advance
 from models.anchors import check_anchors, set_anchors
 from models.loss import DetectionLoss, build_criterion
 from models.summary import summary
@@ -48,20 +46,22 @@ from utils.config import Hyp, TrainConfig, load_hyp
 from utils.console import EpochBar, setup_logging
 from utils.distributed import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
 from utils.ema import ModelEMA
-from utils.errors import ConfigError, UserError
-from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
+from utils.errors import ConfigError, Diverged, UserError
+from utils.evolve import evolve
 from utils.interruption import Interruption
 from utils.journal import Journal
 from utils.loggers import check_trackers
 from utils.optim import Schedule, build_optimizer
 from utils.precision import Precision, choose_precision
 from utils.preflight import preflight
+from utils.profile import open_profile
 from utils.report import table_header, validation_line
-from utils.runs import newest_last_checkpoint, open_run, write_yaml
+from utils.resume import ResumedRun, interrupted_run, resume
+from utils.runs import open_run
 from utils.saver import Saver
 from utils.seeding import init_seeds, sample_rng
 from utils.sinks import PictureSink
-from utils.step import Resize, SkippedSteps, StepResult, TrainStep, shown_paths
+from utils.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
 from utils.stopping import EarlyStopping
 from utils.structures import CacheMode, DatasetIndex, Metrics
 from val import evaluate, fused_copy, report, round_up
@@ -103,7 +103,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = build_criterion(raw_model, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
-        batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, world)
+        batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, len(train_index), world)
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size)
@@ -124,13 +124,21 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         journal = stack.enter_context(
             Journal(run, config, hyp, train_index, world, start_epoch=progress.epoch, resumed=resumed is not None)
         )
-        has_best = resumed is not None and resumed.has_best
-        saver = Saver(run, state, config, hyp, data_hash, world, interruption, has_best=has_best)
-        model = smart_DDP(raw_model, sync_bn=config.sync_bn, compile=config.compile)
+        model = smart_DDP(
+            raw_model, sync_bn=config.sync_bn, compile=config.compile, dynamic=config.multi_scale or config.rect
+        )
         resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
+        profile = stack.enter_context(open_profile(config.profile, run, world))
         step = TrainStep(
             *(model, raw_model, criterion, optimizer, precision, ema, world, batch_size, resize),
             asked_to_stop=lambda: interruption.requested > 0,
+            profile=profile,
+        )
+        has_best = resumed is not None and resumed.has_best
+        saver = Saver(
+            *(run, state, config, hyp, data_hash, world, interruption),
+            settle=lambda: progress.skip(step.settle().skipped),
+            has_best=has_best,
         )
         skips = SkippedSteps()
         preflight(world)
@@ -143,39 +151,46 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             raw_model.train()
             first = progress.step_in_epoch
             with EpochBar(epoch, config.epochs, batches, world, start=first) as bar:
-                drawn = journal.watch(bar.timed(loader.batches(epoch, first)))
+                drawn = in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))), world.device)
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
                     result = step(itertools.islice(drawn, window), window, epoch, progress.step_in_epoch)
-                    progress.advance(window, result.losses, result.skipped)
+                    progress.advance(window, result.losses)
+                    progress.skip(result.told.skipped)
                     bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
-                    end_if_lost(skips, result, progress, train_index, saver, world)
-                    saver.after_step(result.stop)
+                    end_if_lost(skips, step, result.told, progress, train_index, saver, world)
+                    saver.after_step(result.told.stop)
+                    profile.step()
+                saver.settle()
             trained = (batches - first) * batch_size / bar.seconds
             losses = world.sum(progress.mean_losses().to(world.device))
 
             metrics = None
             if last or not config.noval:
                 world.doing(f"validating epoch {epoch}")
-                averaged = fused_copy(ema.model, world.device)
-                metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
+                with profile.stage("validation"):
+                    averaged = fused_copy(ema.model, world.device)
+                    metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
                 progress.class_maps = class_maps(metrics, len(val_index.names))
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
             stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
             is_best = metrics is not None and stopper.best_epoch == epoch
             progress.finish_epoch()
-            journal.epoch(
-                epoch,
-                losses=losses.tolist(),
-                metrics=metrics,
-                rates=schedule.learning_rates((epoch + 1) * batches - 1),
-                seconds=time.perf_counter() - started,
-                data_wait=bar.data_wait,
-                images_per_s=trained,
-            )
-            saver.after_epoch(epoch, wanted=last or stop or not config.nosave, is_best=is_best, done=last or stop)
+            with profile.stage("plots"):
+                journal.epoch(
+                    epoch,
+                    losses=losses.tolist(),
+                    metrics=metrics,
+                    rates=schedule.learning_rates((epoch + 1) * batches - 1),
+                    seconds=time.perf_counter() - started,
+                    data_wait=bar.data_wait,
+                    images_per_s=trained,
+                )
+            with profile.stage("saving"):
+                saver.after_epoch(epoch, wanted=last or stop or not config.nosave, is_best=is_best, done=last or stop)
+            profile.epoch(epoch, time.perf_counter() - started)
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
                 break
@@ -249,9 +264,10 @@ def choose_batch_size(
     criterion: DetectionLoss,
     precision: Precision,
     imgsz: int,
+    most: int,
     world: World,
 ) -> int:
-    """Images a global batch: as asked, or by AutoBatch."""
+    """Images a global batch: as asked, or by AutoBatch, which does not exceed `most`."""
     if config.batch_size > 0:
         return config.batch_size
 
@@ -269,7 +285,7 @@ def choose_batch_size(
             model.zero_grad(set_to_none=True)
             model.load_state_dict(before)
 
-    return auto_batch_size(trial, world)
+    return auto_batch_size(trial, most, world)
 
 
 def open_train_loader(
@@ -344,17 +360,23 @@ def size_of_batch(config: TrainConfig, imgsz: int, stride: int) -> Callable[[int
 
 
 def end_if_lost(
-    skips: SkippedSteps, result: StepResult, progress: Progress, index: DatasetIndex, saver: Saver, world: World
+    skips: SkippedSteps,
+    step: TrainStep,
+    told: Told,
+    progress: Progress,
+    index: DatasetIndex,
+    saver: Saver,
+    world: World,
 ) -> None:
     """End a run whose loss has not been finite for ten steps in a row; say which images were the last.
 
     Raises:
-        UserError: on every rank.
+        Diverged: on every rank.
     """
-    if not skips.note(result.skipped):
+    if not skips.note(told.skipped > 0, lambda: step.loss_scale):
         return
-    images = [str(index.path(i)) for share in world.all_gather(result.indices) for i in share]
-    raise UserError(
+    images = [str(index.path(i)) for share in world.all_gather(told.indices) for i in share]
+    raise Diverged(
         f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has "
         f"not been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last "
         f"good checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
@@ -393,107 +415,6 @@ def finish(
 # ------------------------------------------------------------------------------------------------- the command
 
 
-@dataclass(frozen=True)
-class ResumedRun:
-    """A run to go on with.
-
-    Attributes:
-        run: its directory, on rank 0's host.
-        checkpoint: the content of its last.pt.
-        has_best: whether its best.pt is there too.
-        restarted: by the launcher, and not by a user, for whom a run that is done is a mistake to be told of.
-    """
-
-    run: Path
-    checkpoint: dict[str, Any]
-    has_best: bool
-    restarted: bool = False
-
-    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
-        """Put everything where the checkpoint has it.
-
-        Raises:
-            UserError: the run is finished, or the checkpoint does not fit.
-        """
-        state.load(self.checkpoint, rank=world.rank, size=world.size)
-        progress = state.progress
-        if progress.epoch >= config.epochs and not self.restarted:
-            raise UserError(
-                f"--resume {self.run}: all {config.epochs} epochs are done. To train further give a larger --epochs."
-            )
-        if self.checkpoint["dataset_hash"] != data_hash:
-            log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
-        before = self.checkpoint["config"]["batch_size"]
-        if before != config.batch_size:
-            progress.step_in_epoch = progress.step_in_epoch * before // config.batch_size
-            log.warning(
-                f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
-            )
-        log.info(f"Going on with {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
-
-
-def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """Configuration of a run to go on with: the saved one, with the flags given now in place of its own.
-
-    Rank 0 reads the checkpoint and tells the others, so that it need not lie on their hosts.
-
-    Raises:
-        UserError: no such checkpoint.
-        ConfigError: a flag that would make another model of it.
-    """
-    for flag in ("weights", "cfg"):
-        if given.get(flag):
-            raise ConfigError(
-                f"--{flag} with --resume: a run goes on with the model it has. Leave --{flag} out, or start a new run "
-                f"from the checkpoint: --weights {given['resume']}."
-            )
-
-    def read() -> tuple[Path, dict[str, Any]]:
-        wanted = str(given["resume"])
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
-        path = path.expanduser().absolute()
-        path = path / "weights" / "last.pt" if path.is_dir() else path
-        checkpoint = load_checkpoint(path)
-        if path.parent.name != "weights":
-            raise UserError(
-                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results go on. To "
-                f"start a new run from it, give it as --weights."
-            )
-        return path, checkpoint
-
-    path, checkpoint = world.from_main(read)
-    return going_on(given, path, checkpoint, world)
-
-
-def going_on(
-    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
-) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """The saved configuration, with the flags given now in place of its own."""
-    saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
-    config = TrainConfig(**{**saved, **given, "resume": str(path)})
-    hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
-    has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
-    return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
-
-
-def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
-    """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
-
-    Whoever has the checkpoint on its disk hands it to all, for rank 0 may be on another host than before. None where
-    nothing had been saved.
-    """
-    last = run / "weights" / "last.pt"
-    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
-    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
-    if max(steps) < 0:
-        return None
-    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
-    assert checkpoint is not None
-    log.info(f"Restarted by the launcher: going on from {last}")
-    config, hyp, resumed = going_on(given, last, checkpoint, world)
-    return config, hyp, dataclasses.replace(resumed, restarted=True)
-
-
 def start(given: Mapping[str, Any]) -> Metrics | None:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
@@ -503,7 +424,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             check_data(asked, world)
             return None
         if asked.evolve:
-            return evolve(asked, load_hyp(asked.hyp), world)
+            return evolve(asked, load_hyp(asked.hyp), world, train)
         # Where the launcher has restarted the ranks; a checkpoint that was there before this job is not its own.
         earlier, saved = world.broadcast((world.recall("run"), world.recall("saved")))
         before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
@@ -516,37 +437,6 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             return train(asked, load_hyp(asked.hyp), world)
         check_batch_size(before[0].batch_size, world.size)
         return train(*before[:2], world, before[2])
-
-
-def evolve(config: TrainConfig, start_hyp: Hyp, world: World) -> Metrics | None:
-    """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
-
-    The search lies in `--project`/`--name` and goes on from there when the command is given again.
-
-    Returns:
-        The metrics of the last training; None where all were done before.
-    """
-    project = config.project if config.project != TrainConfig.project else "runs/evolve"
-    folder = world.from_main(lambda: open_run(project, config.name, True, World()))
-    trials = world.from_main(lambda: read_trials(folder / "evolve.csv"))
-    metrics = None
-    for generation in range(len(trials), config.evolve):
-        hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
-        log.info(f"Generation {generation + 1} of {config.evolve}")
-        one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
-        metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, log="none"), hyp, world)
-        trials.append(Trial.of(hyp, metrics))
-        world.from_main(partial(keep_trials, folder, generation, trials))
-    best = best_trial(trials)
-    log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
-    return metrics
-
-
-def keep_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
-    """Write the table of a search and its best set; the training itself has served."""
-    write_trials(folder / "evolve.csv", trials)
-    write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
-    shutil.rmtree(folder / f"generation{generation}")
 
 
 def check_data(config: TrainConfig, world: World) -> None:

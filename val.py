@@ -187,7 +187,14 @@ def validate(config: ValConfig, world: World) -> Metrics:
     setup_logging(world.rank, world.size)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    model.load_state_dict(weights.state_dict)
+    try:
+        model.load_state_dict(weights.state_dict)
+    except RuntimeError as error:
+        raise UserError(
+            f"--weights {config.weights}: the weights do not fit the architecture that the file names: "
+            f"{str(error).splitlines()[1].strip()[:200]} … Use another file, or train from it with --cfg, which takes "
+            "what fits."
+        ) from error
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank):
         spec = load_spec(config.data)

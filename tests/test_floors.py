@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BASEMENT = {"archives", "boxes", "distributed", "download", "environment", "errors", "files", "seeding", "pulse"}
+BASEMENT = {
+    "archives",
+    "batchnorm",
+    "boxes",
+    "distributed",
+    "download",
+    "environment",
+    "errors",
+    "files",
+    "heap",
+    "seeding",
+    "pulse",
+}
 OPTIONAL = {
     "albumentations",
     "wandb",

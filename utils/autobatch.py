@@ -18,7 +18,7 @@ CPU_BATCH = 16
 SHARE = 0.8  # of the memory that is free before the first step
 
 
-def auto_batch_size(step: Callable[[int], None], world: World) -> int:
+def auto_batch_size(step: Callable[[int], None], most: int, world: World) -> int:
     """Images a global batch for `--batch-size -1`, the same on every rank.
 
     Memory is measured in real steps of 1 to 16 images and taken to grow linearly; each rank fills 80 % of what is free,
@@ -26,6 +26,7 @@ def auto_batch_size(step: Callable[[int], None], world: World) -> int:
 
     Args:
         step: runs forward, loss, backward on so many made-up images, and leaves the model's weights as they were.
+        most: images of the dataset, which a batch need not exceed.
         world: the ranks.
 
     Raises:
@@ -42,7 +43,7 @@ def auto_batch_size(step: Callable[[int], None], world: World) -> int:
             "or free memory that other processes hold."
         )
     log.info(f"AutoBatch: {largest} images a rank fill {SHARE:.0%} of the free memory, {largest * world.size} in all.")
-    return largest * world.size
+    return min(largest, -(-most // world.size)) * world.size
 
 
 def _largest_batch(step: Callable[[int], None], device: torch.device) -> int:

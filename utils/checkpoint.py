@@ -200,13 +200,16 @@ class Progress:
     skipped_steps: int = 0
     class_maps: tuple[float, ...] = ()
 
-    def advance(self, batches: int, losses: Tensor, skipped: bool = False) -> None:
+    def advance(self, batches: int, losses: Tensor) -> None:
         """Count an optimizer step over so many batches, with the sum of their losses."""
         self.step += 1
         self.step_in_epoch += batches
         self.losses = self.losses.to(losses.device) + losses
-        self.epoch_skipped += batches * skipped
-        self.skipped_steps += skipped
+
+    def skip(self, batches: int) -> None:
+        """A step over so many batches, counted already, was not taken; 0 where it was."""
+        self.epoch_skipped += batches
+        self.skipped_steps += batches > 0
 
     def mean_losses(self) -> Tensor:
         """(3,): this rank's part of the mean over the epoch's batches so far; NaN where all were skipped."""

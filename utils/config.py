@@ -277,6 +277,7 @@ class TrainConfig(_Options):
     compile: bool = _option(False, "torch.compile the model", kind=bool)
     close_mosaic: int = _option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
     deterministic: bool = _option(False, "bit-reproducible kernels", kind=bool)
+    profile: bool = _option(False, "tell where the time goes: a table an epoch, a trace of a few steps", kind=bool)
     # --loggers: torchrun has options of its own that begin with --log, and refuses what could be any of them.
     log: str = _option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--loggers")
     check_data: bool = _option(False, "check the dataset, print every problem, and end", kind=bool)

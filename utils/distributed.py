@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import signal
 import socket
 import sys
 import time
@@ -26,8 +27,10 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.batchnorm import SyncBatchNorm2d
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError
+from utils.heap import keep_freed_memory
 from utils.pulse import FAILURE_KEY, STORE_LOST, Pulse, is_gone
 
 T = TypeVar("T")
@@ -77,6 +80,11 @@ class World:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
+
+    @property
+    def control_messages(self) -> int:
+        """Control messages so far: none in a step."""
+        return self._pulse.messages if self._pulse is not None else 0
 
     # Control messages: any picklable value, over gloo, on the host.
 
@@ -218,6 +226,8 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     check_batch_size(batch_size, launch.size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    else:
+        keep_freed_memory()
     if launch.size == 1:
         # A rank that is alone, because the others are gone or never were, can be restarted too.
         _current = World(launch, chosen, memory=_connect(launch) if launch.has_store else None)
@@ -253,6 +263,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     except Exception as error:
         failed = True
         broken = pulse is not None and _is_lost_connection(error)
+        _outlast_the_launcher()
         lost = pulse.silent() if pulse is not None and broken else []
         error.speaks = _current is None or _current.announce_failure()  # type: ignore[attr-defined]
         no_store = error.speaks is None  # type: ignore[attr-defined]
@@ -275,6 +286,18 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
             pulse.close()
         if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
             dist.destroy_process_group()
+
+
+_reports = False  # whether run_rank tells of this process's end
+
+
+def _outlast_the_launcher() -> None:
+    """From now on overhear SIGTERM: torchrun sends it as soon as one rank is gone, and this one is about to say which.
+
+    Only in a process that ends after that anyway.
+    """
+    if _reports:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _is_lost_connection(error: Exception) -> bool:
@@ -451,8 +474,10 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         The exit code, and the body's result (None after a failure). A user's mistake gives one message; any other
         exception its traceback, for it is a defect.
     """
+    global _reports
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
+    _reports = True
     try:
         return 0, body()
     except PeerError as error:
@@ -480,7 +505,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
 # ------------------------------------------------------------------------------------------------------- models
 
 
-def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False) -> nn.Module:
+def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False, dynamic: bool = False) -> nn.Module:
     """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
 
     Parameter objects are kept, so an optimizer built before stays right. Buffers are not broadcast from rank 0: see
@@ -490,12 +515,13 @@ def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False) ->
         model: on this rank's device.
         sync_bn: normalise with statistics over the whole global batch, on the CPU too.
         compile: compile the model in place; its own name and parameters stay.
+        dynamic: compile once for all image sizes, and not again for each.
     """
     world = _current
     if sync_bn and world is not None:
         model = _convert_sync_bn(model, world)
     if compile:
-        model.compile()
+        model.compile(dynamic=dynamic)
     if world is None or world.size == 1:
         return model
     return DistributedDataParallel(
@@ -551,67 +577,8 @@ def _convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = SyncBatchNorm2d
+            cast(SyncBatchNorm2d, module).sum_over_ranks = _sum_over_ranks
     return model
-
-
-class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d with statistics over all ranks, for devices that torch.nn.SyncBatchNorm refuses."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape; evaluation is plain BatchNorm."""
-        if not self.training:
-            return super().forward(x)
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        assert self.momentum is not None
-        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps)
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
-        return out
-
-
-class _SyncBatchNorm(torch.autograd.Function):
-    """Normalise by statistics of the global batch, with the same result however the batch is cut.
-
-    Sums are taken image by image in float32 and added up over images and ranks in float64, so that rounding to float32
-    leaves nothing of their order. That matters: early in training a network turns an error of one last digit in its
-    activations into one of the third digit in its gradients.
-
-    Forward: mean and variance merged from the images' (Chan, Golub, LeVeque 1979).
-    Backward: dx = γ/σ (dy − mean(dy) − x̂ mean(dy x̂)), both means over the global batch.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x32 = x.float()
-        pixels = x.shape[2] * x.shape[3]
-        variances, means = (t.double() for t in torch.var_mean(x32, (2, 3), correction=0))
-        sums = torch.cat((means.sum(0) * pixels, means.new_tensor([x.shape[0] * pixels])))
-        sums = _sum_over_ranks(sums)
-        total = sums[-1]
-        mean64 = sums[:-1] / total
-        squares = (variances + (means - mean64).square()).sum(0) * pixels
-        var = (_sum_over_ranks(squares) / total).float()
-        mean = mean64.float()
-        scale = torch.rsqrt(var + eps)
-        ctx.save_for_backward(x, weight, mean, scale, total)
-        ctx.mark_non_differentiable(mean, var)
-        gain = scale * weight
-        out = torch.addcmul((bias - mean * gain).view(1, -1, 1, 1), x32, gain.view(1, -1, 1, 1))
-        return out.to(x.dtype), mean, var, total.float()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight, mean, scale, total = ctx.saved_tensors
-        shape = (1, -1, 1, 1)
-        dy = grad.float()
-        normal = (x.float() - mean.view(shape)) * scale.view(shape)
-        sums = torch.stack((dy.sum((2, 3)).double().sum(0), (dy * normal).sum((2, 3)).double().sum(0)))
-        grad_bias, grad_weight = sums.float()
-        mean_dy, mean_dyx = (_sum_over_ranks(sums) / total).float().view(2, *shape)
-        dx = (dy - mean_dy - normal * mean_dyx) * (scale * weight).view(shape)
-        return dx.to(x.dtype), grad_weight, grad_bias, None
 
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:

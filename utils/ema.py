@@ -33,15 +33,36 @@ class ModelEMA(Generic[M]):
         return self._decay * (1 - math.exp(-self.updates / self._warmup))
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Take in the state of the raw `model`; always the same module."""
+    def update(self, model: nn.Module, wanted: Tensor | None = None) -> None:
+        """Take in the state of the raw `model`; always the same module.
+
+        Args:
+            model: its state is finite.
+            wanted: bool () on the device: where it is false, the average stays as it is, and `take_back` follows.
+        """
         self.updates += 1
         if self._pairs is None:
             self._pairs = _pair_state(self.model, model)
         averages, values, kept, copied = self._pairs
-        torch._foreach_lerp_(averages, values, 1 - self.decay())
-        for mine, theirs in zip(kept, copied, strict=True):
-            mine.copy_(theirs)
+        share = 1 - self.decay()
+        if wanted is None or not wanted.is_cuda:  # elsewhere the flag is at hand, and one pass is enough
+            torch._foreach_lerp_(averages, values, share if wanted is None else share * bool(wanted))
+        else:
+            move(averages, values, wanted * share)
+        if kept:
+            torch._foreach_copy_(kept, copied)
+
+    def take_back(self) -> None:
+        """The latest update was not wanted: it does not count either."""
+        self.updates -= 1
+
+
+@torch.no_grad()
+def move(averages: list[Tensor], values: list[Tensor], share: Tensor) -> None:
+    """Move averages towards values by a share, () on their device, that the host need not know."""
+    steps = torch._foreach_sub(values, averages)
+    torch._foreach_mul_(steps, share)
+    torch._foreach_add_(averages, steps)
 
 
 def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:

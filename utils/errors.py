@@ -23,6 +23,10 @@ class ConfigError(UserError):
     exit_code = 2
 
 
+class Diverged(UserError):
+    """The loss has stopped being finite, step after step."""
+
+
 class Interrupted(Exception):
     """The run was stopped on request, after its checkpoint was written: no failure.
 

@@ -8,16 +8,24 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+import logging
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from utils.config import Hyp
-from utils.errors import UserError
+from utils.config import Hyp, TrainConfig
+from utils.distributed import World
+from utils.errors import Diverged, UserError
 from utils.files import atomic_write
+from utils.runs import open_run, write_yaml
+from utils.seeding import sample_rng
 from utils.structures import Metrics
+
+log = logging.getLogger(__name__)
 
 PARENTS = 5  # of the best trials, one is drawn to be mutated
 MUTATION_PROBABILITY = 0.8
@@ -112,3 +120,47 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """The fittest of at least one."""
     return max(trials, key=lambda trial: trial.fitness)
+
+
+def evolve(
+    config: TrainConfig, start_hyp: Hyp, world: World, train: Callable[[TrainConfig, Hyp, World], Metrics]
+) -> Metrics | None:
+    """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
+
+    The search lies in `--project`/`--name` and goes on from there when the command is given again. A training whose
+    loss stops being finite is a trial of no worth, and the search goes on.
+
+    Args:
+        config: of the search; each training has its own, without plots and loggers.
+        start_hyp: hyperparameters of the first trial.
+        world: this rank.
+        train: one training; returns its metrics.
+
+    Returns:
+        The metrics of the last training that ended; None where all were done before.
+    """
+    project = config.project if config.project != TrainConfig.project else "runs/evolve"
+    folder = world.from_main(lambda: open_run(project, config.name, True, World()))
+    trials = world.from_main(lambda: read_trials(folder / "evolve.csv"))
+    metrics = None
+    for generation in range(len(trials), config.evolve):
+        hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
+        log.info(f"Generation {generation + 1} of {config.evolve}")
+        one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
+        try:
+            metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, log="none"), hyp, world)
+            trials.append(Trial.of(hyp, metrics))
+        except Diverged as error:
+            log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
+            trials.append(Trial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
+        world.from_main(partial(keep_trials, folder, generation, trials))
+    best = best_trial(trials)
+    log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
+    return metrics
+
+
+def keep_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
+    """Write the table of a search and its best set; the training itself has served."""
+    write_trials(folder / "evolve.csv", trials)
+    write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
+    shutil.rmtree(folder / f"generation{generation}")

@@ -56,9 +56,25 @@ def build_optimizer(model: nn.Module, name: str, hyp: Hyp, batch_size: int) -> t
         {"params": norms, "weight_decay": 0.0},
     ]
     if name == "SGD":
-        return torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0)
+        sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=True)
+        for tensor in (*biases, *weights, *norms):
+            # torch would leave it uninitialised where the very first step is skipped.
+            sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        return sgd
     adam = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
-    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999))
+    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=True)
+
+
+def step_where(wanted: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Step a fused optimizer where `wanted`, bool () on its device, is true; else leave it and its parameters alone.
+
+    The kernels skip by a flag on the device, which is there for torch's GradScaler; the host need not know.
+    """
+    optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

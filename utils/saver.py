@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from utils.checkpoint import TrainState, git_revision, run_facts, save_checkpoint
@@ -18,6 +18,7 @@ class Saver:
     Attributes:
         folder: where they lie, on rank 0's host.
         best: best.pt where the best epoch was saved, else last.pt.
+        settle: brings the state up to the last step; called before it is saved.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Saver:
         world: World,
         interruption: Interruption,
         *,
+        settle: Callable[[], None],
         has_best: bool = False,
     ) -> None:
-        self.folder = run / "weights"
+        self.folder, self.settle = run / "weights", settle
         self.best = self.folder / ("best.pt" if has_best else "last.pt")
         self._state, self._world, self._interruption = state, world, interruption
         self._epoch_period, self._step_period = config.save_period, config.save_steps
@@ -78,6 +80,7 @@ class Saver:
 
     def _save(self, names: Iterable[str]) -> None:
         self._world.doing("saving a checkpoint")
+        self.settle()
         losses = self._world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:

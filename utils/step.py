@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from utils.distributed import World, average_statistics, gradients_stay_local
 from utils.ema import ModelEMA
-from utils.optim import MAX_GRAD_NORM
+from utils.optim import MAX_GRAD_NORM, step_where
 from utils.precision import Precision
+from utils.profile import NoProfile
 from utils.structures import Batch
 
 
@@ -62,22 +63,33 @@ class Resize:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the device said of a step; but for `indices` the same on every rank.
+
+    Attributes:
+        skipped: batches of the step, where its gradient was not finite on some rank and no rank took it; else 0.
+        indices: images of this rank's batches.
+        stop: some rank was asked to stop.
+    """
+
+    skipped: int = 0
+    indices: tuple[int, ...] = ()
+    stop: bool = False
+
+
+@dataclass(frozen=True)
 class StepResult:
-    """What a step came to, with `skipped` and `stop` the same on every rank.
+    """What a step came to.
 
     Attributes:
         losses: (3,) box, obj, cls: this rank's part of the sum over the batches; 0 where skipped.
         objects: in this rank's last batch.
-        indices: images of this rank's batches.
-        skipped: the gradient was not finite on some rank, and no rank took the step.
-        stop: some rank was asked to stop.
+        told: what the device said of a step: of this one, or on CUDA of the one before.
     """
 
     losses: Tensor
     objects: int
-    indices: tuple[int, ...]
-    skipped: bool
-    stop: bool
+    told: Told
 
 
 class TrainStep:
@@ -95,6 +107,7 @@ class TrainStep:
         batch_size: images a batch over all ranks.
         resize: for `--multi-scale`.
         asked_to_stop: whether this rank was.
+        profile: what the stages of a step are booked on.
     """
 
     def __init__(
@@ -109,12 +122,14 @@ class TrainStep:
         batch_size: int,
         resize: Resize,
         asked_to_stop: Callable[[], bool],
+        profile: NoProfile | None = None,
     ) -> None:
         self._model, self._raw_model = model, raw_model
         self._criterion, self._optimizer, self._precision, self._ema = criterion, optimizer, precision, ema
         self._world, self._batch_size, self._resize, self._asked_to_stop = world, batch_size, resize, asked_to_stop
         self._statistics = RunningStatistics(raw_model)
-        self._votes = Votes(world.device)
+        self._flags = Flags(world.device)
+        self._stage = (profile or NoProfile()).stage
 
     def __call__(self, batches: Iterable[Batch], window: int, epoch: int, first: int) -> StepResult:
         """Train on `window` batches, the first of which is global batch `first` of `epoch`."""
@@ -131,45 +146,67 @@ class TrainStep:
             total += losses
             objects = len(batch.targets)
             indices += batch.indices.tolist()
-        skipped = not self._update()
-        if skipped:
-            total.zero_()
-        return StepResult(total, objects, tuple(indices), skipped, self._votes.count(votes))
+        finite = self._update()
+        told = self._flags.tell(torch.stack((~finite, votes > 0)), window, tuple(indices))
+        return StepResult(torch.where(finite, total, 0.0), objects, self._noted(told))
+
+    def settle(self) -> Told:
+        """What is still to be told of the last step; after that the state is that of the steps taken."""
+        return self._noted(self._flags.settle())
+
+    def _noted(self, told: Told) -> Told:
+        if told.skipped:
+            self._ema.take_back()
+        return told
+
+    @property
+    def loss_scale(self) -> float:
+        """Of the GradScaler: 1 where there is none."""
+        return self._precision.scaler.get_scale()
 
     def _accumulate(self, batch: Batch, epoch: int, number: int) -> tuple[Tensor, Tensor]:
         """Add a batch's gradient; return its losses (3,) and how many ranks were asked to stop."""
         device = self._world.device
-        images, targets = self._resize(batch.images_on(device), batch.targets, epoch, number)
-        size_hw = (images.shape[2], images.shape[3])
-        # Who answers for which object does not depend on predictions: the counts travel while the model computes.
-        assignment = self._criterion.assign(targets, len(batch), size_hw).to(device)
-        wish = torch.full((1,), float(self._asked_to_stop()), device=device)
-        census = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
-        with self._precision.autocast():
+        with self._stage("copy"):
+            images, targets = self._resize(batch.images_on(device), batch.targets, epoch, number)
+        with self._stage("loss"):
+            size_hw = (images.shape[2], images.shape[3])
+            # Who answers for which object does not depend on predictions: the counts travel while the model computes.
+            assignment = self._criterion.assign(targets, len(batch), size_hw).to(device)
+            wish = torch.full((1,), float(self._asked_to_stop()), device=device)
+            census = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
+        with self._stage("forward"), self._precision.autocast():
             predictions = self._model(images)
-        counts = census()
-        loss, losses = self._criterion(predictions, assignment, counts[:-1].view_as(assignment.counts))
-        scaled = self._precision.scaler.scale(loss * (self._batch_size * self._world.size))
-        scaled.backward()
+        with self._stage("loss"):
+            counts = census()
+            loss, losses = self._criterion(predictions, assignment, counts[:-1].view_as(assignment.counts))
+            scaled = self._precision.scaler.scale(loss * (self._batch_size * self._world.size))
+        with self._stage("backward"):
+            scaled.backward()
         return losses, counts[-1]
 
-    def _update(self) -> bool:
-        """Clip, step, and let the average follow; False where the gradient is not finite, and nothing has changed.
+    def _update(self) -> Tensor:
+        """Clip, step, and let the average follow. Where the gradient is not finite, all of it comes to nothing.
 
-        The gradient is the same on every rank, so all decide alike without a word.
+        The gradient is the same on every rank, so all do alike without a word; and the device decides for itself, so
+        that the host need not wait for it.
+
+        Returns:
+            Whether the gradient was finite, bool () on the device.
         """
         scaler = self._precision.scaler
-        scaler.unscale_(self._optimizer)
-        norm = nn.utils.clip_grad_norm_(self._raw_model.parameters(), MAX_GRAD_NORM)
-        finite = bool(torch.isfinite(norm))
-        if finite:
-            scaler.step(self._optimizer)
-            average_statistics(self._model)
-            self._ema.update(self._raw_model)
-        else:
-            self._statistics.restore()
-        scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
+        with self._stage("optimizer"):
+            scaler.unscale_(self._optimizer)
+            norm = nn.utils.clip_grad_norm_(self._raw_model.parameters(), MAX_GRAD_NORM)
+            finite = torch.isfinite(norm)
+            step_where(finite, self._optimizer)
+            scaler.update()
+            self._optimizer.zero_grad(set_to_none=True)
+        with self._stage("EMA"):
+            self._statistics.restore_unless(finite)
+            if self._world.size > 1:
+                average_statistics(self._model)
+            self._ema.update(self._raw_model, finite)
         return finite
 
 
@@ -178,57 +215,81 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self._live = [t for m in norms for t in (m.running_mean, m.running_var, m.num_batches_tracked) if t is not None]
-        self._kept = [t.clone() for t in self._live]
+        live = [t for m in norms for t in (m.running_mean, m.running_var, m.num_batches_tracked) if t is not None]
+        self._live = [
+            kind for kind in ([t for t in live if t.is_floating_point() == real] for real in (True, False)) if kind
+        ]
+        self._kept: list[Tensor] = []
 
     @torch.no_grad()
     def remember(self) -> None:
         """Keep the present values."""
-        torch._foreach_copy_(self._kept, self._live)
+        self._kept = [_flat(live) for live in self._live]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put the kept values back."""
-        torch._foreach_copy_(self._live, self._kept)
+    def restore_unless(self, finite: Tensor) -> None:
+        """Put the kept values back where `finite`, bool () on the device, is false."""
+        for live, kept in zip(self._live, self._kept, strict=True):
+            parts = torch.where(finite, _flat(live), kept).split([t.numel() for t in live])
+            torch._foreach_copy_(live, [part.view_as(t) for part, t in zip(parts, live, strict=True)])
 
 
-class Votes:
-    """Reads the number of ranks that were asked to stop.
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
-    On CUDA, reading it at once would stall the queue; there it is read a step later, on all ranks alike.
+
+class Flags:
+    """Brings flags of a step to the host.
+
+    On CUDA, reading them at once would stall the queue; there they are read a step later, on all ranks alike.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._late = device.type == "cuda"
-        self._pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[Tensor, torch.cuda.Event, int, tuple[int, ...]]] = deque()
 
-    def count(self, votes: Tensor) -> bool:
-        """Whether any rank was asked to stop, in this step or, on CUDA, in the one before."""
+    def tell(self, flags: Tensor, batches: int, indices: tuple[int, ...]) -> Told:
+        """What is known after a step of so many batches, whose flags are bool (2,): skipped, stop."""
         if not self._late:
-            return bool(votes > 0)
-        host = torch.empty((), pin_memory=True)
-        host.copy_(votes, non_blocking=True)
+            return _told(flags, batches, indices)
+        host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+        host.copy_(flags, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        self._pending.append((host, done))
-        if len(self._pending) < 2:
-            return False
-        earlier, copied = self._pending.popleft()
-        copied.synchronize()
-        return bool(earlier > 0)
+        self._pending.append((host, done, batches, indices))
+        return self.settle() if len(self._pending) > 1 else Told()
+
+    def settle(self) -> Told:
+        """What was not told yet of the step that was made first."""
+        if not self._pending:
+            return Told()
+        host, done, batches, indices = self._pending.popleft()
+        done.synchronize()
+        return _told(host, batches, indices)
+
+
+def _told(flags: Tensor, batches: int, indices: tuple[int, ...]) -> Told:
+    skipped, stop = flags.tolist()
+    return Told(batches * skipped, indices, stop)
 
 
 class SkippedSteps:
-    """Counts the steps that were skipped, and ends a run in which ten in a row were."""
+    """Counts the steps that were skipped, and ends a run in which ten in a row were.
+
+    While a GradScaler still has a scale to halve, a skipped step is how it finds one that fits.
+    """
 
     LIMIT = 10
 
     def __init__(self) -> None:
         self.in_a_row = 0
 
-    def note(self, skipped: bool) -> bool:
+    def note(self, skipped: bool, loss_scale: Callable[[], float]) -> bool:
         """Take in a step; return whether the limit is reached."""
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if not skipped:
+            self.in_a_row = 0
+        elif loss_scale() <= 1:
+            self.in_a_row += 1
         return self.in_a_row >= self.LIMIT
 
 

@@ -126,12 +126,15 @@ class Draw:
         position: place in the epoch's global order; with the epoch it keys the sample's randomness.
         epoch: epoch, from 0; it also tells whether mosaic is still on.
         size_hw: height and width of the sample in pixels, multiples of the stride.
+        neighbours: the images near this place in the epoch's order, itself among them; a mosaic's partners come from
+            here, so that an image decoded for one sample serves others.
     """
 
     index: int
     position: int
     epoch: int
     size_hw: tuple[int, int]
+    neighbours: tuple[int, ...] = ()
 
 
 @dataclass
@@ -181,7 +184,7 @@ class Batch:
         """Copy into page-locked memory; called by torch's DataLoader."""
         return Batch(
             self.images.pin_memory(),
-            self.targets.pin_memory(),
+            self.targets,  # read on the host
             self.indices,
             self.sizes_hw,
             self.placements,

@@ -1,5 +1,7 @@
 """A few optimizer steps as train.py makes them: `parity_program.py DATA OUT [--after-warmup] [FLAGS]`, on any ranks.
 
+Several of such lists, with `--then` between them, are done one after the other.
+
 They are the first of a run, where a step is one batch and the rates are those of the warm-up. `--after-warmup`: those
 that follow it, where a step accumulates batches; give a small lr0 then, because a network that is new and takes whole
 steps multiplies a difference in the last digit by a thousand in each.
@@ -22,7 +24,7 @@ from data.spec import load_spec
 from models.loss import build_criterion
 from utils.checkpoint import Progress
 from utils.config import TrainConfig, load_hyp
-from utils.distributed import open_world, run_rank, smart_DDP
+from utils.distributed import World, open_world, run_rank, smart_DDP
 from utils.ema import ModelEMA
 from utils.optim import Schedule, build_optimizer
 from utils.precision import Precision
@@ -35,12 +37,20 @@ MAPS = (0.1, 0.9, 0.5, 0.3, 0.7, 0.2)  # of the classes, for --image-weights
 
 
 def main() -> None:
-    data, out, *flags = sys.argv[1:]
+    with open_world("cpu") as world:
+        words = iter(sys.argv[1:])
+        while case := list(itertools.takewhile(lambda word: word != "--then", words)):
+            run(case, world)
+
+
+def run(words: list[str], world: World) -> None:
+    """One list of arguments."""
+    data, out, *flags = words
     after_warmup = AFTER_WARMUP in flags
     flags = [flag for flag in flags if flag != AFTER_WARMUP]
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(config.hyp)
-    with open_world("cpu", batch_size=config.batch_size) as world, ExitStack() as stack:
+    with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
         model = train.build_model(config, index.names, world).to(memory_format=torch.channels_last)
         loader = train.open_train_loader(stack, index, config, hyp, world, config.imgsz, 32, config.batch_size)
@@ -56,6 +66,8 @@ def main() -> None:
         model.train()
         seen: list[list[tuple[torch.Tensor, ...]]] = []
         windows: list[int] = []
+        sizes: list[int] = []
+        size_of = train.size_of_batch(config, config.imgsz, 32)
         losses: list[torch.Tensor] = []
         states: list[dict[str, torch.Tensor]] = []
         iteration = schedule.warmup_iterations if after_warmup else 0
@@ -67,7 +79,8 @@ def main() -> None:
                 drawn = list(itertools.islice(batches, window))
                 schedule.apply(optimizer, iteration + window - 1)
                 result = step(drawn, window, epoch, first)
-                assert not result.skipped
+                assert not result.told.skipped
+                sizes += [size_of(epoch, first + k) if size_of else config.imgsz for k in range(window)]
                 seen.append([(b.images.clone(), b.indices.clone(), objects_per_image(b)) for b in drawn])
                 windows.append(window)
                 losses.append(world.sum(result.losses.clone()))
@@ -81,7 +94,13 @@ def main() -> None:
                 tuple(torch.cat(parts) for parts in zip(*[share[k] for share in shares], strict=True))
                 for k in range(sum(windows))
             ]
-            content = {"states": states, "ema": ema.model.state_dict(), "losses": losses, "windows": windows}
+            content = {
+                "states": states,
+                "ema": ema.model.state_dict(),
+                "losses": losses,
+                "windows": windows,
+                "sizes": sizes,
+            }
             torch.save({**content, "seen": joined}, Path(out))
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from utils.ema import ModelEMA
+from utils.ema import ModelEMA, move
 
 
 def test_average_of_parameters_and_buffers_follows_the_formula() -> None:
@@ -39,3 +39,26 @@ def test_model_is_untouched_and_the_average_needs_no_gradient() -> None:
     assert torch.equal(model.weight, before)
     assert not any(p.requires_grad for p in ema.model.parameters())
     assert not ema.model.training
+
+
+def test_an_unwanted_update_changes_nothing() -> None:
+    model = nn.Linear(2, 2)
+    ema = ModelEMA(model)
+    before = ema.model.weight.clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    ema.update(model, torch.tensor(False))
+    assert torch.equal(ema.model.weight, before)
+    ema.update(model, torch.tensor(True))
+    assert not torch.equal(ema.model.weight, before)
+
+
+def test_a_share_on_the_device_moves_as_a_number_does() -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(3), torch.randn(2, 2)]
+    for share in (0.0, 0.3, 1.0):
+        averages = [torch.zeros(3), torch.ones(2, 2)]
+        expected = [torch.lerp(a, v, share) for a, v in zip(averages, values, strict=True)]
+        move(averages, values, torch.tensor(share))
+        for a, e in zip(averages, expected, strict=True):
+            torch.testing.assert_close(a, e)

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils.config import Hyp, load_hyp
-from utils.errors import UserError
-from utils.evolve import Trial, best_trial, mutate, read_trials, write_trials
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.distributed import World
+from utils.errors import Diverged, UserError
+from utils.evolve import Trial, best_trial, evolve, mutate, read_trials, write_trials
+from utils.structures import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")
+NONE = np.zeros(0, np.int64)
+NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0)
 
 
 def trial(hyp: Hyp, fitness: float) -> Trial:
@@ -58,3 +62,18 @@ def test_a_foreign_line_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "1,nonsense\n")
     with pytest.raises(UserError, match=r"evolve\.csv:3"):
         read_trials(path)
+
+
+def test_a_training_that_diverges_is_a_trial_of_no_worth(tmp_path: Path) -> None:
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        (Path(config.project) / config.name).mkdir()
+        if config.name == "generation0":
+            raise Diverged("not finite")
+        return dataclasses.replace(NOTHING, map50=0.5, map=0.4)
+
+    config = TrainConfig(evolve=2, project=str(tmp_path), name="search")
+    metrics = evolve(config, START, World(), train)
+    trials = read_trials(tmp_path / "search" / "evolve.csv")
+    assert metrics is not None and metrics.map == 0.4
+    assert [round(t.fitness, 2) for t in trials] == [0, 0.41]
+    assert [path.name for path in (tmp_path / "search").iterdir() if path.is_dir()] == []

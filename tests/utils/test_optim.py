@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from utils.config import Hyp, load_hyp
-from utils.optim import Schedule, accumulation, build_optimizer
+from utils.optim import Schedule, accumulation, build_optimizer, step_where
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +96,25 @@ def test_the_step_is_torchs(hyp: Hyp) -> None:
     layer(torch.ones(1, 1)).sum().backward()
     optimizer.step()
     assert layer.weight.item() == pytest.approx(2 - hyp.lr0 * (1 + hyp.momentum))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_an_unwanted_step_leaves_everything_alone_even_the_first(name: str, hyp: Hyp) -> None:
+    def trained(skipped: tuple[int, ...]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+        optimizer = build_optimizer(layer, name, hyp, 16)
+        steps = iter(range(3))
+        for number in range(3 + len(skipped)):
+            wanted = number not in skipped
+            value = float(next(steps) + 1) if wanted else float("nan")
+            for parameter in layer.parameters():
+                parameter.grad = torch.full_like(parameter, value)
+            step_where(torch.tensor(wanted), optimizer)
+        states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        return [*layer.parameters(), *states]
+
+    plain = trained(())
+    for skipped in ((0,), (0, 1), (2,)):
+        for expected, found in zip(plain, trained(skipped), strict=True):
+            assert torch.equal(expected, found)

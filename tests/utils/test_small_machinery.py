@@ -51,7 +51,7 @@ def test_autobatch_fits_a_line_and_takes_what_is_free() -> None:
     assert fit_batch([], [], 500) == 0
     assert fit_batch([1], [600], 500) == 0
     assert fit_batch([1, 2], [100, 100], 500) == 2
-    assert auto_batch_size(lambda n: None, World()) == 16
+    assert auto_batch_size(lambda n: None, 100, World()) == 16
 
 
 class _Ranks(World):
