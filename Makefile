@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow test-distributed chaos
+.PHONY: fmt lint type test test-slow test-gpu chaos bench
 
 fmt:
 	uv run ruff format .
@@ -17,10 +17,21 @@ test:
 test-slow:
 	uv run pytest -m "slow and not gpu"
 
-test-distributed:
-	uv run pytest -m "distributed and not gpu"
+test-gpu:
+	uv run pytest -m gpu
 
 KILLS = 100
 
 chaos:
 	PYTHONPATH=.:tests/system uv run python tests/system/chaos.py --kills $(KILLS)
+
+DATA = shapes.yaml
+
+bench:
+	uv run python -m tests.benchmarks.loader --data $(DATA)
+	uv run python -m tests.benchmarks.step --data $(DATA)
+	uv run python -m tests.benchmarks.val --data $(DATA)
+	uv run python -m tests.benchmarks.startup --data $(DATA)
+	uv run python -m tests.benchmarks.memory --data $(DATA)
+	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
+	uv run python -m tests.benchmarks.scaling

@@ -6,7 +6,7 @@ import pytest
 from launch import ROOT, run_python
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_a_few_kills_leave_no_trace() -> None:
     outcome = run_python(ROOT / "tests" / "system" / "chaos.py", "--kills", "3", "--seed", "1", timeout=300)
     assert outcome.code == 0, outcome.said

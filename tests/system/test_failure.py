@@ -51,14 +51,12 @@ def reports(outcome: Outcome) -> list[str]:
     "fault",
     [
         "1 loss 6 raise",
-        pytest.param("0 loss 6 raise", marks=pytest.mark.distributed),
-        pytest.param("1 loader 6 raise", marks=pytest.mark.distributed),
-        pytest.param("1 validation 1 raise", marks=pytest.mark.distributed),
-        pytest.param("0 validation 1 raise", marks=pytest.mark.distributed),
-        pytest.param("0 save 6 raise", marks=pytest.mark.distributed),
-        pytest.param("0 scan 1 raise", marks=pytest.mark.distributed),
-        pytest.param("1 scan 1 raise", marks=pytest.mark.distributed),
-        pytest.param("1 end 1 raise", marks=pytest.mark.distributed),
+        pytest.param("1 loader 6 raise", marks=pytest.mark.slow),
+        pytest.param("0 validation 1 raise", marks=pytest.mark.slow),
+        pytest.param("0 save 6 raise", marks=pytest.mark.slow),
+        pytest.param("0 scan 1 raise", marks=pytest.mark.slow),
+        pytest.param("1 scan 1 raise", marks=pytest.mark.slow),
+        pytest.param("1 end 1 raise", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
@@ -73,9 +71,8 @@ def train_to_the_end(data: Path, folder: Path, fault: str) -> Outcome:
     return fail(data, folder, fault, "--epochs", "1")
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("where", ["scan 1", "step 6", "validation 1"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "scan 1"), (1, "step 6"), (0, "validation 1")])
 def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: str) -> None:
     outcome = fail(data, tmp_path, f"{rank} {where} kill")
     found = re.findall(rf"rank {1 - rank}: error: rank {rank} on \S+ \(last: .*\) is gone", outcome.err)
@@ -83,15 +80,15 @@ def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: st
     assert reports(outcome) == [str(1 - rank)], outcome.said
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("fault", ["0 step 6 stop", "1 step 6 stop", "1 validation 1 stop", "0 scan 1 stop"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["1 step 6 stop", "1 validation 1 stop", "0 scan 1 stop"])
 def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault: str) -> None:
     outcome = fail(data, tmp_path, fault, env={"TESSERA_PEER_TIMEOUT": "5"})
     assert len(re.findall(rf"error: rank {fault[0]} on \S+ has not answered for", outcome.err)) == 1, outcome.said
     assert reports(outcome) == [str(1 - int(fault[0]))], outcome.said
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path, rank: int) -> None:
     outcome = fail(data, tmp_path, f"{rank} step 3 worker")
@@ -99,7 +96,7 @@ def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path, rank: i
     assert "DataLoader worker" in outcome.err, outcome.said
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank: int) -> None:
     outcome = fail(data, tmp_path, f"{rank} validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
@@ -107,7 +104,7 @@ def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank
     assert found == [(str(rank), "validating epoch 0")], outcome.said
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Path) -> None:
     """Without torchrun rank 0 holds the store: when it is gone nobody can be asked."""
     port = str(free_port())
@@ -131,7 +128,7 @@ def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Pa
     load_checkpoint(last)
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_ranks_that_differ_are_told_how(data: Path, tmp_path: Path) -> None:
     other = make_data(tmp_path / "other", train=24, val=4)
     hyp = tmp_path / "hyp.yaml"
@@ -149,7 +146,7 @@ def state(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_one_ranks_nan_is_a_step_that_nobody_takes(data: Path, tmp_path: Path) -> None:
     args = ("--epochs", "2")
     before, after = tmp_path / "before", tmp_path / "after"
@@ -169,7 +166,7 @@ def test_one_ranks_nan_is_a_step_that_nobody_takes(data: Path, tmp_path: Path) -
     assert state(after)["skipped_steps"] == 1
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     outcome = fail(data, tmp_path, "1 loss 3 nan 99")
     assert outcome.err.count("has not been finite for 10 steps in a row") == 1, outcome.said
@@ -178,7 +175,7 @@ def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_without_its_launcher_a_job_ends(data: Path, tmp_path: Path) -> None:
     args = flags(data, tmp_path, "--epochs", "50", "--save-steps", "1")
     with start(tmp_path, 2, *args) as job:

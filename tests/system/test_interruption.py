@@ -49,8 +49,8 @@ def assert_goes_on(run: Path, ranks: int, whole: Path, *more: str) -> None:
     ("name", "code", "step"),
     [
         ("SIGTERM", 143, 3),
-        pytest.param("SIGINT", 130, STEPS + 1, marks=pytest.mark.distributed),  # the first of an epoch
-        pytest.param("SIGUSR1", 138, -1, marks=pytest.mark.distributed),  # the last of all
+        pytest.param("SIGINT", 130, STEPS + 1, marks=pytest.mark.slow),  # the first of an epoch
+        pytest.param("SIGUSR1", 138, -1, marks=pytest.mark.slow),  # the last of all
     ],
 )
 def test_a_signal_stops_after_the_step(
@@ -69,16 +69,15 @@ def test_a_signal_stops_after_the_step(
     assert_goes_on(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed: dict[int, Path], name: str) -> None:
-    stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} {name}")
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
+    stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} SIGUSR1")
     assert stopped.code != 0
     assert stopped.err.count("Stopped as asked in epoch 1 after batch 3") == 1, stopped.said
     assert_goes_on(tmp_path / "exp", 2, undisturbed[2], "--workers", "0")
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_to_the_launcher_stops_all(
     data: Path, tmp_path: Path, undisturbed: dict[int, Path], name: str
@@ -96,7 +95,7 @@ def test_a_signal_to_the_launcher_stops_all(
     assert_goes_on(tmp_path / "exp", 2, undisturbed[2])
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
     killed = train(tmp_path, 1, *args, fault=f"0 step {STEPS + 3} kill")
@@ -106,7 +105,7 @@ def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undistu
     assert_goes_on(tmp_path / "exp", 1, undisturbed[1])
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_stream(data: Path, tmp_path: Path) -> None:
     more = ("--sync-bn", "--amp", "off", "--epochs", "2")
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
@@ -119,7 +118,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_stream(data: Path, tmp_pa
     assert abs(ratio - 1).max() < 0.01, ratio
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_a_stopped_run_can_go_further_than_planned(data: Path, tmp_path: Path) -> None:
     stopped = train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2"), fault="0 step 2 SIGUSR1")
     assert stopped.code == 138, stopped.said
@@ -128,7 +127,7 @@ def test_a_stopped_run_can_go_further_than_planned(data: Path, tmp_path: Path) -
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, STEPS + 3])
 def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: dict[int, Path], step: int) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
@@ -140,7 +139,7 @@ def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed
     assert losses(tmp_path / "exp").equals(losses(undisturbed[2]))
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["1 step 1 kill", "0 end 1 kill"], ids=["before-any-save", "in-the-end"])
 def test_torchrun_restarts_in_the_same_folder(
     data: Path, tmp_path: Path, undisturbed: dict[int, Path], fault: str

@@ -85,7 +85,7 @@ def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path) -> None
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
     """It gives each rank the flag --local-rank beside the variables."""
     data = make_data(tmp_path)
@@ -94,7 +94,7 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
     assert_trained_by_two(outcome.code, outcome.err, tmp_path / "runs")
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--local-rank", "--local_rank"])
 def test_local_rank_as_a_flag_alone(tmp_path: Path, flag: str) -> None:
     """Launchers of old set no LOCAL_RANK."""
@@ -129,7 +129,7 @@ exit ${code:-0}
 """
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 def test_the_sbatch_file_stops_at_the_warning_and_goes_on_when_requeued(tmp_path: Path) -> None:
     """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
     text = (ROOT / "docs" / "distributed.md").read_text()

@@ -16,7 +16,7 @@ from tiny import flags, losses, make_data
 
 from utils.report import read_results
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.slow
 
 RANKS = (1, 2)
 PROGRAM = Path(__file__).with_name("parity_program.py")

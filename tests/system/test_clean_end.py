@@ -1,0 +1,44 @@
+"""However a job ends, nothing of it stays: no process, no shared memory, no temporary file, no port."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import Job, shared_memory
+from launch import ROOT, free_port
+from tiny import flags, make_data
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("how", ["success", "failure", "ctrl-c"])
+def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
+    data, port, temporary = make_data(tmp_path), free_port(), tmp_path / "temporary"
+    temporary.mkdir()
+    words = flags(
+        data, tmp_path / "runs", "--epochs", "3", "--cache", "ram", "--save-steps", "1", "--loggers", "tensorboard"
+    )
+    words.remove("--noplots")
+    program = ROOT / "tests" / "system" / "fault_program.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    command += [f"--master-port={port}", str(program), *words]
+    before = shared_memory()
+    env = {"TMPDIR": str(temporary), "FAULT": "1 loss 5 raise" if how == "failure" else ""}
+    with Job(command, tmp_path / "said", env) as job:
+        if how == "ctrl-c":
+            job.until((tmp_path / "runs" / "exp" / "weights" / "last.pt").is_file)
+            job.process.send_signal(signal.SIGINT)
+        outcome = job.wait(120)
+        assert job.left_over() == [], outcome.said
+    assert (outcome.code == 0) == (how == "success"), outcome.said
+    assert not shared_memory() - before
+    own = [path.name for path in temporary.iterdir() if not path.name.startswith("torchelastic_")]
+    assert own == []
+    assert not list((tmp_path / "runs").rglob("*.tmp"))
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
