@@ -1,0 +1,81 @@
+"""What ranks cost: time of a step outside computation, control messages in it, and weak scaling, with gloo.
+
+    uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data coco128.yaml
+
+Every rank steps with and without the others, in turn, all at the same time: so the cores are shared alike in both, and
+the difference is what is spent waiting for and talking to other ranks. Give each rank its part of the cores with
+OMP_NUM_THREADS; torchrun gives it one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from models.loss import build_criterion
+from models.yolo import DetectionModel
+from tests.benchmarks.rounds import indexed, machine, parser
+from tests.benchmarks.step import made_batch
+from utils.config import load_hyp
+from utils.distributed import World, open_world, smart_DDP
+from utils.ema import ModelEMA
+from utils.optim import build_optimizer
+from utils.precision import Precision
+from utils.step import Resize, TrainStep
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--cfg", default="yolov5n.yaml")
+    flags.add_argument("--imgsz", type=int, default=320)
+    flags.add_argument("--batch", type=int, default=8, help="images of a rank")
+    flags.add_argument("--sync-bn", action="store_true")
+    given = flags.parse_args()
+    with open_world("cpu") as world:
+        index = world.from_main(lambda: indexed(given.data))
+        hyp = load_hyp("hyp.scratch-low.yaml")
+        batch = made_batch(index, given.batch, given.imgsz)
+
+        def trainer(together: bool) -> TrainStep:
+            torch.manual_seed(0)
+            model = DetectionModel(given.cfg, names=index.names).to(memory_format=torch.channels_last).train()
+            optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
+            wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
+            return TrainStep(
+                *(wrapped, model, build_criterion(model, hyp, imgsz=given.imgsz), optimizer),
+                *(Precision(world.device, torch.float32), ModelEMA(model), world if together else World()),
+                *(given.batch * world.size, Resize(None, 32)),
+                asked_to_stop=lambda: False,
+            )
+
+        rivals = {"together": trainer(True), "alone": trainer(False)}
+        seconds: dict[str, list[float]] = {name: [] for name in rivals}
+        messages = world.control_messages
+        for round_ in range(given.rounds + 2):
+            for name, step in rivals.items():
+                world.barrier()
+                started = time.perf_counter()
+                for _ in range(5):
+                    step([batch], 1, 0, 0)
+                if round_ >= 2:
+                    seconds[name].append((time.perf_counter() - started) / 5)
+        messages = world.control_messages - messages - 2 * (given.rounds + 2)
+        shares = world.all_gather({name: statistics.median(found) for name, found in seconds.items()})
+        if world.is_main:
+            print(machine())
+            for rank, share in enumerate(shares):
+                outside = share["together"] - share["alone"]
+                print(
+                    f"  rank {rank}: a step of {given.batch} images takes {1000 * share['together']:.1f} ms, alone "
+                    f"{1000 * share['alone']:.1f} ms: {1000 * outside:.1f} ms ({outside / share['together']:.1%}) "
+                    "outside computation"
+                )
+            print(f"  control messages in {5 * (given.rounds + 2)} steps: {messages}")
+            together = max(share["together"] for share in shares)
+            print(f"  {world.size} ranks: {world.size * given.batch / together:.1f} images/s")
+
+
+if __name__ == "__main__":
+    main()

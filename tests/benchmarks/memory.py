@@ -1,0 +1,188 @@
+"""Memory: of the cache over ranks and workers, of the workers over epochs, of a training over time, of a step.
+
+uv run python -m tests.benchmarks.memory --data coco128.yaml
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.images import ImageStore, open_images
+from data.loader import TrainLoader, build_train_loader
+from models.yolo import DetectionModel
+from tests.benchmarks.rounds import indexed, machine, parser, repeated
+from tests.benchmarks.step import made_batch, our_step, plain_step
+from utils.config import load_hyp
+from utils.distributed import World, open_world, torch_distributed_zero_first
+from utils.heap import keep_freed_memory
+from utils.structures import DatasetIndex
+
+MIB = 2**20
+
+
+def descendants(pid: int) -> list[int]:
+    """`pid` and all processes below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [pid, *(d for child in children for d in descendants(int(child)))]
+
+
+def pss(pids: list[int], key: str = "Pss:") -> int:
+    """Bytes that the processes hold, pages that several share divided among them."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+    return total
+
+
+def cached_loader(index: DatasetIndex, imgsz: int, cache: str, world: World, workers: int) -> TrainLoader:
+    """The training stream with `workers` whatever the processors."""
+    store = open_images(index, imgsz, cache, "linear", world)  # type: ignore[arg-type]
+    return build_train_loader(
+        index,
+        store,
+        hyp=load_hyp("hyp.scratch-low.yaml"),
+        imgsz=imgsz,
+        batch_size=8 * world.size,
+        seed=0,
+        epochs=10**6,
+        world=world,
+        workers=workers,
+    )
+
+
+def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:
+    """One rank of `cache_of`: two epochs, then all ranks hold still and are measured."""
+    with open_world("cpu") as world:
+        with torch_distributed_zero_first(world.local_rank):
+            index = repeated(indexed(data), times)
+        with cached_loader(index, imgsz, cache, world, workers=2) as loader:
+            for epoch in range(2):
+                for _ in loader.batches(epoch):
+                    pass
+            size = ImageStore(index, imgsz, "linear").nbytes
+            world.barrier()
+            own = descendants(os.getpid())
+            shares = world.all_gather((pss(own), cache_pss(own, size), size))
+            if world.is_main:
+                print("MEASURED", *(sum(column) for column in zip(*shares, strict=True)), flush=True)
+            world.barrier()
+
+
+def cache_pss(pids: list[int], size: int) -> int:
+    """The part of `pss` that maps a cache of `size` bytes."""
+    pages = -(-size // 4096) * 4096
+    total, inside = 0, False
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                low, high = (int(edge, 16) for edge in words[0].split("-"))
+                inside = high - low == pages
+            elif inside and words[0] == "Pss:":
+                total += int(words[1]) * 1024
+    return total
+
+
+def cache_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> tuple[int, int]:
+    """PSS of a job's ranks and workers, and the cache's part in it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", "tests.benchmarks.memory", "--rank-program", cache, "--data", data, "--imgsz", str(imgsz)]
+    command += ["--times", str(times)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
+    total, mapped, _ = next(map(int, line.split()[1:]) for line in said.splitlines() if line.startswith("MEASURED"))
+    return total, mapped
+
+
+def workers_over_epochs(index: DatasetIndex) -> None:
+    """What each worker has written to, and so no longer shares, after 2 and after 20 epochs."""
+    with cached_loader(index, 64, "ram", World(), workers=2) as loader:
+        found = {}
+        for epoch in range(20):
+            for _ in loader.batches(epoch):
+                pass
+            found[epoch + 1] = pss(descendants(os.getpid())[1:], "Private_Dirty:") / 2
+        print(f"  a worker's own memory: {found[2] / MIB:.1f} MiB after 2 epochs, {found[20] / MIB:.1f} after 20")
+
+
+def training_over_time(data: str) -> None:
+    """Memory of a whole training, sampled while it runs."""
+    command = [sys.executable, "train.py", "--data", data, "--imgsz", "64", "--epochs", "50", "--batch", "16"]
+    samples = []
+    with tempfile.TemporaryDirectory() as project:
+        command += ["--workers", "1", "--cache", "ram", "--loggers", "none", "--project", project]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            samples.append(pss(descendants(process.pid)) / MIB)
+            time.sleep(0.25)
+    assert process.returncode == 0
+    settled = np.array(samples[len(samples) // 5 : -len(samples) // 20])
+    slope = np.polyfit(np.linspace(0, 40, len(settled)), settled, 1)[0]
+    print(f"  50 epochs: {np.median(settled):.0f} MiB, slope {slope:+.2f} MiB an epoch")
+
+
+def peak_of(which: str, data: str) -> float:
+    """Largest resident size of a process that does nothing but steps, in MiB."""
+    command = [sys.executable, "-m", "tests.benchmarks.memory", "--peak-program", which, "--data", data]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
+    return float(said.split()[-1])
+
+
+def peak_program(which: str, data: str) -> None:
+    """Five steps of yolov5n at 320 pixels, batch 16, float32 or bfloat16."""
+    index = indexed(data)
+    make = plain_step if which == "plain" else our_step
+    if which != "plain":
+        keep_freed_memory()
+    dtype = torch.bfloat16 if which == "bf16" else torch.float32
+    model = DetectionModel("yolov5n.yaml", names=index.names)
+    step = make(model, made_batch(index, 16, 320), load_hyp("hyp.scratch-low.yaml"), 320, torch.device("cpu"), dtype)
+    for _ in range(5):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--imgsz", type=int, default=640)
+    flags.add_argument("--times", type=int, default=1, help="the dataset so many times over, for the cache")
+    flags.add_argument("--rank-program", default="")
+    flags.add_argument("--peak-program", default="")
+    given = flags.parse_args()
+    if given.rank_program:
+        return rank_program(given.data, given.times, given.imgsz, given.rank_program)
+    if given.peak_program:
+        return peak_program(given.peak_program, given.data)
+    print(machine())
+    for cache in ("ram", "disk"):
+        one, two = (cache_of(given.data, given.times, given.imgsz, cache, ranks) for ranks in (1, 2))
+        print(
+            f"  --cache {cache}: the cache takes {one[1] / MIB:.0f} MiB in all processes of 1 rank, {two[1] / MIB:.0f} "
+            f"of 2 ({two[1] / one[1]:.2f} x); with all else {one[0] / MIB:.0f} and {two[0] / MIB:.0f} MiB "
+            f"({two[0] / one[0]:.2f} x)"
+        )
+    workers_over_epochs(indexed(given.data))
+    training_over_time(given.data)
+    peaks = {which: peak_of(which, given.data) for which in ("plain", "fp32", "bf16")}
+    said = ", ".join(f"{which} {peak:.0f} MiB ({peak / peaks['plain']:.2f} x)" for which, peak in peaks.items())
+    print(f"  peak of a process that trains yolov5n, 320 pixels, batch 16: {said}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

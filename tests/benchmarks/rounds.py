@@ -1,0 +1,104 @@
+"""Timing of rivals in turn, so that what else the machine does falls on all of them alike."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.index import build_index
+from data.spec import load_spec
+from utils.structures import DatasetIndex
+
+
+def rounds(rivals: Mapping[str, Callable[[], int]], count: int = 7) -> dict[str, float]:
+    """Images (or what the rivals return the number of) per second of each: medians over `count` alternating rounds."""
+    for rival in rivals.values():
+        rival()  # caches, allocators, kernels
+    rates: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(count):
+        for name, rival in rivals.items():
+            started = time.perf_counter()
+            done = rival()
+            rates[name].append(done / (time.perf_counter() - started))
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def show(rates: Mapping[str, float], baseline: str, unit: str = "images/s") -> None:
+    """Print every rival, its ratio to the baseline, and the machine."""
+    print(machine())
+    for name, rate in rates.items():
+        print(f"  {name:<44}{rate:10.1f} {unit:<12}{1000 / rate:9.2f} ms   {rate / rates[baseline]:5.2f} x")
+
+
+def machine() -> str:
+    """The machine in a line."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    if torch.cuda.is_available():
+        model += f", {torch.cuda.get_device_name()}"
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+
+
+def parser(what: str | None) -> argparse.ArgumentParser:
+    """Flags that all benchmarks have."""
+    flags = argparse.ArgumentParser(description=what)
+    flags.add_argument("--data", default="shapes.yaml", help="dataset YAML (figures in the docs: coco128.yaml)")
+    flags.add_argument("--rounds", type=int, default=7)
+    return flags
+
+
+def repeated(index: DatasetIndex, times: int) -> DatasetIndex:
+    """The same images `times` over, each time as others: more than what a loader keeps."""
+
+    def offsets(one: np.ndarray) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(np.tile(np.diff(one), times))]) if len(one) else one
+
+    flat = ("path_bytes", "sizes_hw", "classes", "boxes_xyxy", "segment_points")
+    arrays = {name: np.concatenate([getattr(index, name)] * times) for name in flat}
+    starts = {name: offsets(getattr(index, name)) for name in ("path_offsets", "box_offsets", "segment_offsets")}
+    return dataclasses.replace(index, **arrays, **starts)
+
+
+class Apart:
+    """A rival in a process of its own, so that what one does to its memory or its threads does not serve the other.
+
+    Args:
+        make: makes the rival there; a function of a module.
+        arguments: for it.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[], int]], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
+        self._process.start()
+
+    def __call__(self) -> int:
+        """One round there."""
+        self._here.send(True)
+        return int(self._here.recv())
+
+
+def _serve(pipe: Connection, make: Callable[..., Callable[[], int]], arguments: tuple[object, ...]) -> None:
+    rival = make(*arguments)
+    while pipe.recv():
+        pipe.send(rival())
+
+
+def indexed(data: str, split: str = "train") -> DatasetIndex:
+    """The index of a dataset's split."""
+    return build_index(load_spec(data), split)

@@ -1,0 +1,125 @@
+"""Start-up on a large dataset: the first scan, the second start, and the memory of the index.
+
+    uv run python -m tests.benchmarks.startup --data coco128.yaml --images 118287
+
+Images and labels of the dataset are hard-linked under new names until there are as many as asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from data.images import ImageStore
+from data.index import build_index
+from data.listing import label_path
+from data.loader import build_train_loader
+from data.spec import load_spec
+from tests.benchmarks.rounds import indexed, machine, parser
+from utils.config import load_hyp
+from utils.distributed import World
+from utils.structures import DatasetIndex
+
+
+@contextmanager
+def many(index: DatasetIndex, count: int) -> Iterator[Path]:
+    """A dataset of `count` hard links; yields its YAML."""
+    folder = Path(tempfile.mkdtemp(prefix="tessera-many-"))
+    os.environ["TESSERA_CACHE"] = str(folder / "cache")
+    try:
+        images, labels = folder / "images" / "train", folder / "labels" / "train"
+        images.mkdir(parents=True), labels.mkdir(parents=True)
+        own: dict[Path, Path] = {}
+        for number in range(count):
+            image = index.path(number % len(index))
+            for source, target in ((image, images), (Path(label_path(str(image))), labels)):
+                if source.is_file():
+                    link(source, target / f"{number:06d}{source.suffix}", own, folder)
+        path = folder / "many.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {"path": str(folder), "train": "images/train", "val": "images/train", "names": list(index.names)}
+            )
+        )
+        yield path
+    finally:
+        shutil.rmtree(folder)
+
+
+def link(source: Path, target: Path, own: dict[Path, Path], folder: Path) -> None:
+    """Hard-link, from a copy where the source lies on another file system."""
+    if source not in own:
+        own[source] = Path(shutil.copy(source, folder / source.name))
+    os.link(own[source], target)
+
+
+def plain_scan(index: DatasetIndex, numbers: range) -> None:
+    """Open and verify every image, parse its label line by line; eight threads."""
+
+    def one(number: int) -> int:
+        path = index.path(number)
+        image = Image.open(path)
+        image.verify()
+        assert min(image.size) > 9
+        label = Path(label_path(str(path)))
+        rows = np.zeros((0, 5), np.float32)
+        if label.is_file():
+            rows = np.array([line.split() for line in label.read_text().splitlines() if line], np.float32)
+            rows = rows.reshape(-1, 5)
+            assert (rows >= 0).all() and (rows[:, 1:] <= 1).all()
+            rows = np.unique(rows, axis=0)
+        return len(rows)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, numbers))
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--images", type=int, default=20_000)
+    given = flags.parse_args()
+    print(machine())
+    small = indexed(given.data)
+    with many(small, given.images) as path:
+        started = time.perf_counter()
+        index = build_index(load_spec(str(path)), "train")
+        first = time.perf_counter() - started
+        sample = range(min(3000, len(index)))
+        started = time.perf_counter()
+        plain_scan(index, sample)
+        plain = len(sample) / (time.perf_counter() - started)
+        print(f"  first scan: {len(index) / first:.0f} images/s, plain {plain:.0f}: {len(index) / first / plain:.2f} x")
+        objects = len(index.classes)
+        size = sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray))
+        allowed = 40 * objects + 150 * len(index)
+        print(f"  index of {len(index)} images, {objects} objects: {size} bytes, {size / allowed:.2f} of the budget")
+        started = time.perf_counter()
+        index = build_index(load_spec(str(path)), "train")
+        loader = build_train_loader(
+            index,
+            ImageStore(index, 640, "linear"),
+            hyp=load_hyp("hyp.scratch-low.yaml"),
+            imgsz=640,
+            batch_size=16,
+            seed=0,
+            epochs=1,
+            world=World(),
+            workers=2,
+        )
+        with loader:
+            next(iter(loader.batches(0)))
+            print(f"  second start, to the first batch: {time.perf_counter() - started:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

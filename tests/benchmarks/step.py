@@ -1,0 +1,198 @@
+"""Training steps: Tessera's against eager NCHW fp32 ones, and what all but the network costs.
+
+uv run python -m tests.benchmarks.step                                          # CPU: yolov5n, 320 px, batch 16
+uv run python -m tests.benchmarks.step --cfg yolov5s.yaml --imgsz 640 --batch 64 --device cuda
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import torch
+from torch import nn
+
+from data.images import ImageStore
+from data.loader import build_train_loader
+from models.loss import build_criterion
+from models.yolo import DetectionModel
+from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from utils.config import load_hyp
+from utils.distributed import World
+from utils.ema import ModelEMA
+from utils.heap import keep_freed_memory
+from utils.optim import build_optimizer
+from utils.precision import Precision
+from utils.profile import NoProfile
+from utils.step import Resize, TrainStep
+from utils.structures import Batch, DatasetIndex
+
+
+def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
+    """The first batch of a training: mosaics of real images."""
+    options = {"hyp": load_hyp("hyp.scratch-low.yaml"), "imgsz": imgsz, "batch_size": batch, "seed": 0, "epochs": 1}
+    store = ImageStore(index, imgsz, "linear")
+    return next(iter(build_train_loader(index, store, **options, world=World(), workers=0).batches(0)))
+
+
+class Stages(NoProfile):
+    """Adds up the seconds of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def stage(self, name: str):  # type: ignore[no-untyped-def]
+        """Time the inside."""
+        return _Stage(self, name)
+
+
+class _Stage:
+    def __init__(self, stages: Stages, name: str) -> None:
+        self.stages, self.name = stages, name
+
+    def __enter__(self) -> None:
+        _wait()
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        _wait()
+        spent = time.perf_counter() - self.started
+        self.stages.seconds[self.name] = self.stages.seconds.get(self.name, 0.0) + spent
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def plain_step(model: nn.Module, batch: Batch, hyp, imgsz: int, device: torch.device, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    """Forward, backward, clip, SGD and average, each in the obvious way, channels first."""
+    model = copy.deepcopy(model).to(device, memory_format=torch.contiguous_format).train()
+    average = copy.deepcopy(model).eval()
+    criterion = build_criterion(model, hyp, imgsz=imgsz)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    chw = batch.images.permute(0, 3, 1, 2).contiguous()
+
+    def step() -> int:
+        images = chw.to(device).float() / 255
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            predictions = model(images)
+        assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)
+        loss, _ = criterion(predictions, assignment)
+        scaler.scale(loss * len(batch)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0, foreach=False)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            state = model.state_dict()
+            for key, value in average.state_dict().items():
+                if value.is_floating_point():
+                    value.mul_(0.9999).add_(state[key], alpha=0.0001)
+        _wait()
+        return len(batch)
+
+    return step
+
+
+def our_step(
+    model: DetectionModel,
+    batch: Batch,
+    hyp,
+    imgsz: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    stages=None,
+    compile=False,
+):  # type: ignore[no-untyped-def]
+    """utils/step.py as train.py sets it up."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
+    if compile:
+        model.compile()
+    world = World(device=device)
+    step = TrainStep(
+        *(model, model, build_criterion(model, hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
+        *(Precision(device, dtype), ModelEMA(model), world, len(batch), Resize(None, 32)),
+        asked_to_stop=lambda: False,
+        profile=stages,
+    )
+    pinned = batch.pin_memory() if device.type == "cuda" else batch
+
+    def run() -> int:
+        result = step([pinned], 1, 0, 0)
+        assert not result.told.skipped
+        _wait()
+        return len(batch)
+
+    return run
+
+
+def backward_of_loss(
+    model: DetectionModel, batch: Batch, hyp, imgsz: int, device: torch.device, dtype: torch.dtype
+) -> float:  # type: ignore[no-untyped-def]
+    """Seconds from the loss back to the predictions."""
+    model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
+    criterion = build_criterion(model, hyp, imgsz=imgsz)
+    with torch.no_grad(), Precision(device, dtype).autocast():
+        predictions = model(batch.images_on(device))
+    assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)
+    spent = []
+    for _ in range(10):
+        leaves = [prediction.detach().requires_grad_() for prediction in predictions]
+        loss, _ = criterion(leaves, assignment)
+        _wait()
+        started = time.perf_counter()
+        loss.backward()
+        _wait()
+        spent.append(time.perf_counter() - started)
+    return sorted(spent)[5]
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--cfg", default="yolov5n.yaml")
+    flags.add_argument("--imgsz", type=int, default=320)
+    flags.add_argument("--batch", type=int, default=16)
+    flags.add_argument("--device", default="cpu")
+    flags.add_argument("--compile", action="store_true", help="time torch.compile too")
+    given = flags.parse_args()
+    torch.manual_seed(0)
+    device = torch.device(given.device)
+    index = indexed(given.data)
+    hyp = load_hyp("hyp.scratch-low.yaml")
+    model = DetectionModel(given.cfg, names=index.names)
+    batch = made_batch(index, given.batch, given.imgsz)
+    common = (model, batch, hyp, given.imgsz, device)
+    rival = Apart if device.type == "cpu" else lambda make, *arguments: make(*arguments)
+    half = torch.float16 if device.type == "cuda" else torch.bfloat16
+    rivals = {
+        "plain: eager, NCHW, fp32": rival(plain_step, *common, torch.float32),
+        f"plain: eager, NCHW, {half}": rival(plain_step, *common, half),
+        "Tessera, fp32": rival(our_step, *common, torch.float32),
+        "Tessera, bf16": rival(our_step, *common, torch.bfloat16),
+    }
+    if given.compile:
+        rivals["Tessera, bf16, --compile"] = our_step(*common, torch.bfloat16, compile=True)
+    show(rounds(rivals, given.rounds), "plain: eager, NCHW, fp32")
+    for dtype in (torch.float32, torch.bfloat16):
+        stages = Stages()
+        run = our_step(*common, dtype, stages)
+        for _ in range(3):
+            run()
+        stages.seconds.clear()
+        for _ in range(10):
+            run()
+        total = sum(stages.seconds.values())
+        loss_backward = 10 * backward_of_loss(model, batch, hyp, given.imgsz, device, dtype)
+        rest = loss_backward + total - stages.seconds["forward"] - stages.seconds["backward"] - stages.seconds["copy"]
+        spent = ", ".join(f"{name} {100 * seconds:.1f} ms" for name, seconds in stages.seconds.items())
+        print(f"  {dtype}: {spent}; of the backward {100 * loss_backward:.1f} ms are the loss's")
+        print(f"    loss, clipping, optimizer and average together: {rest / total:.1%} of the step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Validation: images a second, suppression of an untrained model's candidates, and metrics of a large set.
+
+uv run python -m tests.benchmarks.val --data coco128.yaml --weights yolov5n.pt --imgsz 640
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import cv2
+import numpy as np
+import torch
+from torchvision.ops import batched_nms
+
+from data.images import ImageStore
+from data.loader import build_val_loader
+from data.sampler import validation_shapes
+from models.postprocess import non_max_suppression
+from models.yolo import DetectionModel
+from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from utils.boxes import cxcywh_to_xyxy
+from utils.checkpoint import load_weights, resolve_weights
+from utils.distributed import World
+from utils.heap import keep_freed_memory
+from utils.matching import ImageMatches
+from utils.metrics import Accumulator, summarize
+from utils.precision import Precision
+from utils.structures import DatasetIndex
+from val import evaluate, fused_copy
+
+MOST = 30_000  # candidates of an image
+
+
+def plain_nms(decoded: torch.Tensor, conf: float = 0.001, iou: float = 0.6) -> list[torch.Tensor]:
+    """Image by image: threshold, sort, torchvision's own suppression by class, and the best 300."""
+    found = []
+    for rows in decoded:
+        rows = rows[rows[:, 4] > conf]
+        scores = rows[:, 5:] * rows[:, 4:5]
+        index, classes = (scores > conf).nonzero(as_tuple=True)
+        scores = scores[index, classes]
+        order = scores.argsort(descending=True)[:MOST]
+        boxes = cxcywh_to_xyxy(rows[index[order], :4])
+        keep = batched_nms(boxes, scores[order], classes[order], iou)[:300]
+        found.append(torch.cat([boxes[keep], scores[order][keep, None], classes[order][keep, None].float()], 1))
+    return found
+
+
+def plain_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int):  # type: ignore[no-untyped-def]
+    """Sorted by shape, channels first, float32, one batch after the other."""
+    model = copy.deepcopy(model).eval().fuse().to(memory_format=torch.contiguous_format)
+    shapes = validation_shapes(index.sizes_hw, imgsz, 32)
+    order = np.lexsort((shapes[:, 1], shapes[:, 0]))
+
+    @torch.no_grad()
+    def run() -> int:
+        for start in range(0, len(order), batch):
+            numbers = order[start : start + batch]
+            height, width = shapes[numbers].max(0).tolist()
+            images = np.full((len(numbers), 3, height, width), 114, np.uint8)
+            for row, number in enumerate(numbers):
+                image = cv2.imread(str(index.path(int(number))))
+                assert image is not None
+                ratio = imgsz / max(image.shape[:2])
+                image = cv2.resize(image, None, fx=ratio, fy=ratio, interpolation=cv2.INTER_AREA)
+                top, left = (height - image.shape[0]) // 2, (width - image.shape[1]) // 2
+                place = images[row, :, top : top + image.shape[0], left : left + image.shape[1]]
+                place[:] = image.transpose(2, 0, 1)[::-1]
+            decoded, _ = model(torch.from_numpy(images).float() / 255)
+            plain_nms(decoded)
+        return len(order)
+
+    return run
+
+
+def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int, precision: Precision):  # type: ignore[no-untyped-def]
+    """`evaluate` as val.py calls it, matching and metrics included."""
+    keep_freed_memory()
+    fused, said = fused_copy(model, torch.device("cpu")), []
+    store = ImageStore(index, imgsz, "area")
+    loader = build_val_loader(index, store, imgsz=imgsz, stride=32, batch_size=batch, world=World(), workers=0)
+
+    def run() -> int:
+        metrics = evaluate(fused, loader, index, World(), precision=precision).metrics
+        if not said:
+            said.append(f"  {precision.name}: mAP50 {metrics.map50:.4f}, mAP50-95 {metrics.map:.4f}")
+            print(said[0], flush=True)
+        return metrics.images
+
+    return run
+
+
+def untrained(images: int, size: int, nc: int) -> torch.Tensor:
+    """What a model gives early in training: everything everywhere a little likely, decoded (B, A, 5 + C)."""
+    rows = 3 * sum((size // stride) ** 2 for stride in (8, 16, 32))
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.rand(images, rows, 2, generator=generator) * size
+    sides = torch.rand(images, rows, 2, generator=generator) * size / 4 + 4
+    likely = torch.rand(images, rows, 1 + nc, generator=generator) * 0.1
+    return torch.cat([centre, sides, likely], 2)
+
+
+def made_matches(images: int, detections: int, nc: int) -> Accumulator:
+    """Random matches of a large set."""
+    rng = np.random.default_rng(0)
+    found = Accumulator()
+    for image in range(images):
+        good = rng.random((detections, 1)) < 0.03  # each has an object of its own; three more are missed
+        correct = good & (np.linspace(0.5, 0.95, 10) < rng.random((detections, 1)) + 0.5)
+        scores = -np.sort(-rng.random(detections)).astype(np.float32)
+        classes = rng.integers(0, nc, detections).astype(np.int32)
+        objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
+        found.add(image, ImageMatches(correct, scores, classes, objects))
+    return found
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.set_defaults(data="coco128.yaml")
+    flags.add_argument("--weights", default="yolov5n.pt")
+    flags.add_argument("--imgsz", type=int, default=640)
+    flags.add_argument("--batch", type=int, default=32)
+    given = flags.parse_args()
+    index = indexed(given.data, "val")
+    weights = load_weights(resolve_weights(given.weights))
+    model = DetectionModel(weights.model_yaml, names=index.names)
+    model.load_state_dict(weights.state_dict)
+    cpu = torch.device("cpu")
+    common = (model, index, given.imgsz, given.batch)
+    rivals = {
+        "plain: channels first, fp32": Apart(plain_validation, *common),
+        "Tessera, fp32": Apart(our_validation, *common, Precision(cpu, torch.float32)),
+        "Tessera, bf16": Apart(our_validation, *common, Precision(cpu, torch.bfloat16)),
+    }
+    show(rounds(rivals, given.rounds), "plain: channels first, fp32")
+
+    decoded = untrained(4, given.imgsz, 80)
+
+    def plain() -> int:
+        plain_nms(decoded)
+        return len(decoded)
+
+    def ours() -> int:
+        non_max_suppression(decoded, 0.001, 0.6, max_det=300, multi_label=True)
+        return len(decoded)
+
+    print("Suppression, untrained model:")
+    show(rounds({"plain": plain, "Tessera": ours}, 5), "plain")
+
+    state = made_matches(5000, 300, 80).state()
+    started = time.perf_counter()
+    summarize(state, 80)
+    print(f"Metrics of 5,000 images with 300 detections each: {time.perf_counter() - started:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
