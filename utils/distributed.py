@@ -7,6 +7,7 @@ not wait for everybody: "the first rank of my node is done", "rank 3 has failed"
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 import itertools
 import signal
@@ -470,6 +471,8 @@ def _wait_for(store: Store, key: str) -> str:
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     """Run one rank's program; report a failure once for the whole job.
 
+    While it runs, SIGUSR2 to this process or to one of its loader workers prints where each of its threads is.
+
     Returns:
         The exit code, and the body's result (None after a failure). A user's mistake gives one message; any other
         exception its traceback, for it is a defect.
@@ -478,6 +481,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     _reports = True
+    if hasattr(signal, "SIGUSR2"):  # not on Windows
+        faulthandler.register(signal.SIGUSR2)  # loader workers inherit it
     try:
         return 0, body()
     except PeerError as error:

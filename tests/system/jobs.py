@@ -78,6 +78,7 @@ class Job:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             if kill:
+                self.tell_where()
                 self.kill()
             raise AssertionError(f"the job is not over after {timeout} s\n{self.said}") from None
         return Outcome(self.process.returncode, self.out, self.err)
@@ -89,6 +90,14 @@ class Job:
             assert self.process.poll() is None, f"ended before the test's moment came\n{self.said}"
             assert time.monotonic() < end, f"the test's moment has not come in {timeout} s\n{self.said}"
             time.sleep(0.02)
+
+    def tell_where(self) -> None:
+        """Let the ranks and their loader workers print where each of their threads is."""
+        for pid in self.processes():
+            if pid != self.process.pid and _answers(pid, signal.SIGUSR2):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+                time.sleep(0.5)  # one after the other, each heading its own lines
 
     def left_over(self, within_s: float = 10) -> list[str]:
         """Command lines of the processes that are still there after so many seconds; [] as soon as none is."""
@@ -112,7 +121,7 @@ class Job:
     @property
     def said(self) -> str:
         """Everything it has printed so far."""
-        return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-8000:]}"
+        return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-16000:]}"
 
 
 def python_command(script: Path | str, *args: str) -> list[str]:
@@ -179,6 +188,12 @@ def _living() -> list[int]:
 def _parent(pid: int) -> int:
     found = re.search(rb"\nPPid:\t(\d+)", _read(pid, "status"))
     return int(found[1]) if found else 0
+
+
+def _answers(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal, so that it outlives it."""
+    found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", _read(pid, "status"))
+    return bool(found and int(found[1], 16) >> (number - 1) & 1)
 
 
 def _read(pid: int, what: str) -> bytes:
