@@ -121,19 +121,24 @@ def workers_over_epochs(index: DatasetIndex) -> None:
 
 
 def training_over_time(data: str) -> None:
-    """Memory of a whole training, sampled while it runs."""
+    """Memory of a whole training, sampled while it runs: what its processes hold, without the files they map."""
     command = [sys.executable, "train.py", "--data", data, "--imgsz", "64", "--epochs", "50", "--batch", "16"]
-    samples = []
+    epochs, held = [], []
     with tempfile.TemporaryDirectory() as project:
         command += ["--workers", "1", "--cache", "ram", "--loggers", "none", "--project", project]
+        results = Path(project) / "exp" / "results.csv"
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None:
-            samples.append(pss(descendants(process.pid)) / MIB)
+            pids = descendants(process.pid)
+            epochs.append(len(results.read_text().splitlines()) - 1 if results.is_file() else -1)
+            held.append((pss(pids, "Pss_Anon:") + pss(pids, "Pss_Shmem:")) / MIB)
             time.sleep(0.25)
     assert process.returncode == 0
-    settled = np.array(samples[len(samples) // 5 : -len(samples) // 20])
-    slope = np.polyfit(np.linspace(0, 40, len(settled)), settled, 1)[0]
-    print(f"  50 epochs: {np.median(settled):.0f} MiB, slope {slope:+.2f} MiB an epoch")
+    epoch, memory = np.array(epochs), np.array(held)
+    for first, last in ((1, 20), (20, 50)):  # in row 50 the run's end begins: pictures and the best epoch's figures
+        settled = (epoch >= first) & (epoch < last)
+        slope = np.polyfit(epoch[settled], memory[settled], 1)[0]
+        print(f"  epochs {first} to {last}: {np.median(memory[settled]):.0f} MiB, slope {slope:+.2f} MiB an epoch")
 
 
 def peak_of(which: str, data: str) -> float:
