@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -29,14 +28,14 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.batchnorm import SyncBatchNorm2d
+from utils.device import choose_device
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError
 from utils.heap import keep_freed_memory
+from utils.meet import JOINING_TIMEOUT, meet
 from utils.pulse import FAILURE_KEY, STORE_LOST, Pulse, is_gone
 
 T = TypeVar("T")
-
-_JOINING_TIMEOUT = timedelta(minutes=10)  # for all ranks to start
 
 
 class PeerError(UserError):
@@ -314,101 +313,13 @@ def _join(launch: Launch) -> Store:
         return store
     assert launch.address is not None and launch.port is not None
     is_host = launch.rank == 0
-    return TCPStore(launch.address, launch.port, launch.size, is_master=is_host, timeout=_JOINING_TIMEOUT)
-
-
-def meet(store: Store, rank: int, size: int, timeout_s: float = _JOINING_TIMEOUT.total_seconds()) -> str:
-    """Name of this start of the ranks, the same on all of them and never used before: a prefix for its keys.
-
-    A launcher that restarts ranks may keep its store, where the addresses of dead ranks still lie, and how often it has
-    restarted them may differ between nodes. So every rank says a word of its own; rank 0 offers a name together with
-    the words it has heard; whoever finds its word in the offer says so; when all have, the name stands.
-
-    Raises:
-        UserError: ranks are missing when the time is up.
-    """
-    word, end = uuid.uuid4().hex, time.monotonic() + timeout_s
-    if rank:
-        store.set(f"meet/word/{rank}", word)
-        taken = ""
-        while time.monotonic() < end:
-            offer = _peek(store, "meet/offer").split(" ")
-            name = offer[0] if len(offer) == size and offer[rank] == word else ""
-            if name and name != taken:
-                store.set(f"meet/{name}/{rank}", "taken")
-                taken = name
-            if taken and store.check([f"meet/{taken}/all"]):
-                return taken
-            time.sleep(0.02)
-        raise UserError(f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.")
-    heard: list[str] = []
-    others = range(1, size)
-    while time.monotonic() < end:
-        words = [_peek(store, f"meet/word/{other}") for other in others]
-        if words != heard:  # of those that died, words may be left; the living ones' take their places
-            heard, word = words, uuid.uuid4().hex
-            if all(heard):
-                store.set("meet/offer", " ".join((word, *heard)))
-        if all(heard) and store.check([f"meet/{word}/{other}" for other in others]):
-            store.set(f"meet/{word}/all", "")
-            return word
-        time.sleep(0.02)
-    missing = ", ".join(str(other) for other in others if not store.check([f"meet/{word}/{other}"]))
-    raise UserError(f"of {size} ranks {missing} did not start within {timeout_s:.0f} s. Look at what they print.")
-
-
-def _peek(store: Store, key: str) -> str:
-    """Value of `key`; "" where there is none."""
-    return store.get(key).decode() if store.check([key]) else ""
+    return TCPStore(launch.address, launch.port, launch.size, is_master=is_host, timeout=JOINING_TIMEOUT)
 
 
 def _connect(launch: Launch) -> Store:
     """Another connection to the job's store, on which nothing ever waits."""
     assert launch.address is not None and launch.port is not None
-    return TCPStore(launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=_JOINING_TIMEOUT)
-
-
-def choose_device(device: str, launch: Launch) -> torch.device:
-    """Device of this rank.
-
-    Raises:
-        ConfigError: not a device, not present, or several of them without a launcher.
-    """
-    word = device.strip().lower().replace("cuda:", "").replace(" ", "")
-    if word == "mps":
-        if not torch.backends.mps.is_available():
-            raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
-        return torch.device("mps")
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if word == "cpu" or (word in ("", "cuda") and present == 0):
-        if word == "cuda":
-            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or mend the driver.")
-        return torch.device("cpu")
-    try:
-        wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
-    except ValueError:
-        raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
-    if launch.size == 1 and len(wanted) > 1 and word not in ("", "cuda"):
-        raise ConfigError(
-            f"--device {device}: one process computes on one device. For all of them start one process each: "
-            f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
-        )
-    missing = [number for number in wanted if not 0 <= number < present]
-    if missing:
-        raise ConfigError(
-            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
-            + (f", or numbers from 0 to {present - 1}." if present else ".")
-        )
-    if launch.size == 1:
-        return torch.device("cuda", wanted[0])
-    if launch.local_rank >= len(wanted):
-        alone = ConfigError(
-            f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
-            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu."
-        )
-        alone.speaks = True  # type: ignore[attr-defined]  # the first ranks have devices and see no mistake
-        raise alone
-    return torch.device("cuda", wanted[launch.local_rank])
+    return TCPStore(launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=JOINING_TIMEOUT)
 
 
 def check_batch_size(batch_size: int, ranks: int) -> None:

@@ -8,8 +8,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from utils.distributed import meet
 from utils.errors import UserError
+from utils.meet import meet
 
 
 def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:

@@ -1,0 +1,51 @@
+"""Where a rank computes."""
+
+from __future__ import annotations
+
+import torch
+
+from utils.environment import Launch
+from utils.errors import ConfigError
+
+
+def choose_device(device: str, launch: Launch) -> torch.device:
+    """Device of this rank.
+
+    Raises:
+        ConfigError: not a device, not present, or several of them without a launcher.
+    """
+    word = device.strip().lower().replace("cuda:", "").replace(" ", "")
+    if word == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
+        return torch.device("mps")
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if word == "cpu" or (word in ("", "cuda") and present == 0):
+        if word == "cuda":
+            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or mend the driver.")
+        return torch.device("cpu")
+    try:
+        wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
+    except ValueError:
+        raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
+    if launch.size == 1 and len(wanted) > 1 and word not in ("", "cuda"):
+        raise ConfigError(
+            f"--device {device}: one process computes on one device. For all of them start one process each: "
+            f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
+        )
+    missing = [number for number in wanted if not 0 <= number < present]
+    if missing:
+        raise ConfigError(
+            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
+            + (f", or numbers from 0 to {present - 1}." if present else ".")
+        )
+    if launch.size == 1:
+        return torch.device("cuda", wanted[0])
+    if launch.local_rank >= len(wanted):
+        alone = ConfigError(
+            f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
+            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu."
+        )
+        alone.speaks = True  # type: ignore[attr-defined]  # the first ranks have devices and see no mistake
+        raise alone
+    return torch.device("cuda", wanted[launch.local_rank])
