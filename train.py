@@ -113,7 +113,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
         data_hash = fingerprint(train_index)
         if resumed:
-            resumed.restore(state, config, data_hash, world)
+            resumed.restore(state, config, train_index.names, data_hash, world)
         batches = loader.batches_per_epoch
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
@@ -142,6 +142,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         )
         skips = SkippedSteps()
         preflight(world)
+        if config.compile:
+            log.info("--compile: the first steps take minutes, for kernels are built.")
         log.info(f"{precision.name}, {batch_size} images a batch; writing to {run}")
 
         for epoch in range(progress.epoch, config.epochs):
@@ -429,7 +431,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         earlier, saved = world.broadcast((world.recall("run"), world.recall("saved")))
         before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
         if before is None and asked.resume:
-            before = resume(given, world)
+            before = resume({**given, "resume": asked.resume}, world)
         if before is None:
             if earlier:
                 folder = Path(earlier)

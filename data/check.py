@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,10 +81,11 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
         scanned = scan(listing, names)
         check.problems += listing.notes + scanned.problems
         check.errors += [unknown_class(spec, place, name) for place, name in scanned.unknown]
-        try:
-            refuse_unusable(spec, split, listing, replace(scanned, unknown=[]))
-        except UserError as error:
-            check.errors.append(str(error))
+        if not scanned.unknown:
+            try:
+                refuse_unusable(spec, split, listing, scanned)
+            except UserError as error:
+                check.errors.append(str(error))
         _check_boxes(check, listing, scanned)
         for path, content in _check_pixels(check, split, listing, scanned, progress).items():
             owners.setdefault(content, {}).setdefault(split, path)

@@ -28,7 +28,7 @@ from data.limits import usable_cpus
 from data.sampler import WINDOW, EpochSampler, ShardSampler, validation_shapes
 from utils.config import Hyp
 from utils.distributed import World
-from utils.errors import UserError
+from utils.errors import UserError, lost_worker
 from utils.seeding import sample_rng
 from utils.structures import Batch, DatasetIndex, Draw, Sample
 
@@ -220,7 +220,7 @@ class Loader(Generic[S]):
         try:
             item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # it had a batch ready; torch would not say whose connection
-            raise RuntimeError("a DataLoader worker is gone: killed, perhaps for want of memory") from error
+            raise lost_worker("it had a batch ready") from error
         if isinstance(item, UserError):
             raise item
         return item

@@ -121,7 +121,9 @@ def find_model_yaml(cfg: str | Path) -> Path:
         ConfigError: there is none; the message lists the places that were tried and the closest name.
     """
     path = Path(cfg).expanduser()
-    tried = [path, MODELS_DIR / path.name, MODELS_DIR / f"{path.name}.yaml"]
+    tried = [path, MODELS_DIR / path.name]
+    if path.suffix not in (".yaml", ".yml"):
+        tried.append(MODELS_DIR / f"{path.name}.yaml")
     for candidate in tried:
         if candidate.is_file():
             return candidate

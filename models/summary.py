@@ -57,7 +57,8 @@ def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
 
 def summary(model: DetectionModel, imgsz: int = 640) -> str:
     """One line, such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs" for images of `imgsz` pixels."""
+    gflops = count_gflops(model, imgsz)
     return (
         f"{model.name}: {count_layers(model)} layers, {count_parameters(model):,} parameters, "
-        f"{count_gflops(model, imgsz):.1f} GFLOPs"
+        f"{gflops:.{1 if gflops >= 1 else 2}f} GFLOPs"
     )

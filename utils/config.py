@@ -124,7 +124,8 @@ def load_hyp(hyp: str | Path) -> Hyp:
         )
     values = read_yaml(path)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: found {type(values).__name__}, expected 'key: value' lines.")
+        found = "nothing" if values is None else f"a {type(values).__name__}"
+        raise ConfigError(f"{path}: found {found}, expected 'key: value' lines.")
     return Hyp.from_dict(values, str(path))
 
 

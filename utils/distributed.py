@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.batchnorm import SyncBatchNorm2d
 from utils.device import choose_device
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
-from utils.errors import ConfigError, Interrupted, UserError
+from utils.errors import ConfigError, Interrupted, UserError, explained
 from utils.heap import keep_freed_memory
 from utils.meet import JOINING_TIMEOUT, meet
 from utils.pulse import FAILURE_KEY, STORE_LOST, Pulse, is_gone
@@ -256,6 +256,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         _current = World(launch, chosen, store, control, pulse, memory)
         yield _current
     except Interrupted:
+        _outlast_the_launcher()
         raise
     except PeerError:
         failed = True
@@ -292,7 +293,7 @@ _reports = False  # whether run_rank tells of this process's end
 
 
 def _outlast_the_launcher() -> None:
-    """From now on overhear SIGTERM: torchrun sends it as soon as one rank is gone, and this one is about to say which.
+    """From now on overhear SIGTERM: torchrun sends it as soon as one rank is gone, and this one is about to end too.
 
     Only in a process that ends after that anyway.
     """
@@ -392,8 +393,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     _reports = True
-    if hasattr(signal, "SIGUSR2"):  # not on Windows
-        faulthandler.register(signal.SIGUSR2)  # loader workers inherit it
+    if hasattr(signal, "SIGUSR2") and sys.__stderr__ is not None:  # not on Windows
+        faulthandler.register(signal.SIGUSR2, sys.__stderr__)  # loader workers inherit it
     try:
         return 0, body()
     except PeerError as error:
@@ -413,7 +414,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         return 130, None
     except Exception as error:
         if getattr(error, "speaks", True):
-            text = "".join(traceback.format_exception(error))
+            mistake = explained(error)
+            text = f"error: {mistake}" if mistake else "".join(traceback.format_exception(error))
             print(f"{prefix}{text}", file=sys.stderr, flush=True)
         return 1, None
 

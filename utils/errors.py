@@ -7,6 +7,7 @@ without a traceback and exit with its code; every other exception is a defect of
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable
 
@@ -37,6 +38,35 @@ class Interrupted(Exception):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + (number or signal.SIGTERM)
+
+
+_LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*")
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
+def lost_worker(found: str) -> UserError:
+    """What to say of a loader worker that ended too soon."""
+    return UserError(
+        f"a loader worker is gone ({found}). The kernel kills processes where memory or /dev/shm runs out; dmesg tells "
+        f"of it. Use fewer --workers or a smaller batch, and go on with --resume."
+    )
+
+
+def explained(error: BaseException) -> UserError | None:
+    """The user's error that an exception of torch stands for, or one that led to it; None where it is a defect.
+
+    torch raises a lost worker's end wherever the rank happens to be.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        lost = _LOST_WORKER.search(str(link))
+        if lost:
+            return lost_worker(lost[0].rstrip(". "))
+        if type(link).__module__.startswith(_COMPILERS):
+            said = " ".join(str(link).split())[:300]
+            return UserError(f"--compile: the compiler failed: {said} … Leave --compile out.")
+        link = link.__cause__ or link.__context__
+    return None
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ class Journal:
         flags = {**config.as_dict(), **hyp.as_dict()}
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
-        world.from_main(lambda: self._open(config, hyp, start_epoch))
+        world.from_main(lambda: self._open(config, hyp, start_epoch, resumed))
         self._loggers = Loggers(config.logger_names, run, flags, is_main=world.is_main, resume=resumed)
         if self.draws and not resumed:
             self._draw_labels()
@@ -120,11 +120,14 @@ class Journal:
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 
-    def _open(self, config: TrainConfig, hyp: Hyp, start_epoch: int) -> None:
+    def _open(self, config: TrainConfig, hyp: Hyp, start_epoch: int, resumed: bool) -> None:
         with self._writing():
             for folder in (self.run, self.run / "weights"):
                 for torn in folder.glob(".*.tmp"):  # a file that was being written when the run was killed
                     torn.unlink()
+            if not resumed:
+                for events in self.run.glob("events.out.tfevents.*"):  # of the run whose place this one takes
+                    events.unlink()
             write_yaml(self.run / "opt.yaml", config.as_dict())
             write_yaml(self.run / "hyp.yaml", hyp.as_dict())
             self._table = ResultsTable(self.run / "results.csv", start_epoch)

@@ -92,7 +92,7 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=9)
         if title.startswith(_FROM_ZERO):
-            axes.set_ylim(bottom=0, top=None if max(map(np.nanmax, series.values())) > 0 else 1)
+            axes.set_ylim(0, 1.08 * max(map(np.nanmax, series.values())) or 1)
         if best is not None and title.startswith("mAP"):
             value = series["val"][best]
             axes.plot(epochs[best], value, "*", color=_INK, markersize=11, zorder=5)

@@ -229,7 +229,7 @@ class Pulse:
 def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:
     """What to say of ranks that ended without a word."""
     named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.doing})" for rank, sign in lost)
-    return f"{named} is gone: killed, or its host is. What the launcher or the kernel log says tells why."
+    return f"{named} is gone: killed, or its host is. The launcher's lines and dmesg on that host tell why."
 
 
 def _kernel() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,26 @@ class ResumedRun:
     has_best: bool
     restarted: bool = False
 
-    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
-        """Put everything where the checkpoint has it.
+    def restore(
+        self, state: TrainState, config: TrainConfig, names: Sequence[str], data_hash: str, world: World
+    ) -> None:
+        """Put everything where the checkpoint has it; `names` and `data_hash` are those of the data now.
 
         Raises:
             UserError: the run is finished, or the checkpoint does not fit.
         """
+        had, has = len(self.checkpoint["names"]), len(names)
+        if had != has:
+            raise UserError(
+                f"--resume {self.run}: classes of the run {had}, of {config.data} {has}. Leave --data out, or start "
+                f"a new run from the checkpoint with --weights."
+            )
         state.load(self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
         if progress.epoch >= config.epochs and not self.restarted:
             raise UserError(
-                f"--resume {self.run}: all {config.epochs} epochs are done. To train further give a larger --epochs."
+                f"--resume {self.run}: nothing is left to train: epochs done {progress.epoch}, --epochs "
+                f"{config.epochs}. To train further give a larger --epochs."
             )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
@@ -87,6 +96,10 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
         return path, checkpoint
 
     path, checkpoint = world.from_main(read)
+    if "name" in given or ("project" in given and given["resume"] != "newest"):
+        log.warning(
+            f"--resume: the run goes on where it is, in {path.parent.parent}; --project and --name do not count."
+        )
     return going_on(given, path, checkpoint, world)
 
 

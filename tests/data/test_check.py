@@ -80,6 +80,11 @@ def test_flat_boxes_are_noted(tmp_path: Path) -> None:
     assert found.notes == ["labels/train/a.txt: 1 box without width or height"]
 
 
+def test_a_class_too_many_is_not_a_missing_label(tmp_path: Path) -> None:
+    found = check(write_dataset(tmp_path / "pets", {"train/a": "7 0.5 0.5 0.1 0.1\n", "val/b": BOX}))
+    assert len(found.errors) == 1 and "train/a.txt:1: class 7" in found.errors[0]
+
+
 def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": None})
     yaml.write_text(yaml.read_text() + "val: images/val\n")

@@ -183,7 +183,9 @@ class Campaign:
             return -1
 
     def _close_run(self, outcome: Outcome) -> None:
-        if outcome.code != 0 and "epochs are done" not in outcome.err:  # killed in the end, with nothing left to train
+        if (
+            outcome.code != 0 and "nothing is left to train" not in outcome.err
+        ):  # killed in the end, with nothing left to train
             self.tally.not_resumed.append(outcome.said)
             print(outcome.said, file=sys.stderr)
         else:
