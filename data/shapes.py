@@ -22,12 +22,13 @@ NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 
 _STREAMS = {"train": 0, "val": 1}
 _BACKGROUND_SHARE = 0.05  # images without an object
-_MIN_EXTENT = 12.0  # pixels; the long side of the smallest object
-_MAX_EXTENT = 0.7  # of the image's long side
+_OBJECTS = (4, 15)  # tried for an image, the second excluded; it may be full before
+_MIN_EXTENT = 14.0  # pixels; the long side of the smallest object
+_MAX_EXTENT = 0.6  # of the image's long side
 _MIN_VISIBLE = 0.75  # of an object's pixels, below which others hide it too well to be asked for
 _MIN_INSIDE = 0.85  # of an object's pixels that must lie inside the image
 _MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
-_MIN_CONTRAST = 90.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_MIN_CONTRAST = 110.0  # RGB distance that three quarters of an object's pixels keep from what they cover
 _MAX_TILT = math.pi / 8  # radians
 _SHIFT = 4  # fractional bits of the coordinates given to OpenCV
 
@@ -35,7 +36,7 @@ Field = NDArray[np.float32]
 Contour = NDArray[np.float32]
 
 
-def write_shapes(root: Path, *, train: int = 640, val: int = 160, size: int = 192, seed: int = 0) -> None:
+def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 144, seed: int = 0) -> None:
     """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
 
     The folder is drawn beside `root` and renamed into place: readers see all of it or nothing, and of several writers
@@ -68,7 +69,7 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 160, size: int = 19
 
 
 def draw_image(
-    split: str, number: int, *, size: int = 192, seed: int = 0
+    split: str, number: int, *, size: int = 144, seed: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.float32]]:
     """Draw one image of the dataset.
 
@@ -87,7 +88,7 @@ def draw_image(
     height, width = (size, short) if rng.random() < 0.5 else (short, size)
     image = _background(rng, height, width)
     _draw_lines(rng, image, int(rng.integers(0, 4)))
-    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(1, 7))
+    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(*_OBJECTS))
     classes, boxes = _draw_objects(rng, image, wanted)
     _draw_lines(rng, image, int(rng.integers(0, 2)))
     image += _grain(rng, image.shape, 6)

@@ -112,7 +112,7 @@ def test_variety() -> None:
     empty = sum(len(classes) == 0 for _, classes, _ in drawn)
     assert 2 <= empty <= 25
     shapes_hw = {image.shape for image, _, _ in drawn}
-    assert len(shapes_hw) > 20 and all(max(s) == 192 and s[2] == 3 for s in shapes_hw)
+    assert len(shapes_hw) > 20 and all(max(s) == 144 and s[2] == 3 for s in shapes_hw)
 
 
 def test_both_kinds_of_background_label(tmp_path: Path) -> None:
