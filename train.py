@@ -93,6 +93,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             train_index = build_index(spec, "train", single_cls=config.single_cls)
             val_index = build_index(spec, "val", single_cls=config.single_cls)
         tell_problems(train_index, val_index)
+        if resumed:
+            resumed.check_classes(train_index.names, config)
 
         world.doing("building the model")
         raw_model = build_model(config, train_index.names, world, resumed)
@@ -113,7 +115,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
         data_hash = fingerprint(train_index)
         if resumed:
-            resumed.restore(state, config, train_index.names, data_hash, world)
+            resumed.restore(state, config, data_hash, world)
         batches = loader.batches_per_epoch
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
@@ -143,7 +145,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         skips = SkippedSteps()
         preflight(world)
         if config.compile:
-            log.info("--compile: the first steps take minutes, for kernels are built.")
+            log.info("--compile: the first steps may take minutes: kernels are built.")
         log.info(f"{precision.name}, {batch_size} images a batch; writing to {run}")
 
         for epoch in range(progress.epoch, config.epochs):

@@ -113,11 +113,10 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: St
         )
     if split == "train" and not len(scanned.classes):
         places = label_places(listing)
-        empty = sum(Path(label).is_file() for label in listing.labels)
-        files = f", and no object in the {empty:,} label file{'s' * (empty > 1)} found" if empty else ""
+        files = sum(Path(label).is_file() for label in listing.labels)
         raise UserError(
-            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images{files}. Looked for\n"
-            f"  {places}\n"
+            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images: {files:,} of them have "
+            f"a label file, which holds no usable row. Looked for\n  {places}\n"
             "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
             "`path`, move the labels there, or label the images."
         )

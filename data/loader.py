@@ -220,7 +220,7 @@ class Loader(Generic[S]):
         try:
             item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # it had a batch ready; torch would not say whose connection
-            raise lost_worker("it had a batch ready") from error
+            raise lost_worker("its connection broke") from error
         if isinstance(item, UserError):
             raise item
         return item

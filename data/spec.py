@@ -92,7 +92,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}.") from error
     if not isinstance(content, dict):
-        found = "nothing" if content is None else f"a {type(content).__name__}"
+        found = "nothing" if content is None else type(content).__name__
         raise ConfigError(f"{path}: found {found}, expected keys such as train, val and names.")
     # Other tools keep notes of their own in these files. Only what looks like a slip of the pen is refused.
     for key in content:

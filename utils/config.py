@@ -124,7 +124,7 @@ def load_hyp(hyp: str | Path) -> Hyp:
         )
     values = read_yaml(path)
     if not isinstance(values, dict):
-        found = "nothing" if values is None else f"a {type(values).__name__}"
+        found = "nothing" if values is None else type(values).__name__
         raise ConfigError(f"{path}: found {found}, expected 'key: value' lines.")
     return Hyp.from_dict(values, str(path))
 

@@ -386,8 +386,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     While it runs, SIGUSR2 to this process or to one of its loader workers prints where each of its threads is.
 
     Returns:
-        The exit code, and the body's result (None after a failure). A user's mistake gives one message; any other
-        exception its traceback, for it is a defect.
+        The exit code, and the body's result (None after a failure). A user's mistake, and what `explained` knows, give
+        one message; any other exception its traceback, for it is a defect.
     """
     global _reports
     launch = Launch.from_environment()
@@ -418,6 +418,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
             text = f"error: {mistake}" if mistake else "".join(traceback.format_exception(error))
             print(f"{prefix}{text}", file=sys.stderr, flush=True)
         return 1, None
+    finally:
+        _reports = False
 
 
 # ------------------------------------------------------------------------------------------------------- models

@@ -1,7 +1,8 @@
 """Errors that a user can mend.
 
 A `UserError` carries one complete message: where, what was found, what was expected, the remedy. The scripts print it
-without a traceback and exit with its code; every other exception is a defect of the program and keeps its traceback.
+without a traceback and exit with its code; every other exception is a defect of the program and keeps its traceback,
+but for those of torch that `explained` knows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
+import textwrap
 from collections.abc import Iterable
 
 
@@ -47,8 +49,8 @@ _COMPILERS = ("torch._dynamo", "torch._inductor")
 def lost_worker(found: str) -> UserError:
     """What to say of a loader worker that ended too soon."""
     return UserError(
-        f"a loader worker is gone ({found}). The kernel kills processes where memory or /dev/shm runs out; dmesg tells "
-        f"of it. Use fewer --workers or a smaller batch, and go on with --resume."
+        f"a loader worker is gone ({found}). Where memory or /dev/shm ran out, dmesg tells of it: use fewer --workers "
+        f"or a smaller batch. A training goes on with --resume from its last checkpoint."
     )
 
 
@@ -63,8 +65,8 @@ def explained(error: BaseException) -> UserError | None:
         if lost:
             return lost_worker(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
-            said = " ".join(str(link).split())[:300]
-            return UserError(f"--compile: the compiler failed: {said} … Leave --compile out.")
+            said = textwrap.shorten(str(link), 600, placeholder=" …")
+            return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or mend what it names.")
         link = link.__cause__ or link.__context__
     return None
 

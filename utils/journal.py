@@ -125,12 +125,12 @@ class Journal:
             for folder in (self.run, self.run / "weights"):
                 for torn in folder.glob(".*.tmp"):  # a file that was being written when the run was killed
                     torn.unlink()
+            self._table = ResultsTable(self.run / "results.csv", start_epoch)  # refuses what is no run of ours
             if not resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run whose place this one takes
                     events.unlink()
             write_yaml(self.run / "opt.yaml", config.as_dict())
             write_yaml(self.run / "hyp.yaml", hyp.as_dict())
-            self._table = ResultsTable(self.run / "results.csv", start_epoch)
 
     def _append(self, row: dict[str, float]) -> None:
         assert self._table is not None, "rank 0 has a table"

@@ -74,7 +74,7 @@ def half_precision(device: torch.device) -> Precision:
     """What `--half` means on `device`: float16 on CUDA, else bfloat16 where native, else float32, with a word of it."""
     dtype = torch.float16 if device.type == "cuda" else _native(device)
     if dtype == torch.float32:
-        log.warning("--half: this %s multiplies neither bf16 nor fp16 itself, using fp32", device.type)
+        log.warning("--half: no native half precision on %s, using fp32", device.type)
     return Precision(device, dtype)
 
 

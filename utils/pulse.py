@@ -23,7 +23,7 @@ STORE_LOST = "the connection to the job's store is lost: its host or its launche
 
 
 class KeyStore(Protocol):
-    """What a pulse needs of a store; a connection of its own, because a waiting call blocks its connection."""
+    """What is needed of the job's store."""
 
     def set(self, key: str, value: str, /) -> None:
         """Write a value."""
@@ -69,7 +69,7 @@ class Pulse:
     """This rank's signs of life, and its watch over the next rank.
 
     Args:
-        store: a connection of its own.
+        store: a connection of its own, because a waiting call blocks its connection.
         rank, size: this rank among all.
         host: name of this machine.
         timeout_s: silence of the next rank after which the job is ended.

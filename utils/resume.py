@@ -34,20 +34,27 @@ class ResumedRun:
     has_best: bool
     restarted: bool = False
 
-    def restore(
-        self, state: TrainState, config: TrainConfig, names: Sequence[str], data_hash: str, world: World
-    ) -> None:
-        """Put everything where the checkpoint has it; `names` and `data_hash` are those of the data now.
+    def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
+        """Refuse data with another number of classes than the run's.
+
+        Raises:
+            UserError: `names`, those of the data now, are more or fewer.
+        """
+        had = len(self.checkpoint["names"])
+        if had != len(names):
+            single = " with --single-cls" if config.single_cls else ""
+            raise UserError(
+                f"--resume {self.run}: {config.data}{single} has another number of classes, {len(names)}, than the "
+                f"run, {had}. Give the data and flags that it began with, or start a new run from the checkpoint with "
+                f"--weights."
+            )
+
+    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
+        """Put everything where the checkpoint has it.
 
         Raises:
             UserError: the run is finished, or the checkpoint does not fit.
         """
-        had, has = len(self.checkpoint["names"]), len(names)
-        if had != has:
-            raise UserError(
-                f"--resume {self.run}: classes of the run {had}, of {config.data} {has}. Leave --data out, or start "
-                f"a new run from the checkpoint with --weights."
-            )
         state.load(self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
         if progress.epoch >= config.epochs and not self.restarted:
@@ -82,8 +89,9 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
                 f"from the checkpoint: --weights {given['resume']}."
             )
 
+    wanted = str(given["resume"])
+
     def read() -> tuple[Path, dict[str, Any]]:
-        wanted = str(given["resume"])
         path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
@@ -96,10 +104,9 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
         return path, checkpoint
 
     path, checkpoint = world.from_main(read)
-    if "name" in given or ("project" in given and given["resume"] != "newest"):
-        log.warning(
-            f"--resume: the run goes on where it is, in {path.parent.parent}; --project and --name do not count."
-        )
+    idle = [flag for flag in ("project", "name") if flag in given and (flag, wanted) != ("project", "newest")]
+    if idle:
+        log.warning(f"--resume: the run stays in {path.parent.parent}; left aside: --{', --'.join(idle)}.")
     return going_on(given, path, checkpoint, world)
 
 
@@ -108,7 +115,8 @@ def going_on(
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """The saved configuration, with the flags given now in place of its own."""
     saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
-    config = TrainConfig(**{**saved, **given, "resume": str(path)})
+    now = {key: value for key, value in given.items() if key not in ("project", "name")}
+    config = TrainConfig(**{**saved, **now, "resume": str(path)})
     hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)

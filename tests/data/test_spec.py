@@ -123,7 +123,7 @@ def test_byte_order_mark(tmp_path: Path) -> None:
     ("text", "what"),
     [
         ("train: a\nnames: [cat\nval: b\n", r"a\.yaml:3: not valid YAML"),
-        ("- a\n- b\n", "found a list, expected keys"),
+        ("- a\n- b\n", "found list, expected keys"),
         ("", "found nothing"),
         ("train: a\nval: b\n", "names: found None"),
         ("train: a\nnames: cat\n", "names: found 'cat'"),

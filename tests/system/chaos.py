@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from jobs import Job, shared_memory, torchrun_command
+from jobs import Job, shared_memory, tell_where, torchrun_command
 from launch import Outcome, free_port
 from tiny import assert_same_checkpoint, flags, make_data
 
@@ -183,9 +183,8 @@ class Campaign:
             return -1
 
     def _close_run(self, outcome: Outcome) -> None:
-        if (
-            outcome.code != 0 and "nothing is left to train" not in outcome.err
-        ):  # killed in the end, with nothing left to train
+        killed_at_the_end = "nothing is left to train" in outcome.err
+        if outcome.code != 0 and not killed_at_the_end:
             self.tally.not_resumed.append(outcome.said)
             print(outcome.said, file=sys.stderr)
         else:
@@ -242,6 +241,7 @@ class ForkedJob:
                 self._code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > end:
                 if kill:
+                    tell_where(self.processes())
                     self.kill()
                 raise AssertionError(f"the job is not over after {timeout} s\n{self._said.read_text()}")
             else:

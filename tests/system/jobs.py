@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launch import ROOT, Outcome, free_port
@@ -88,16 +88,14 @@ class Job:
         end = time.monotonic() + timeout
         while not ready():
             assert self.process.poll() is None, f"ended before the test's moment came\n{self.said}"
-            assert time.monotonic() < end, f"the test's moment has not come in {timeout} s\n{self.said}"
+            if time.monotonic() > end:
+                self.tell_where()
+                raise AssertionError(f"the test's moment has not come in {timeout} s\n{self.said}")
             time.sleep(0.02)
 
     def tell_where(self) -> None:
         """Let the ranks and their loader workers print where each of their threads is."""
-        for pid in self.processes():
-            if pid != self.process.pid and _answers(pid, signal.SIGUSR2):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)
-                time.sleep(0.5)  # one after the other, each heading its own lines
+        tell_where(self.processes())
 
     def left_over(self, within_s: float = 10) -> list[str]:
         """Command lines of the processes that are still there after so many seconds; [] as soon as none is."""
@@ -178,6 +176,15 @@ def train(
 def shared_memory() -> set[str]:
     """Names in /dev/shm."""
     return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def tell_where(pids: Iterable[int]) -> None:
+    """Let those of the processes that listen for it print where each of their threads is."""
+    for pid in pids:
+        if _answers(pid, signal.SIGUSR2):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+            time.sleep(0.5)  # one after the other, each heading its own lines
 
 
 def _living() -> list[int]:

@@ -93,7 +93,8 @@ def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault:
 def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path, rank: int) -> None:
     outcome = fail(data, tmp_path, f"{rank} step 3 worker")
     assert reports(outcome) == [str(rank)], outcome.said
-    assert outcome.err.count("error: a loader worker is gone") == 1 and f"rank {rank}: Traceback" not in outcome.err
+    assert outcome.err.count("error: a loader worker is gone") == 1, outcome.said
+    assert f"rank {rank}: Traceback" not in outcome.err, outcome.said
 
 
 @pytest.mark.slow
@@ -189,6 +190,6 @@ def test_a_job_tells_where_it_is_and_goes_on(data: Path, tmp_path: Path) -> None
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
         job.tell_where()
-        job.until(lambda: "train.py" in job.err and "_worker_loop" in job.err, timeout=10)
+        job.until(lambda: "pulse.py" in job.err and "_worker_loop" in job.err, timeout=10)
         told = len(job.err)
         job.until(lambda: "batches/s" in job.err[told:])

@@ -108,7 +108,7 @@ def test_a_finished_run_can_be_extended(data: Path, tmp_path: Path) -> None:
     assert start(1, *flags(data, tmp_path, "--epochs", "1")).code == 0
     done = start(1, "--resume", "--project", str(tmp_path), "--device", "cpu")
     assert done.code == 1
-    assert "epochs done 1, --epochs 1" in done.err and "--epochs" in done.err
+    assert "epochs done 1, --epochs 1" in done.err and "larger --epochs" in done.err
     more = start(1, "--resume", "--project", str(tmp_path), "--epochs", "2", "--device", "cpu")
     assert more.code == 0, more.said
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]

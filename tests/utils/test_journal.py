@@ -49,6 +49,22 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
 
 
+def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
+    events = tmp_path / "events.out.tfevents.1"
+    with open_journal(tmp_path) as journal:
+        journal.epoch(0, **EPOCH)
+    events.touch()
+    with open_journal(tmp_path, start_epoch=1):
+        assert events.is_file()
+    with open_journal(tmp_path):
+        assert not events.exists()
+    events.touch()
+    (tmp_path / "results.csv").write_text("epoch,somebody's\n0,1\n")
+    with pytest.raises(UserError):
+        open_journal(tmp_path)
+    assert events.is_file()
+
+
 def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):

@@ -12,7 +12,7 @@ import torch
 from utils.agreement import require_agreement
 from utils.autobatch import auto_batch_size, fit_batch
 from utils.distributed import World
-from utils.errors import UserError, explained
+from utils.errors import UserError
 from utils.files import atomic_write
 from utils.preflight import Host, advise
 from utils.pulse import Pulse
@@ -108,17 +108,3 @@ def test_a_rank_that_ended_regularly_is_not_missed() -> None:
     time.sleep(3.5)
     pulse.close()
     assert said == []
-
-
-def test_what_torch_says_of_a_lost_worker_is_explained_wherever_it_was_raised() -> None:
-    lost = RuntimeError("DataLoader worker (pid 1714) is killed by signal: Killed. ")
-    told = explained(lost)
-    assert told is not None and "pid 1714) is killed by signal: Killed)" in str(told)
-    try:
-        try:
-            raise RuntimeError("DataLoader worker (pid(s) 5, 6) exited unexpectedly") from lost
-        except RuntimeError as error:
-            raise KeyError("state") from error
-    except KeyError as error:
-        assert "pid(s) 5, 6" in str(explained(error))
-    assert explained(RuntimeError("shapes do not fit")) is None

@@ -1,0 +1,28 @@
+"""What torch raises, in a user's words; everything else keeps its traceback."""
+
+from __future__ import annotations
+
+from utils.errors import explained
+
+
+def test_a_lost_worker_is_explained_wherever_it_was_raised() -> None:
+    lost = RuntimeError("DataLoader worker (pid 1714) is killed by signal: Killed. ")
+    told = explained(lost)
+    assert told is not None and "pid 1714) is killed by signal: Killed)" in str(told)
+    try:
+        try:
+            raise RuntimeError("DataLoader worker (pid(s) 5, 6) exited unexpectedly") from lost
+        except RuntimeError as error:
+            raise KeyError("state") from error
+    except KeyError as error:
+        assert "pid(s) 5, 6" in str(explained(error))
+
+
+def test_a_compiler_that_fails_is_named() -> None:
+    kind = type("InductorError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+    told = str(explained(kind("g++ said\n  no")))
+    assert "--compile" in told and "g++ said no" in told and "…" not in told
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    assert explained(RuntimeError("shapes do not fit")) is None
