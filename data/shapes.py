@@ -1,8 +1,8 @@
 """The embedded dataset: drawn shapes, for trying the trainer without a download.
 
 Six classes on varied textures, from about 15 pixels to 0.6 of the image, rotated, stretched, shaded, overlapping and
-cut by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the folder
-is the same bytes on every machine with the same NumPy and OpenCV.
+cut by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the
+folder is the same bytes on every machine with the same NumPy and OpenCV.
 """
 
 from __future__ import annotations
