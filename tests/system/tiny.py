@@ -15,9 +15,9 @@ from utils.report import read_results
 FLAGS = ("--imgsz", "64", "--batch", "8", "--workers", "1", "--device", "cpu", "--noplots", "--loggers", "none")
 
 
-def make_data(folder: Path, *, train: int = 24, val: int = 8) -> Path:
-    """Draw a little set of shapes; returns its YAML."""
-    write_shapes(folder / "shapes", train=train, val=val, size=96)
+def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) -> Path:
+    """Draw a little set of shapes, `size` pixels long; returns its YAML."""
+    write_shapes(folder / "shapes", train=train, val=val, size=size)
     content = {"path": str(folder / "shapes"), "train": "images/train", "val": "images/val", "names": list(NAMES)}
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(content))
