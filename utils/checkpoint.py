@@ -95,7 +95,7 @@ def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dic
     """
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
-        raise UserError(f"{path}: no such checkpoint.{near} Expected such as last.pt, in the folder weights of a run.")
+        raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as last.pt in a run's folder weights.")
     if is_legacy(path):
         raise UserError(
             f"{path}: not a checkpoint of this program, from which a run could go on: it holds pickled objects, as an "

@@ -30,7 +30,8 @@ class Journal:
         index: training images, for labels.jpg and the captions.
         world: only rank 0 writes.
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
-        resumed: continue the trackers' runs, and leave the first pictures as they are.
+        resumed: continue the trackers' runs, and leave the first pictures as they are; else event files that lie in
+            the directory are removed.
 
     Raises:
         UserError: on every rank, where the run directory cannot be written to, or holds another results.csv.
