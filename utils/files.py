@@ -1,13 +1,15 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that several processes share."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 
 @contextmanager
@@ -29,6 +31,43 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """Where another process of this user and node can open a file, even one without a name.
+
+    Attributes:
+        path: the file.
+        identity: device and inode of a file without a name: in another container its path may lead to another file.
+    """
+
+    path: Path
+    identity: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> SharedFile:
+        """`file` of this process."""
+        if os.fstat(file.fileno()).st_nlink > 0:
+            return cls(Path(file.name), None)
+        return cls(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), _identity(file))
+
+    def open(self, mode: Literal["rb", "r+b"]) -> IO[bytes]:
+        """Open the file, unbuffered.
+
+        Raises:
+            OSError: it cannot be opened, or another file is there.
+        """
+        file = self.path.open(mode, buffering=0)
+        if self.identity is not None and self.identity != _identity(file):
+            file.close()
+            raise FileNotFoundError(errno.ENOENT, "another file is there", str(self.path))
+        return file
+
+
+def _identity(file: IO[bytes]) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino
 
 
 def _umask() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from utils.agreement import require_agreement
 from utils.autobatch import auto_batch_size, fit_batch
 from utils.distributed import World
 from utils.errors import UserError
-from utils.files import atomic_write
+from utils.files import SharedFile, atomic_write
 from utils.preflight import Host, advise
 from utils.pulse import Pulse
 from utils.saver import due
@@ -108,3 +110,28 @@ def test_a_rank_that_ended_regularly_is_not_missed() -> None:
     time.sleep(3.5)
     pulse.close()
     assert said == []
+
+
+def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_place(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile(dir=tmp_path) as file, tempfile.TemporaryFile(dir=tmp_path) as other:
+        file.write(b"what is shared")
+        file.flush()
+        shared = SharedFile.of(file)
+        with shared.open("rb") as opened:
+            assert opened.read() == b"what is shared"
+            assert SharedFile.of(opened).identity == shared.identity
+        with pytest.raises(FileNotFoundError, match="another file"):
+            dataclasses.replace(SharedFile.of(other), identity=shared.identity).open("r+b")
+    with pytest.raises(OSError):
+        shared.open("rb")
+
+
+def test_a_named_file_is_whatever_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "named"
+    path.write_bytes(b"old")
+    with path.open("rb") as file:
+        shared = SharedFile.of(file)
+    path.unlink()
+    path.write_bytes(b"new")
+    with shared.open("rb") as opened:
+        assert opened.read() == b"new"
