@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -168,16 +169,34 @@ def test_fuse_keeps_predictions(small: DetectionModel) -> None:
     assert any(isinstance(module, nn.BatchNorm2d) for module in small.modules())
 
 
-def test_compiles_without_a_graph_break() -> None:
-    # Every kind of step of the forward, in few layers: dynamo takes its time.
+def every_kind_of_step() -> DetectionModel:
+    """Every kind of step of the forward, in few layers: dynamo takes its time."""
     layers = [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [[-1, 0], 1, "Concat", [1]], [-1, 1, "SPPF", [16]]]
     head = [[[1, 3], 1, "Detect", ["nc", "anchors"]]]
-    model = DetectionModel({"nc": 2, "anchors": 3, "backbone": layers, "head": head})
+    return DetectionModel({"nc": 2, "anchors": 3, "backbone": layers, "head": head})
+
+
+def test_compiles_without_a_graph_break() -> None:
+    model = every_kind_of_step()
     for training in (True, False):
         model.train(training)
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         with torch.no_grad():
             torch.testing.assert_close(compiled(images()), model(images()))
+
+
+def test_compiles_once_for_all_image_sizes() -> None:
+    compilations = []
+
+    def compiler(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compilations.append(graph)
+        return graph.forward
+
+    model = every_kind_of_step().train()
+    model.compile(backend=compiler, dynamic=True)  # as under --multi-scale
+    for size in (64, 96, 128, 160, 64, 192):
+        sum(output.sum() for output in model(torch.rand(2, 3, size, size))).backward()
+    assert len(compilations) == 1
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
