@@ -10,7 +10,7 @@ Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the pictur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,9 +106,9 @@ class Scene:
     warp: Warp
 
 
-def draw_partners(index: int, neighbours: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
+def draw_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
     """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
-    others = [neighbour for neighbour in dict.fromkeys(neighbours) if neighbour != index] or [index]
+    others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
     return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
@@ -130,7 +130,7 @@ def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rn
 
 
 def draw_mosaic(
-    index: int, neighbours: Sequence[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
+    index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
     """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
     height, width = size_hw

@@ -12,9 +12,10 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, Protocol, cast
 
 import cv2
 import numpy as np
@@ -25,8 +26,8 @@ from data.limits import available_memory, usable_cpus
 from utils.distributed import World, torch_distributed_zero_first
 from utils.environment import cache_dir
 from utils.errors import UserError
-from utils.files import atomic_write
-from utils.structures import CacheMode, DatasetIndex
+from utils.files import SharedFile, atomic_write
+from utils.structures import CacheMode, DatasetIndex, Draw
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["linear", "area"]
@@ -109,6 +110,16 @@ def _decode(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
     return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
 
 
+class ImageSource(Protocol):
+    """Where a dataset loads its images from: ImageStore, or data.recent.RecentImages."""
+
+    def load(self, index: int) -> Pixels:
+        """Image `index`, uint8 (h, w, 3) RGB at loading size; to be read only."""
+
+    def near(self, draw: Draw) -> AbstractContextManager[None]:
+        """Around the loading and drawing of the images of `draw`: what was loaded stays as it is until the end."""
+
+
 class ImageStore:
     """The images of an index, long side `imgsz`; may be pickled, forked and shared by worker processes.
 
@@ -141,6 +152,11 @@ class ImageStore:
         """Whether `load` decodes nothing."""
         return self._pixels is not None
 
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index` as loaded."""
+        height, width = self._sizes_hw[index].tolist()
+        return height, width
+
     def load(self, index: int) -> Pixels:
         """Image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz. Read-only where it comes from a cache.
 
@@ -149,8 +165,12 @@ class ImageStore:
         """
         if self._pixels is None:
             return self._decode_resized(index)
-        height, width = self._sizes_hw[index].tolist()
+        height, width = self.size(index)
         return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
+
+    def near(self, draw: Draw) -> AbstractContextManager[None]:
+        """Images are the caller's own, or never change."""
+        return nullcontext()
 
     def write_cache(self, file: IO[bytes], show_progress: bool) -> None:
         """Decode all images in parallel into `file`, from its start.
@@ -200,11 +220,11 @@ class ImageStore:
             "index": self.index,
             "imgsz": self.imgsz,
             "interpolation": self.interpolation,
-            "cache": None if self._cache is None else _shared_path(self._cache),
+            "cache": None if self._cache is None else SharedFile.of(self._cache),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cache: Path | None = state.pop("cache")
+        cache: SharedFile | None = state.pop("cache")
         self.__init__(**state, cache=None if cache is None else cache.open("rb"))  # type: ignore[misc]
 
     def _decode_resized(self, index: int) -> Pixels:
@@ -217,7 +237,7 @@ class ImageStore:
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
                 "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
             )
-        height, width = self._sizes_hw[index].tolist()
+        height, width = self.size(index)
         if (height, width) == image.shape[:2]:
             return image
         area = self.interpolation == "area" and max(expected_hw) > self.imgsz
@@ -254,9 +274,9 @@ def open_images(
     with torch_distributed_zero_first(world.local_rank):
         if world.local_rank == 0:
             file = (_build_in_memory if cache == "ram" else _build_on_disk)(store, world.is_main)
-    path = world.node_first(None if file is None else _shared_path(file))
-    assert path is not None
-    return ImageStore(index, imgsz, interpolation, file or _open_shared(path))
+    shared = world.node_first(None if file is None else SharedFile.of(file))
+    assert shared is not None
+    return ImageStore(index, imgsz, interpolation, file or _open_shared(shared))
 
 
 def _build_in_memory(store: ImageStore, show_progress: bool) -> IO[bytes]:
@@ -316,18 +336,14 @@ def _require_room(store: ImageStore, room: int, where: str, mode: CacheMode, rem
         )
 
 
-def _shared_path(file: IO[bytes]) -> Path:
-    """Where another process of this user and node can open `file`, even one without a name."""
-    return Path(file.name) if isinstance(file.name, str) else Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-
-
-def _open_shared(path: Path) -> IO[bytes]:
+def _open_shared(shared: SharedFile) -> IO[bytes]:
     try:
-        return path.open("rb")
+        return shared.open("rb")
     except OSError as error:
         raise UserError(
-            f"--cache: cannot open the cache that the node's first rank built, {path} ({error.strerror}). The ranks of "
-            "a node must run as one user and see each other's processes (one container). Leave --cache out otherwise."
+            f"--cache: cannot open the cache that the node's first rank built, {shared.path} ({error.strerror}). The "
+            "ranks of a node must run as one user and see each other's processes (one container). Leave --cache out "
+            "otherwise."
         ) from error
 
 

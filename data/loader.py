@@ -23,9 +23,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.augment import Placement, letterbox, train_sample
 from data.filters import open_filter
-from data.images import ImageStore
+from data.images import ImageSource, ImageStore
 from data.limits import usable_cpus
-from data.sampler import WINDOW, EpochSampler, ShardSampler, validation_shapes
+from data.recent import share_recent
+from data.sampler import BLOCK, EpochSampler, ShardSampler, near_batches, validation_shapes
 from utils.config import Hyp
 from utils.distributed import World
 from utils.errors import UserError, lost_worker
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", EpochSampler, ShardSampler)
 L = TypeVar("L", bound="Loader[Any]")
 
-_KEPT = WINDOW * 3 // 2  # decoded images that a worker keeps; with no more than a window, each miss would cost others
-_KEPT_BYTES = 3 * 2**26  # most of the decoded images that a worker keeps
 _PREFETCH = 2  # batches each worker prepares ahead
 _SHARED_MEMORY = Path("/dev/shm")  # where batches travel from workers to their rank
 _NOT_INVERTIBLE = (math.nan,) * 4
@@ -54,7 +53,7 @@ class DetectionDataset(Dataset[Batch]):
         store: the same images, opened.
     """
 
-    def __init__(self, index: DatasetIndex, store: ImageStore) -> None:
+    def __init__(self, index: DatasetIndex, store: ImageSource) -> None:
         self.index, self.store = index, store
 
     def __len__(self) -> int:
@@ -113,8 +112,6 @@ class DetectionDataset(Dataset[Batch]):
 class TrainDataset(DetectionDataset):
     """Augmented samples, each a pure function of (seed, epoch, position).
 
-    The samples last decoded are kept: the mosaics that follow show them again.
-
     Args:
         index, store: as in DetectionDataset.
         hyp: strengths of the augmentations.
@@ -122,29 +119,16 @@ class TrainDataset(DetectionDataset):
         mosaic_epochs: mosaic and mixup are on in epochs below this one.
     """
 
-    def __init__(self, index: DatasetIndex, store: ImageStore, hyp: Hyp, seed: int, mosaic_epochs: int) -> None:
+    def __init__(self, index: DatasetIndex, store: ImageSource, hyp: Hyp, seed: int, mosaic_epochs: int) -> None:
         super().__init__(index, store)
         self.hyp, self.seed, self.mosaic_epochs = hyp, seed, mosaic_epochs
         self.colour = open_filter()
-        self._recent: dict[int, Sample] = {}  # in the order of loading
-        self._recent_bytes = 0
-
-    def sample(self, index: int) -> Sample:
-        """Image `index`, as in DetectionDataset; to be read only."""
-        if self.store.is_cached:
-            return super().sample(index)
-        found = self._recent.get(index)
-        if found is None:
-            found = self._recent[index] = super().sample(index)
-            self._recent_bytes += found.image.nbytes
-            while len(self._recent) > _KEPT or self._recent_bytes > _KEPT_BYTES:
-                self._recent_bytes -= self._recent.pop(next(iter(self._recent))).image.nbytes
-        return found
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         rng = sample_rng(self.seed, draw.epoch, draw.position)
         mosaic = draw.epoch < self.mosaic_epochs
-        sample = train_sample(draw, self, self.hyp, rng, mosaic=mosaic, out=out, colour=self.colour)
+        with self.store.near(draw):
+            sample = train_sample(draw, self, self.hyp, rng, mosaic=mosaic, out=out, colour=self.colour)
         return sample, _NOT_INVERTIBLE
 
 
@@ -346,11 +330,19 @@ def build_train_loader(
         sizes_hw=index.sizes_hw if rect else None,
         stride=stride,
     )
+    workers = _affordable_workers(cap_workers(workers, world), batch_size // world.size * imgsz**2 * 3, world)
+    mosaic_epochs = 0 if rect or hyp.mosaic == 0 else epochs - close_mosaic
+    images: ImageSource = store
+    if mosaic_epochs > 0 and not store.is_cached:
+        # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest.
+        batches = near_batches(batch_size) + workers * _PREFETCH
+        share = min(batch_size * world.local_size // world.size + 2 * BLOCK, batch_size)  # blocks may reach beyond
+        images = share_recent(store, world, batch_size=batch_size, share=share, batches=batches)
     return TrainLoader(
-        TrainDataset(index, store, hyp, seed, mosaic_epochs=0 if rect else epochs - close_mosaic),
+        TrainDataset(index, images, hyp, seed, mosaic_epochs),
         sampler,
         world=world,
-        workers=_affordable_workers(cap_workers(workers, world), batch_size // world.size * imgsz**2 * 3, world),
+        workers=workers,
         pin_memory=pin_memory,
         seed=seed,
         epochs=epochs,

@@ -9,6 +9,8 @@ Legend: N images, B global batch, W ranks, K global batches of an epoch.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,7 +23,8 @@ from utils.errors import ConfigError
 from utils.seeding import sample_rng
 from utils.structures import DatasetIndex, Draw
 
-WINDOW = 128  # places of an epoch's order whose images may meet in a mosaic
+BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
+NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
 
 
 def batches_per_epoch(length: int, batch_size: int, drop_last: bool = False) -> int:
@@ -80,14 +83,41 @@ def bucket_by_aspect(
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
 
 
-def neighbours(order: NDArray[np.int64], place: int) -> tuple[int, ...]:
-    """The images of the last 128 places of the epoch's order up to and including `place`; before its start, its end.
+def near_batches(batch_size: int) -> int:
+    """Batches over which the images that may meet in a mosaic are spread, the sample's own among them."""
+    return math.ceil(NEAR * _blocks(batch_size) / batch_size)
 
-    They are a matter of the order alone, not of batches or ranks. A worker that goes along the whole order decodes each
-    image once for the four mosaics it is in. One that gets every n-th batch meets images that others have decoded, and
-    decodes 1.8 images a sample for n = 2, 2.6 for 4, 3.2 for 8.
+
+def block_of(place: int, batch_size: int) -> int:
+    """The block of its global batch that `place` is in: a batch is cut into equal blocks of at most 32 places."""
+    return place % batch_size * _blocks(batch_size) // batch_size
+
+
+def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
+    """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
+
+    They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this is
+    a matter of the order and the batch size alone, not of ranks or workers. But images decoded a moment ago
+    (data.recent) serve several mosaics, and a rank with whole blocks shows none that is not its own.
+
+    Args:
+        order: int64 (K · B,).
+        batch_size: B.
+        batch: number of the global batch.
+        block: see `block_of`.
+
+    Returns:
+        Each image with its place in the order; places before the first count down from −1.
     """
-    return tuple(order.take(range(place - min(WINDOW, len(order)) + 1, place + 1), mode="wrap").tolist())
+    batches, blocks = len(order) // batch_size, _blocks(batch_size)
+    slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))
+    rows = np.arange(batch + 1 - min(near_batches(batch_size), batches), batch + 1)
+    places = (rows[:, None] * batch_size + slots).ravel()
+    return dict(zip(order[places].tolist(), places.tolist(), strict=True))
+
+
+def _blocks(batch_size: int) -> int:
+    return math.ceil(batch_size / BLOCK)
 
 
 class EpochSampler(Sampler[list[Draw]]):
@@ -167,14 +197,18 @@ class EpochSampler(Sampler[list[Draw]]):
         epoch, first = self._next
         self._next = (epoch + 1, 0)
         order, shapes_hw = self.plan(epoch)
-        share = self.batch_size // self.size
         for batch in range(first, len(shapes_hw)):
-            start = batch * self.batch_size + self.rank * share
             height, width = shapes_hw[batch].tolist()
-            yield [
-                Draw(int(order[place]), place, epoch, (height, width), neighbours(order, place))
-                for place in range(start, start + share)
-            ]
+            yield list(self._draws(order, epoch, batch, (height, width)))
+
+    def _draws(self, order: NDArray[np.int64], epoch: int, batch: int, size_hw: tuple[int, int]) -> Iterator[Draw]:
+        share = self.batch_size // self.size
+        start = batch * self.batch_size + self.rank * share
+        places = range(start, start + share)
+        for block, own in itertools.groupby(places, lambda place: block_of(place, self.batch_size)):
+            near = neighbours(order, self.batch_size, batch, block)
+            for place in own:
+                yield Draw(int(order[place]), place, epoch, size_hw, near)
 
 
 class ShardSampler(Sampler[list[Draw]]):

@@ -9,6 +9,7 @@ Legend: N images and M objects of a dataset; B images and T targets of a batch; 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -126,15 +127,15 @@ class Draw:
         position: place in the epoch's global order; with the epoch it keys the sample's randomness.
         epoch: epoch, from 0; it also tells whether mosaic is still on.
         size_hw: height and width of the sample in pixels, multiples of the stride.
-        neighbours: the images near this place in the epoch's order, itself among them; a mosaic's partners come from
-            here, so that an image decoded for one sample serves others.
+        neighbours: the images near this place in the epoch's order, itself among them, each with its own place; a
+            mosaic's partners come from here, so that an image decoded for one sample serves others.
     """
 
     index: int
     position: int
     epoch: int
     size_hw: tuple[int, int]
-    neighbours: tuple[int, ...] = ()
+    neighbours: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass

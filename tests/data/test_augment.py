@@ -63,7 +63,7 @@ hyps = st.builds(
 
 def trained(source: ListSource, hyp: Hyp, seed: int = 0, size_hw: tuple[int, int] = (64, 64), **options) -> Sample:  # type: ignore[no-untyped-def]
     out = np.full((*size_hw, 3), 7, np.uint8)
-    draw = Draw(seed % len(source), seed, 0, size_hw, tuple(range(len(source))))
+    draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
     return train_sample(draw, source, hyp, sample_rng(1, 0, seed), out=out, **{"mosaic": True, **options})
 
 
@@ -88,7 +88,7 @@ def test_any_hyperparameters_give_a_sound_sample(
 def test_writes_into_the_row_of_a_batch() -> None:
     batch = np.zeros((3, 64, 64, 3), np.uint8)
     hyp = dataclasses.replace(LOW, mixup=1.0, fliplr=1.0)
-    draw = Draw(0, 0, 0, (64, 64), (0, 1))
+    draw = Draw(0, 0, 0, (64, 64), {0: 0, 1: 1})
     sample = train_sample(draw, dataset(0), hyp, sample_rng(0, 0, 0), mosaic=True, out=batch[1])
     assert np.shares_memory(sample.image, batch) and (sample.image == batch[1]).all()
     assert batch[1].any() and not batch[0].any() and not batch[2].any()

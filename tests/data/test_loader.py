@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import multiprocessing
@@ -21,9 +22,13 @@ from made_index import draw_images, make_index
 
 from data import loader as loader_module
 from data import sampler as sampler_module
-from data.images import ImageStore
+from data.images import ImageStore, open_images
 from data.loader import Loader, TrainDataset, TrainLoader, ValDataset, build_train_loader, build_val_loader, cap_workers
+from data.recent import RecentImages
+from data.sampler import EpochSampler
+from tests.data.counted import CountedStore
 from utils.config import Hyp
+from utils.distributed import World
 from utils.errors import UserError
 from utils.structures import Batch, DatasetIndex, Draw
 
@@ -33,7 +38,9 @@ EPOCHS = 3
 
 def rank(number: int, size: int) -> Any:
     """What the loader looks at of a World."""
-    return SimpleNamespace(rank=number, size=size, local_rank=number, local_size=size, is_main=number == 0)
+    return SimpleNamespace(
+        rank=number, size=size, local_rank=number, local_size=size, is_main=number == 0, node_first=lambda value: value
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -253,34 +260,53 @@ def test_types_and_shapes_of_a_batch(index: DatasetIndex, hyp: Hyp) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [2, 4, 8])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
-    tmp_path: Path, hyp: Hyp, monkeypatch: pytest.MonkeyPatch, batch_size: int
+    tmp_path: Path, hyp: Hyp, monkeypatch: pytest.MonkeyPatch, batch_size: int, workers: int
 ) -> None:
-    monkeypatch.setattr(sampler_module, "WINDOW", 8)
-    monkeypatch.setattr(loader_module, "_KEPT", 12)
+    monkeypatch.setattr(sampler_module, "NEAR", 8)
     sizes = [(16, 16)] * 200
     index = make_index(sizes, paths=draw_images(tmp_path / "many", sizes), polygons=True)
+    store = ImageStore(index, 64, "linear")
     loaded: list[int] = []
-    load = ImageStore.load
-    monkeypatch.setattr(ImageStore, "load", lambda store, image: loaded.append(image) or load(store, image))
-    with train_loader(index, hyp, batch_size=batch_size) as loader:
-        list(loader.batches(0))
-    assert set(loaded) == set(range(200)) and len(loaded) <= 220
+    monkeypatch.setattr(store, "load", lambda image: loaded.append(image) or ImageStore.load(store, image))
+    first = RecentImages(store, 8 + workers * batch_size)
+    # Workers side by side, each at its own batch: they see one another's slots as other processes do.
+    shared = [first] + [RecentImages(store, first.slots, first.share()) for _ in range(workers - 1)]
+    datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
+    draws = list(EpochSampler(200, batch_size, seed=5, imgsz=64))
+    out = np.empty((64, 64, 3), np.uint8)
+    for start in range(0, len(draws), workers):
+        for side_by_side in itertools.zip_longest(*draws[start : start + workers]):
+            for dataset, draw in zip(datasets, side_by_side, strict=False):
+                dataset._place(draw, out)
+    assert set(loaded) == set(range(200)) and len(loaded) <= 210  # the first windows reach back to the epoch's end
 
 
-def test_no_more_samples_are_kept_than_needed(index: DatasetIndex, hyp: Hyp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_KEPT", 3)
-    dataset = TrainDataset(index, ImageStore(index, 64, "linear"), hyp, 0, 1)
-    first = dataset.sample(0)
-    assert dataset.sample(1) is not first and dataset.sample(0) is first
-    for image in (2, 3):
-        dataset.sample(image)
-    assert list(dataset._recent) == [1, 2, 3] and dataset.sample(0) is not first
-    monkeypatch.setattr(loader_module, "_KEPT_BYTES", 64 * 64 * 3)
-    dataset.sample(5)
-    assert list(dataset._recent) == [5]
-    monkeypatch.setattr(loader_module, "_KEPT_BYTES", 1)
-    assert dataset.sample(4) is not None and not dataset._recent and not dataset._recent_bytes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_small_set_is_decoded_once_for_the_run(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    store = CountedStore(index, 64, "linear")
+    settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": workers}
+    assert len(stream(build_train_loader(index, store, hyp=hyp, world=rank(0, 1), **settings))) == EPOCHS * 2
+    # An image whose slot another worker reads or fills with it at that moment may be decoded twice.
+    assert store.decoded == len(index) if workers == 0 else store.decoded <= 2 * len(index)
+
+
+def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetIndex, hyp: Hyp) -> None:
+    def held(loader: TrainLoader) -> bool:
+        with loader:
+            assert loader._loader is not None
+            dataset = loader._loader.dataset
+            assert isinstance(dataset, TrainDataset)
+            return isinstance(dataset.store, RecentImages)
+
+    assert held(train_loader(index, hyp))
+    assert not held(train_loader(index, hyp, rect=True))
+    assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
+    assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
+    with open_images(index, 64, "ram", "linear", World()) as cached:
+        settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": 0}
+        assert not held(build_train_loader(index, cached, hyp=hyp, world=World(), **settings))
 
 
 class Drawing:

@@ -14,11 +14,14 @@ from torch.utils.data import DataLoader
 
 from data.images import loaded_sizes
 from data.sampler import (
-    WINDOW,
+    BLOCK,
+    NEAR,
     EpochSampler,
     ShardSampler,
+    block_of,
     epoch_order,
     image_weights,
+    near_batches,
     scaled_size,
     validation_shapes,
 )
@@ -232,11 +235,37 @@ def test_image_weights_when_nothing_weighs() -> None:
 
 @given(st.integers(1, 100), ranks, shares, epochs)
 def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, share: int, epoch: int) -> None:
-    order = epoch_order(length, size * share, 3, epoch)
+    batch_size = size * share
+    order = epoch_order(length, batch_size, 3, epoch)
+    batches = len(order) // batch_size
     for rank in range(size):
-        sampler = EpochSampler(length, size * share, seed=3, imgsz=64, rank=rank, size=size)
+        sampler = EpochSampler(length, batch_size, seed=3, imgsz=64, rank=rank, size=size)
         for draw in itertools.chain(*epoch_of(sampler, epoch)):
-            assert len(draw.neighbours) == min(WINDOW, len(order)) and draw.index in draw.neighbours
-            first = draw.position - min(WINDOW, len(order)) + 1
-            places = np.arange(first, draw.position + 1) % len(order)
-            assert list(draw.neighbours) == order[places].tolist()
+            batch = draw.position // batch_size
+            block = block_of(draw.position, batch_size)
+            near = {
+                int(order[place])
+                for back in range(min(near_batches(batch_size), batches))
+                for place in range((batch - back) % batches * batch_size, ((batch - back) % batches + 1) * batch_size)
+                if block_of(place, batch_size) == block
+            }
+            assert set(draw.neighbours) == near and draw.index in near
+            assert all(order[place] == image for image, place in draw.neighbours.items())
+
+
+@given(st.integers(1, 700))
+def test_a_batch_is_cut_into_equal_blocks(batch_size: int) -> None:
+    sizes = np.bincount([block_of(place, batch_size) for place in range(batch_size)])
+    assert sizes.max() <= BLOCK and np.ptp(sizes) <= 1 and len(sizes) == -(-batch_size // BLOCK)
+    assert NEAR <= near_batches(batch_size) * batch_size / len(sizes) < NEAR + BLOCK
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(16, 1), (64, 2), (1024, 32), (96, 3)])
+def test_a_rank_with_whole_blocks_needs_no_image_of_another(batch_size: int, size: int) -> None:
+    share = batch_size // size
+    for rank in range(size):
+        sampler = EpochSampler(batch_size * 12, batch_size, seed=3, imgsz=64, rank=rank, size=size)
+        draws = list(itertools.chain(*epoch_of(sampler, 0)))
+        own = {draw.index for draw in draws}
+        assert len(own) == share * 12 and all(set(draw.neighbours) <= own for draw in draws)
+        assert {len(draw.neighbours) for draw in draws} == {NEAR}

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
 
+from data import loader
+from data.index import build_index
+from data.loader import build_train_loader
+from data.spec import load_spec
+from tests.data.counted import CountedStore
+from utils.config import load_hyp
 from utils.distributed import (
     World,
     average_statistics,
@@ -126,10 +134,28 @@ def statistics(world: World) -> None:
     say(world, own=own, mean=raw[1].running_mean.tolist())
 
 
+def decodes(world: World, data: str) -> None:
+    """An epoch of mosaics from files, with two workers a rank."""
+    with torch_distributed_zero_first(world.local_rank):
+        index = build_index(load_spec(data), "train")
+    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)
+    options = {"hyp": hyp, "imgsz": 64, "batch_size": 8, "seed": 0, "epochs": 1, "workers": 2}
+    store = CountedStore(index, 64, "linear")
+    with (
+        mock.patch.object(loader, "usable_cpus", lambda: 4),
+        build_train_loader(index, store, world=world, **options) as batches,
+    ):
+        samples = 0
+        for batch in batches.batches(0):
+            samples += len(batch)
+            world.barrier()  # as steps do, lest one rank be done before the other begins
+    say(world, samples=samples, decoded=store.decoded)
+
+
 def main() -> int:
     programs: dict[str, Callable[..., None]] = {
         f.__name__: f
-        for f in (messages, zero_first, zero_first_fails, main_fails, one_rank_raises, sync_bn, statistics)
+        for f in (messages, zero_first, zero_first_fails, main_fails, one_rank_raises, sync_bn, statistics, decodes)
     }
 
     def body() -> None:

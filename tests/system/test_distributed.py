@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from launch import Outcome, run_python, torchrun
+from tiny import make_data
 
 PROGRAM = Path(__file__).with_name("rank_programs.py")
 
@@ -71,3 +72,11 @@ def test_running_statistics_become_the_mean_over_the_ranks() -> None:
     first, second = said(torchrun(PROGRAM, "statistics"))
     expected = [(a + b) / 2 for a, b in zip(first["own"], second["own"], strict=True)]
     assert first["mean"] == second["mean"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_image_is_decoded_once_for_all_ranks_and_workers_of_a_node(tmp_path: Path) -> None:
+    data = make_data(tmp_path, train=600)
+    lines = said(torchrun(PROGRAM, "decodes", str(data)))
+    assert [line["samples"] for line in lines] == [300, 300]
+    # At best 600 and the 128 of the first windows; each of four processes for itself would decode more than 1,500.
+    assert sum(line["decoded"] for line in lines) < 1000, lines
