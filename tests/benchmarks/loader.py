@@ -1,4 +1,4 @@
-"""Training samples a second, one process: from images in memory, and from JPEG files.
+"""Training samples a second, one process: from images in memory, and from JPEG files; and decodes with more workers.
 
 uv run python -m tests.benchmarks.loader --data coco128.yaml
 """
@@ -6,14 +6,17 @@ uv run python -m tests.benchmarks.loader --data coco128.yaml
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import cv2
 import numpy as np
 
+from data import loader
 from data.images import ImageStore, open_images
 from data.loader import build_train_loader
 from tests.benchmarks.plain import PlainLoader
 from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
+from tests.data.counted import CountedStore
 from utils.config import load_hyp
 from utils.distributed import World
 from utils.structures import DatasetIndex
@@ -43,11 +46,23 @@ def plain_rivals(index: DatasetIndex, imgsz: int, hyp_name: str):  # type: ignor
     )
 
 
+def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) -> float:
+    """Images decoded over samples of two epochs, with `workers` whatever the processors."""
+    options = {"hyp": load_hyp(hyp), "imgsz": imgsz, "batch_size": 16, "seed": 0, "epochs": 2, "world": World()}
+    store = CountedStore(index, imgsz, "linear")
+    with (
+        mock.patch.object(loader, "usable_cpus", lambda: workers),
+        build_train_loader(index, store, **options, workers=workers) as batches,
+    ):
+        samples = sum(len(batch) for epoch in range(2) for batch in batches.batches(epoch))
+    return store.decoded / samples
+
+
 def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--imgsz", type=int, default=640)
     flags.add_argument("--images", type=int, default=128, help="samples a round")
-    flags.add_argument("--times", type=int, default=8, help="the dataset so many times over, more than a loader keeps")
+    flags.add_argument("--times", type=int, default=16, help="the dataset so many times over, more than is held")
     flags.add_argument("--hyp", default="hyp.scratch-low.yaml")
     given = flags.parse_args()
     index = repeated(indexed(given.data), given.times)
@@ -92,6 +107,13 @@ def main() -> None:
     show(rates, "plain, from files")
     original = 1000 / (1000 / rates["plain, from files"] + ORIGINAL_OVER_PLAIN_MS)
     print(f"  of the original, scaled by the plain way: {rates['Tessera, from files'] / original:.2f} x")
+    small = indexed(given.data)
+    for workers in (1, 2, 4, 8):
+        many, few = (decodes_a_sample(of, given.imgsz, given.hyp, workers) for of in (index, small))
+        print(
+            f"  decoded a sample in two epochs with {workers} workers: {many:.2f} images of {len(index)}, "
+            f"{few:.2f} of {len(small)}"
+        )
 
 
 if __name__ == "__main__":

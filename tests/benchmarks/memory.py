@@ -181,6 +181,8 @@ def main() -> None:
             f"of 2 ({two[1] / one[1]:.2f} x); with all else {one[0] / MIB:.0f} and {two[0] / MIB:.0f} MiB "
             f"({two[0] / one[0]:.2f} x)"
         )
+    one, two = (cache_of(given.data, given.times, given.imgsz, "none", ranks)[0] / MIB for ranks in (1, 2))
+    print(f"  without a cache: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
     workers_over_epochs(indexed(given.data))
     training_over_time(given.data)
     peaks = {which: peak_of(which, given.data) for which in ("plain", "fp32", "bf16")}

@@ -32,7 +32,7 @@ def main() -> None:
     flags.add_argument("--network", type=float, default=25, help="GB/s of a GPU between hosts")
     flags.add_argument("--hop-us", type=float, default=8, help="latency of a hop between hosts; a quarter within one")
     flags.add_argument("--image-kb", type=float, default=165, help="mean size of a JPEG file: COCO's")
-    flags.add_argument("--loader", type=float, default=90, help="samples/s of a core, from files, one of 8 workers")
+    flags.add_argument("--loader", type=float, default=90, help="samples/s of a core, from files")
     given = flags.parse_args()
     model = DetectionModel(given.cfg, names=[str(i) for i in range(80)])
     gradient = 4 * sum(p.numel() for p in model.parameters())
