@@ -31,6 +31,7 @@ from utils.config import Hyp
 from utils.distributed import World
 from utils.errors import UserError, lost_worker
 from utils.seeding import sample_rng
+from utils.stacks import answer_where
 from utils.structures import Batch, DatasetIndex, Draw, Sample
 
 log = logging.getLogger(__name__)
@@ -420,3 +421,4 @@ def _begin_worker(worker: int) -> None:
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    answer_where()

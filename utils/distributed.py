@@ -7,7 +7,6 @@ not wait for everybody: "the first rank of my node is done", "rank 3 has failed"
 
 from __future__ import annotations
 
-import faulthandler
 import inspect
 import itertools
 import signal
@@ -34,6 +33,7 @@ from utils.errors import ConfigError, Interrupted, UserError, explained
 from utils.heap import keep_freed_memory
 from utils.meet import JOINING_TIMEOUT, meet
 from utils.pulse import FAILURE_KEY, STORE_LOST, Pulse, is_gone
+from utils.stacks import answer_where
 
 T = TypeVar("T")
 
@@ -393,8 +393,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     _reports = True
-    if hasattr(signal, "SIGUSR2") and sys.__stderr__ is not None:  # not on Windows
-        faulthandler.register(signal.SIGUSR2, sys.__stderr__)  # loader workers inherit it
+    end_answers = answer_where()
     try:
         return 0, body()
     except PeerError as error:
@@ -420,6 +419,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         return 1, None
     finally:
         _reports = False
+        end_answers()
 
 
 # ------------------------------------------------------------------------------------------------------- models
