@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from utils import collectives
 from utils.batchnorm import SyncBatchNorm2d
 from utils.device import choose_device
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
@@ -92,28 +93,24 @@ class World:
         """Return the value of rank `source` on every rank."""
         if self.size == 1:
             return value
-        box = [value]
-        with self._control_message():
-            dist.broadcast_object_list(box, src=source, group=self._control)
-        return box[0]
+        with self._control_message() as group:
+            return collectives.broadcast(value, source, group)
 
     def all_gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        with self._control_message():
-            dist.all_gather_object(values, value, group=self._control)
-        return values
+        with self._control_message() as group:
+            return collectives.all_gather(value, group)
 
     @contextmanager
-    def _control_message(self) -> Iterator[None]:
+    def _control_message(self) -> Iterator[dist.ProcessGroup]:
         """Around a control message: counted, and when time runs out, explained by who has not come and what it does."""
-        assert self._pulse is not None
+        assert self._pulse is not None and self._control is not None
         self._pulse.messages += 1
         started = time.monotonic()
         try:
-            yield
+            yield self._control
         except RuntimeError as error:
             waited = time.monotonic() - started
             if waited < control_timeout_s() * 0.9:
@@ -175,21 +172,11 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over the ranks, in place, and return it."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+        return collectives.all_reduce(tensor) if self.size > 1 else tensor
 
     def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
-        if self.size == 1:
-            return lambda: tensor
-        work = dist.all_reduce(tensor, async_op=True)
-
-        def wait() -> Tensor:
-            work.wait()
-            return tensor
-
-        return wait
+        return collectives.all_reduce_later(tensor) if self.size > 1 else lambda: tensor
 
     # Failure.
 
@@ -285,6 +272,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         _current = None
         if pulse is not None:
             pulse.close()
+        collectives.let_go()
         if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
             dist.destroy_process_group()
 
@@ -482,7 +470,7 @@ def average_statistics(model: nn.Module) -> None:
     if not buffers:
         return
     flat = torch.cat([buffer.flatten() for buffer in buffers]).div_(world.size)
-    dist.all_reduce(flat)
+    collectives.all_reduce(flat)
     parts = flat.split([buffer.numel() for buffer in buffers])
     torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
 
@@ -503,9 +491,7 @@ def _convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:
     """Sum over the ranks, of which there may be one."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor
+    return collectives.all_reduce(tensor) if dist.is_initialized() else tensor
 
 
 _SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already

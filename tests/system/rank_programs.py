@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,31 @@ def messages(world: World) -> None:
         later=later().item(),
         local=[world.local_rank, world.local_size, world.node],
     )
+
+
+def foreign_threads(world: World) -> None:
+    """Threads that are not Python's enter the interpreter so many times during a few hundred collectives."""
+    before = _next_thread_state()
+    for number in range(100):
+        world.broadcast(number)
+        world.all_gather(number)
+        world.sum(torch.ones(3))
+        world.sum_later(torch.ones(3))()
+    time.sleep(0.2)  # for gloo's threads to let go
+    say(world, entered=_next_thread_state() - before - 1)
+
+
+def _next_thread_state() -> int:
+    """The number of a new thread's state; they are counted through, for threads of Python and others."""
+    python = ctypes.pythonapi
+    python.PyThreadState_Get.restype = ctypes.c_void_p
+    python.PyThreadState_GetID.argtypes = [ctypes.c_void_p]
+    python.PyThreadState_GetID.restype = ctypes.c_uint64
+    numbers: list[int] = []
+    thread = threading.Thread(target=lambda: numbers.append(python.PyThreadState_GetID(python.PyThreadState_Get())))
+    thread.start()
+    thread.join()
+    return numbers[0]
 
 
 def zero_first(world: World, folder: str) -> None:
@@ -152,15 +179,26 @@ def decodes(world: World, data: str) -> None:
     say(world, samples=samples, decoded=store.decoded)
 
 
-def main() -> int:
-    programs: dict[str, Callable[..., None]] = {
-        f.__name__: f
-        for f in (messages, zero_first, zero_first_fails, main_fails, one_rank_raises, sync_bn, statistics, decodes)
-    }
+PROGRAMS: dict[str, Callable[..., None]] = {
+    f.__name__: f
+    for f in (
+        messages,
+        foreign_threads,
+        zero_first,
+        zero_first_fails,
+        main_fails,
+        one_rank_raises,
+        sync_bn,
+        statistics,
+        decodes,
+    )
+}
 
+
+def main() -> int:
     def body() -> None:
         with open_world("cpu") as world:
-            programs[sys.argv[1]](world, *sys.argv[2:])
+            PROGRAMS[sys.argv[1]](world, *sys.argv[2:])
 
     return run_rank(body)[0]
 

@@ -32,6 +32,12 @@ def test_control_messages() -> None:
         assert line["later"] == 30
 
 
+def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
+    """Else a worker that is forked meanwhile may never begin; see utils/collectives.py."""
+    for line in said(torchrun(PROGRAM, "foreign_threads", ranks=2)):
+        assert line["entered"] == 0
+
+
 def test_a_single_process_needs_no_group() -> None:
     (line,) = said(run_python(PROGRAM, "messages"))
     assert line["gathered"] == [0]
