@@ -22,6 +22,7 @@ BASEMENT = {
     "meet",
     "seeding",
     "pulse",
+    "stacks",
 }
 OPTIONAL = {
     "albumentations",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import pickle
 import signal
 import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -26,7 +28,6 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from utils import collectives
 from utils.batchnorm import SyncBatchNorm2d
 from utils.device import choose_device
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
@@ -94,14 +95,14 @@ class World:
         if self.size == 1:
             return value
         with self._control_message() as group:
-            return collectives.broadcast(value, source, group)
+            return _broadcast(value, source, group)
 
     def all_gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
         if self.size == 1:
             return [value]
         with self._control_message() as group:
-            return collectives.all_gather(value, group)
+            return _all_gather(value, group)
 
     @contextmanager
     def _control_message(self) -> Iterator[dist.ProcessGroup]:
@@ -172,11 +173,19 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over the ranks, in place, and return it."""
-        return collectives.all_reduce(tensor) if self.size > 1 else tensor
+        return _all_reduce(tensor) if self.size > 1 else tensor
 
     def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
-        return collectives.all_reduce_later(tensor) if self.size > 1 else lambda: tensor
+        if self.size == 1:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> Tensor:
+            _finish(work)
+            return tensor
+
+        return wait
 
     # Failure.
 
@@ -272,7 +281,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         _current = None
         if pulse is not None:
             pulse.close()
-        collectives.let_go()
+        _works.clear()
         if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
             dist.destroy_process_group()
 
@@ -410,6 +419,60 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         end_answers()
 
 
+# -------------------------------------------------------------------------------------------------- collectives
+
+# gloo runs a collective in a thread of its own. If that thread is the last to hold the work, it frees the tensors, for
+# which it enters the interpreter. CPython before 3.12 must not fork at that moment: the child waits for good for a lock
+# that this thread held (`_PyThreadState_DeleteExcept`), and a loader worker never begins. So the works done last stay
+# here, until gloo has long let go of them, and the thread that asked for them frees them.
+_works: deque[dist.Work] = deque(maxlen=8)
+
+
+def _finish(work: dist.Work | None) -> None:
+    assert work is not None, "this rank is not in the group"
+    work.wait()
+    _works.append(work)
+
+
+def _all_reduce(tensor: Tensor) -> Tensor:
+    """Sum `tensor` over the ranks of the default group, in place, and return it."""
+    _finish(dist.all_reduce(tensor, async_op=True))
+    return tensor
+
+
+def _broadcast(value: T, source: int, group: dist.ProcessGroup) -> T:
+    """The value of rank `source`, on every rank of a group on the host."""
+    is_source = dist.get_rank() == source
+    data = _pickled(value) if is_source else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([len(data)])
+    _finish(dist.broadcast(length, source, group=group, async_op=True))
+    if not is_source:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    _finish(dist.broadcast(data, source, group=group, async_op=True))
+    return value if is_source else _unpickled(data)
+
+
+def _all_gather(value: T, group: dist.ProcessGroup) -> list[T]:
+    """Every rank's value, in their order, on every rank of a group on the host."""
+    data = _pickled(value)
+    lengths = list(torch.zeros(group.size(), 1, dtype=torch.int64))
+    _finish(dist.all_gather(lengths, torch.tensor([len(data)]), group=group, async_op=True))
+    sizes = [int(length) for length in lengths]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = data
+    rows = list(torch.empty(len(sizes), len(padded), dtype=torch.uint8))
+    _finish(dist.all_gather(rows, padded, group=group, async_op=True))
+    return [_unpickled(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _pickled(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpickled(data: Tensor) -> Any:
+    return pickle.loads(data.numpy().data)  # from a rank of this job
+
+
 # ------------------------------------------------------------------------------------------------------- models
 
 
@@ -470,7 +533,7 @@ def average_statistics(model: nn.Module) -> None:
     if not buffers:
         return
     flat = torch.cat([buffer.flatten() for buffer in buffers]).div_(world.size)
-    collectives.all_reduce(flat)
+    _all_reduce(flat)
     parts = flat.split([buffer.numel() for buffer in buffers])
     torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
 
@@ -491,7 +554,7 @@ def _convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:
     """Sum over the ranks, of which there may be one."""
-    return collectives.all_reduce(tensor) if dist.is_initialized() else tensor
+    return _all_reduce(tensor) if dist.is_initialized() else tensor
 
 
 _SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already
