@@ -182,7 +182,7 @@ class World:
         work = dist.all_reduce(tensor, async_op=True)
 
         def wait() -> Tensor:
-            _finish(work)
+            _wait_and_keep(work)
             return tensor
 
         return wait
@@ -281,7 +281,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         _current = None
         if pulse is not None:
             pulse.close()
-        _works.clear()
+        _kept_works.clear()  # they would hold on to the groups
         if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
             dist.destroy_process_group()
 
@@ -389,8 +389,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     global _reports
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
-    _reports = True
     end_answers = answer_where()
+    _reports = True
     try:
         return 0, body()
     except PeerError as error:
@@ -423,54 +423,76 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
 
 # gloo runs a collective in a thread of its own. If that thread is the last to hold the work, it frees the tensors, for
 # which it enters the interpreter. CPython before 3.12 must not fork at that moment: the child waits for good for a lock
-# that this thread held (`_PyThreadState_DeleteExcept`), and a loader worker never begins. So the works done last stay
-# here, until gloo has long let go of them, and the thread that asked for them frees them.
-_works: deque[dist.Work] = deque(maxlen=8)
+# that this thread held (`_PyThreadState_DeleteExcept`), and a loader worker never begins. So works stay here until gloo
+# has long let go of them. DDP's own works go without: between a step and a fork there are other collectives.
+_KEPT_S = 1.0
+_kept_works: deque[tuple[float, dist.Work]] = deque()
 
 
-def _finish(work: dist.Work | None) -> None:
+def _wait_and_keep(work: dist.Work | None) -> None:
     assert work is not None, "this rank is not in the group"
-    work.wait()
-    _works.append(work)
+    try:
+        work.wait()
+    finally:
+        now = time.monotonic()
+        _kept_works.append((now, work))
+        while now - _kept_works[0][0] > _KEPT_S:
+            _kept_works.popleft()
 
 
 def _all_reduce(tensor: Tensor) -> Tensor:
     """Sum `tensor` over the ranks of the default group, in place, and return it."""
-    _finish(dist.all_reduce(tensor, async_op=True))
+    if tensor.is_cuda:
+        dist.all_reduce(tensor)
+    else:
+        _wait_and_keep(dist.all_reduce(tensor, async_op=True))
     return tensor
 
 
 def _broadcast(value: T, source: int, group: dist.ProcessGroup) -> T:
     """The value of rank `source`, on every rank of a group on the host."""
     is_source = dist.get_rank() == source
-    data = _pickled(value) if is_source else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([len(data)])
-    _finish(dist.broadcast(length, source, group=group, async_op=True))
-    if not is_source:
-        data = torch.empty(int(length), dtype=torch.uint8)
-    _finish(dist.broadcast(data, source, group=group, async_op=True))
-    return value if is_source else _unpickled(data)
+    text = pickle.dumps(value) if is_source else b""
+    length = torch.tensor([len(text)])
+    _wait_and_keep(dist.broadcast(length, source, group=group, async_op=True))
+    data = _bytes(text, int(length))
+    _wait_and_keep(dist.broadcast(data, source, group=group, async_op=True))
+    if is_source:
+        _empty(data)
+        return value
+    return _unpickled(data)
 
 
 def _all_gather(value: T, group: dist.ProcessGroup) -> list[T]:
     """Every rank's value, in their order, on every rank of a group on the host."""
-    data = _pickled(value)
+    text = pickle.dumps(value)
     lengths = list(torch.zeros(group.size(), 1, dtype=torch.int64))
-    _finish(dist.all_gather(lengths, torch.tensor([len(data)]), group=group, async_op=True))
+    _wait_and_keep(dist.all_gather(lengths, torch.tensor([len(text)]), group=group, async_op=True))
     sizes = [int(length) for length in lengths]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(data)] = data
-    rows = list(torch.empty(len(sizes), len(padded), dtype=torch.uint8))
-    _finish(dist.all_gather(rows, padded, group=group, async_op=True))
-    return [_unpickled(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+    data = _bytes(text, max(sizes))
+    rows = [torch.empty_like(data) for _ in sizes]
+    _wait_and_keep(dist.all_gather(rows, data, group=group, async_op=True))
+    _empty(data)
+    return [_unpickled(row, size) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _pickled(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+def _bytes(text: bytes, length: int) -> Tensor:
+    """uint8 (`length`,) that begins with `text`."""
+    data = torch.empty(length, dtype=torch.uint8)
+    data.numpy().data[: len(text)] = text
+    return data
 
 
-def _unpickled(data: Tensor) -> Any:
-    return pickle.loads(data.numpy().data)  # from a rank of this job
+def _unpickled(data: Tensor, length: int | None = None) -> Any:
+    """The value in the first bytes of `data`, which is emptied."""
+    value = pickle.loads(data.numpy().data[:length])  # from a rank of this job
+    _empty(data)
+    return value
+
+
+def _empty(data: Tensor) -> None:
+    """Give its memory back, though a kept work still holds the tensor."""
+    data.set_(torch.UntypedStorage())
 
 
 # ------------------------------------------------------------------------------------------------------- models

@@ -2,65 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 
 _END = b"\0"  # no signal's number
+_PATIENCE_S = 5.0
 
 
 def answer_where() -> Callable[[], None]:
-    """From now on SIGUSR2 to this process prints the stack of each of its threads, and the process goes on.
+    """From now on SIGUSR2 to this process prints the stack of each of its threads to stderr, and the process goes on.
 
     A thread of its own answers, so the answer also comes while the main thread waits in a collective, which is where a
     job would hang. It reads the stacks while it holds the interpreter's lock: faulthandler, which reads them within the
     signal, can crash a process whose threads are at work. Code that keeps the lock to itself delays the answer.
 
-    Does nothing without SIGUSR2 (Windows). A forked process has to call this too: until then its parent answers.
+    Does nothing outside the main thread, which alone may set handlers, without SIGUSR2 (Windows), and without a stderr.
+    A forked process has to call this too: until then its parent answers.
 
     Returns:
-        Ends it; the signal is overheard afterwards. An interpreter that ends in order wants this: it ends daemon
-        threads wherever they are, and some C++ code takes that ill.
-
-    Raises:
-        ValueError: called elsewhere than in the main thread.
+        Ends it, so that this thread is gone before the interpreter is. The signal is overheard afterwards.
     """
-    if not hasattr(signal, "SIGUSR2"):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "SIGUSR2") or sys.__stderr__ is None:
         return lambda: None
     asked, wake = os.pipe()
     os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGUSR2, lambda *_: None)
+    wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code go on
-    thread = threading.Thread(target=_answer, args=(asked,), name="where", daemon=True)
+    thread = threading.Thread(target=_answer, args=(asked, sys.__stderr__.fileno()), name="where", daemon=True)
     thread.start()
 
     def end() -> None:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR2, handler_before if callable(handler_before) else signal.SIG_IGN)
+        signal.set_wakeup_fd(wake_before)
         os.set_blocking(wake, True)
         os.write(wake, _END)
-        thread.join()
-        os.close(wake)
-        os.close(asked)
+        thread.join(_PATIENCE_S)
+        if not thread.is_alive():  # else nobody reads what it has begun to say
+            os.close(wake)
+            os.close(asked)
 
     return end
 
 
-def _answer(asked: int) -> None:
+def _answer(asked: int, to: int) -> None:
     while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
         if signal.SIGUSR2 in numbers:
-            os.write(2, _stacks().encode())  # at once: other processes of the job print here too
+            with contextlib.suppress(OSError):  # nobody listens
+                os.write(to, _stacks().encode(errors="backslashreplace"))  # at once: other processes print there too
 
 
 def _stacks() -> str:
     """The stacks of all threads but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [f"process {os.getpid()} is here:\n"]
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in _frames().items():
         if ident != threading.get_ident():
             parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join(parts)
+    return "".join([*parts, f"process {os.getpid()} goes on\n"])
+
+
+def _frames() -> dict[int, FrameType]:
+    """The frame of each thread. Python 3.10 and 3.11 might collect garbage in there, at a moment when they must not."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()

@@ -14,12 +14,14 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from data import loader
 from data.index import build_index
 from data.loader import build_train_loader
 from data.spec import load_spec
 from tests.data.counted import CountedStore
+from utils import distributed
 from utils.config import load_hyp
 from utils.distributed import (
     World,
@@ -55,15 +57,31 @@ def messages(world: World) -> None:
 
 
 def foreign_threads(world: World) -> None:
-    """Threads that are not Python's enter the interpreter so many times during a few hundred collectives."""
+    """How often threads that are not Python's entered the interpreter in some hundred collectives."""
     before = _next_thread_state()
     for number in range(100):
         world.broadcast(number)
         world.all_gather(number)
         world.sum(torch.ones(3))
         world.sum_later(torch.ones(3))()
-    time.sleep(0.2)  # for gloo's threads to let go
+        average_statistics(nn.BatchNorm2d(3))
+    time.sleep(0.2)  # for a late one to be counted
     say(world, entered=_next_thread_state() - before - 1)
+
+
+def freed_messages(world: World) -> None:
+    """Whether the memory of a broadcast's and a gather's tensors is free as soon as they are through."""
+    memory: list[StorageWeakRef] = []
+    empty = distributed._empty
+
+    def noted(data: torch.Tensor) -> None:
+        memory.append(StorageWeakRef(data.untyped_storage()))
+        empty(data)
+
+    with mock.patch.object(distributed, "_empty", noted):
+        world.broadcast("a value")
+        world.all_gather("another")
+    say(world, freed=[storage.expired() for storage in memory])
 
 
 def _next_thread_state() -> int:
@@ -184,6 +202,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     for f in (
         messages,
         foreign_threads,
+        freed_messages,
         zero_first,
         zero_first_fails,
         main_fails,

@@ -38,6 +38,11 @@ def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
         assert line["entered"] == 0
 
 
+def test_messages_leave_no_memory_behind() -> None:
+    for line in said(torchrun(PROGRAM, "freed_messages", ranks=2)):
+        assert line["freed"] == [True] * 4  # one of the broadcast, one and two of the gather
+
+
 def test_a_single_process_needs_no_group() -> None:
     (line,) = said(run_python(PROGRAM, "messages"))
     assert line["gathered"] == [0]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from utils.stacks import answer_where
+
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = """
 import signal, sys, threading
@@ -47,14 +49,20 @@ import os, signal, sys
 from utils.stacks import answer_where
 
 end = answer_where()
-child = os.fork()
-signal.alarm(60)
-if child == 0:
+def child_waits():
     answer_where()
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     os._exit(0)
-os.waitpid(child, 0)
+
+def parent_waits():
+    os.waitpid(child, 0)
+
+child = os.fork()
+signal.alarm(60)
+if child == 0:
+    child_waits()
+parent_waits()
 end()
 """
 
@@ -82,13 +90,14 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def ask(process: subprocess.Popen[str], pid: int) -> str:
-    """Signal `pid`, and read what comes up to the head of its answer."""
+    """Signal `pid`, and return its answer."""
     assert process.stderr
     os.kill(pid, signal.SIGUSR2)
     text = ""
     for line in process.stderr:
         text += line
-        if line == f"process {pid} is here:\n":
+        if line == f"process {pid} goes on\n":
+            assert text.startswith(f"process {pid} is here:\n")
             return text
     raise AssertionError(f"no answer of {pid}\n{text}")
 
@@ -104,22 +113,58 @@ def rest_of(process: subprocess.Popen[str]) -> str:
 def test_a_busy_process_answers_every_time_and_outlives_it() -> None:
     with program(BUSY) as process:
         assert process.stdout and process.stdout.readline() == "ready\n"
-        text = "".join(ask(process, process.pid) for _ in range(200))
+        for _ in range(100):
+            answer = ask(process, process.pid)
+            assert answer.count(", in wait\n") == 1
+            assert answer.count('Thread "busy"') == 2
+            assert 'Thread "where"' not in answer
         tell(process, "over")
         assert process.stdout.readline() == "ended\n"
         process.send_signal(signal.SIGUSR2)  # late, and overheard
         tell(process, "end")
-        text += rest_of(process)
-    assert text.count(", in wait\n") == 200
-    assert text.count('Thread "busy"') == 400
-    assert 'Thread "where"' not in text
+        assert rest_of(process) == ""
 
 
 def test_a_forked_process_answers_for_itself() -> None:
     with program(FORKED) as process:
         assert process.stdout
         child = int(process.stdout.readline())
-        assert "os.waitpid" not in ask(process, child)
-        assert ask(process, process.pid).count("sys.stdin.readline()") == 0
+        answers = [ask(process, child), ask(process, process.pid)]
         tell(process, "end")
-        assert "process" not in rest_of(process)
+        assert rest_of(process) == ""
+    assert [", in child_waits\n" in answer for answer in answers] == [True, False]
+    assert [", in parent_waits\n" in answer for answer in answers] == [False, True]
+
+
+def test_a_path_that_is_no_text_is_told_too() -> None:
+    waits = "end = answer_where(); print(1, flush=True); sys.stdin.readline(); end()"
+    odd = f"exec(compile('{waits}', 'caf\\udce9.py', 'exec'))"
+    with program(f"import sys\nfrom utils.stacks import answer_where\n{odd}") as process:
+        assert process.stdout and process.stdout.readline() == "1\n"
+        assert r"caf\udce9.py" in ask(process, process.pid)
+        tell(process, "end")
+        assert rest_of(process) == ""
+
+
+def test_without_stderr_nothing_is_told() -> None:
+    text = "import sys, signal\nsys.__stderr__ = None\nfrom utils.stacks import answer_where\nanswer_where()()\n"
+    with program(text + "print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL)") as process:
+        assert process.stdout and process.stdout.readline() == "True\n"
+
+
+def test_what_listened_before_listens_again() -> None:
+    heard = []
+    handler = signal.signal(signal.SIGUSR2, lambda *_: heard.append(1))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wake = signal.set_wakeup_fd(writer)
+    try:
+        answer_where()()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert os.read(reader, 9) == bytes([signal.SIGUSR2])
+        assert heard == [1]
+    finally:
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGUSR2, handler)
+        os.close(reader)
+        os.close(writer)
