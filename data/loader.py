@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -421,4 +422,4 @@ def _begin_worker(worker: int) -> None:
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    answer_where()
+    answer_where(f"loader worker {worker} of process {os.getppid()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +85,14 @@ def tolerate(what: str) -> Iterator[None]:
         log.warning("%s: failed, the run goes on without it (%s: %s)", what, type(error).__name__, error)
 
 
+def _has_width(terminal: TextIO) -> bool:
+    """False where a terminal says that it is 0 columns wide, as some of containers do: a bar would show nothing."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns > 0
+    except OSError:  # it does not say
+        return True
+
+
 class EpochBar:
     """Header and progress bar of one epoch; a context manager.
 
@@ -107,7 +116,7 @@ class EpochBar:
         self._device = world.device
         self._stream = stream or sys.stderr
         self._speaks = world.is_main
-        self._plain = not self._stream.isatty()
+        self._plain = not (self._stream.isatty() and _has_width(self._stream))
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
         self._latest: tuple[Tensor | Sequence[float], int, int] | None = None

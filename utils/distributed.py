@@ -389,7 +389,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     global _reports
     launch = Launch.from_environment()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
-    end_answers = answer_where()
+    end_answers = answer_where(f"rank {launch.rank}")
     _reports = True
     try:
         return 0, body()

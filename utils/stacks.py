@@ -16,7 +16,7 @@ _END = b"\0"  # no signal's number
 _PATIENCE_S = 5.0
 
 
-def answer_where() -> Callable[[], None]:
+def answer_where(who: str) -> Callable[[], None]:
     """From now on SIGUSR2 to this process prints the stack of each of its threads to stderr, and the process goes on.
 
     A thread of its own answers, so the answer also comes while the main thread waits in a collective, which is where a
@@ -25,6 +25,9 @@ def answer_where() -> Callable[[], None]:
 
     Does nothing outside the main thread, which alone may set handlers, without SIGUSR2 (Windows), and without a stderr.
     A forked process has to call this too: until then its parent answers.
+
+    Args:
+        who: the process's part in the job, which heads the answer.
 
     Returns:
         Ends it, so that this thread is gone before the interpreter is. The signal is overheard afterwards.
@@ -37,7 +40,7 @@ def answer_where() -> Callable[[], None]:
     wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code go on
-    thread = threading.Thread(target=_answer, args=(asked, sys.__stderr__.fileno()), name="where", daemon=True)
+    thread = threading.Thread(target=_answer, args=(who, asked, sys.__stderr__.fileno()), name="where", daemon=True)
     thread.start()
 
     def end() -> None:
@@ -53,21 +56,21 @@ def answer_where() -> Callable[[], None]:
     return end
 
 
-def _answer(asked: int, to: int) -> None:
+def _answer(who: str, asked: int, to: int) -> None:
     while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
         if signal.SIGUSR2 in numbers:
             with contextlib.suppress(OSError):  # nobody listens
-                os.write(to, _stacks().encode(errors="backslashreplace"))  # at once: other processes print there too
+                os.write(to, _stacks(who).encode(errors="backslashreplace"))  # at once: other processes print there too
 
 
-def _stacks() -> str:
+def _stacks(who: str) -> str:
     """The stacks of all threads but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = [f"process {os.getpid()} is here:\n"]
+    parts = [f"{who} (process {os.getpid()}) is here:\n"]
     for ident, frame in _frames().items():
         if ident != threading.get_ident():
             parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join([*parts, f"process {os.getpid()} goes on\n"])
+    return "".join([*parts, f"{who} (process {os.getpid()}) goes on\n"])
 
 
 def _frames() -> dict[int, FrameType]:

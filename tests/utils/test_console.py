@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -50,6 +52,16 @@ def test_a_log_file_gets_a_header_and_one_plain_line() -> None:
     assert line.split()[:7] == ["3/9", "0G", "5", "1", "0.15", "17", "640"]
     assert "50/50" in line
     assert not set(stream.getvalue()) & {"\r", "\x1b"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals here")
+def test_a_terminal_without_a_width_gets_plain_lines() -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal, os.fdopen(reader) as screen:
+        run_epoch(terminal)
+        terminal.flush()
+        assert screen.readline().split() == list(COLUMNS)
+        assert "50/50" in screen.readline()
 
 
 def test_a_terminal_gets_a_moving_bar_that_ends_with_the_last_figures() -> None:

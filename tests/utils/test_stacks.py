@@ -31,7 +31,7 @@ def wait():
     sys.stdin.readline()
 
 signal.alarm(60)  # ends a process that hangs
-end = answer_where()
+end = answer_where('the one')
 over = threading.Event()
 threads = [threading.Thread(target=work, name="busy") for _ in range(2)]
 for thread in threads:
@@ -48,9 +48,9 @@ FORKED = """
 import os, signal, sys
 from utils.stacks import answer_where
 
-end = answer_where()
+end = answer_where('the one')
 def child_waits():
-    answer_where()
+    answer_where('the one')
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     os._exit(0)
@@ -96,8 +96,8 @@ def ask(process: subprocess.Popen[str], pid: int) -> str:
     text = ""
     for line in process.stderr:
         text += line
-        if line == f"process {pid} goes on\n":
-            assert text.startswith(f"process {pid} is here:\n")
+        if line == f"the one (process {pid}) goes on\n":
+            assert text.startswith(f"the one (process {pid}) is here:\n")
             return text
     raise AssertionError(f"no answer of {pid}\n{text}")
 
@@ -137,8 +137,8 @@ def test_a_forked_process_answers_for_itself() -> None:
 
 
 def test_a_path_that_is_no_text_is_told_too() -> None:
-    waits = "end = answer_where(); print(1, flush=True); sys.stdin.readline(); end()"
-    odd = f"exec(compile('{waits}', 'caf\\udce9.py', 'exec'))"
+    waits = "end = answer_where('the one'); print(1, flush=True); sys.stdin.readline(); end()"
+    odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
     with program(f"import sys\nfrom utils.stacks import answer_where\n{odd}") as process:
         assert process.stdout and process.stdout.readline() == "1\n"
         assert r"caf\udce9.py" in ask(process, process.pid)
@@ -147,7 +147,9 @@ def test_a_path_that_is_no_text_is_told_too() -> None:
 
 
 def test_without_stderr_nothing_is_told() -> None:
-    text = "import sys, signal\nsys.__stderr__ = None\nfrom utils.stacks import answer_where\nanswer_where()()\n"
+    text = (
+        "import sys, signal\nsys.__stderr__ = None\nfrom utils.stacks import answer_where\nanswer_where('the one')()\n"
+    )
     with program(text + "print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL)") as process:
         assert process.stdout and process.stdout.readline() == "True\n"
 
@@ -159,7 +161,7 @@ def test_what_listened_before_listens_again() -> None:
     os.set_blocking(writer, False)
     wake = signal.set_wakeup_fd(writer)
     try:
-        answer_where()()
+        answer_where("the one")()
         os.kill(os.getpid(), signal.SIGUSR2)
         assert os.read(reader, 9) == bytes([signal.SIGUSR2])
         assert heard == [1]
