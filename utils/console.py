@@ -86,7 +86,7 @@ def tolerate(what: str) -> Iterator[None]:
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """False where a terminal says that it is 0 columns wide, as some of containers do: a bar would show nothing."""
+    """False where a terminal says that it is 0 columns wide, as in some containers: a bar would show nothing."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns > 0
     except OSError:  # it does not say

@@ -66,6 +66,16 @@ parent_waits()
 end()
 """
 
+WITHOUT_STDERR = """
+import signal, sys
+from utils.stacks import answer_where
+
+before = signal.getsignal(signal.SIGUSR2)
+sys.__stderr__ = None
+answer_where('the one')
+print(signal.getsignal(signal.SIGUSR2) == before)
+"""
+
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="there is no SIGUSR2 here")
 
 
@@ -147,10 +157,7 @@ def test_a_path_that_is_no_text_is_told_too() -> None:
 
 
 def test_without_stderr_nothing_is_told() -> None:
-    text = (
-        "import sys, signal\nsys.__stderr__ = None\nfrom utils.stacks import answer_where\nanswer_where('the one')()\n"
-    )
-    with program(text + "print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL)") as process:
+    with program(WITHOUT_STDERR) as process:
         assert process.stdout and process.stdout.readline() == "True\n"
 
 
