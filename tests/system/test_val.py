@@ -69,8 +69,8 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
     args += ["--project", str(tmp_path), "--verbose"]
-    outcomes = [run_python(VAL, *args, "--batch", "1", timeout=600)]
-    outcomes += [torchrun(VAL, *args, "--batch", b, ranks=r, timeout=600) for b, r in (("16", 2), ("32", 3), ("32", 5))]
+    outcomes = [run_python(VAL, *args, "--batch", batch, timeout=600) for batch in ("1", "16", "32")]
+    outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]
     first = figures(outcomes[0])
     assert float(first[-1]) == pytest.approx(0.367, abs=0.003)
     assert float(first[-2]) == pytest.approx(0.563, abs=0.004)
