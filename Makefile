@@ -23,7 +23,7 @@ test-gpu:
 KILLS = 100
 
 chaos:
-	PYTHONPATH=.:tests/system uv run python tests/system/chaos.py --kills $(KILLS)
+	PYTHONPATH=. uv run python tests/system/chaos.py --kills $(KILLS)
 
 DATA = shapes.yaml
 

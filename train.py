@@ -28,42 +28,49 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.check import check_dataset
-from data.images import open_images
-from data.index import build_index, problem_report
-from data.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
-from data.sampler import image_weights, scaled_size
-from data.spec import load_spec
-from data.transfer import in_advance
-from models.anchors import check_anchors, set_anchors
-from models.loss import DetectionLoss, build_criterion
+from data.feed.images import open_images
+from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
+from data.feed.sampler import image_weights, scaled_size
+from data.feed.transfer import in_advance
+from data.source.check import check_dataset
+from data.source.index import build_index, problem_report
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from models.heads.anchor.loss import DetectionLoss, build_criterion
+from models.heads.anchor.priors import check_anchors, set_anchors
 from models.summary import summary
-from models.yolo import DetectionModel
-from utils.agreement import facts, fingerprint, require_agreement
-from utils.autobatch import auto_batch_size
-from utils.checkpoint import Progress, TrainState, intersect_weights, load_checkpoint, load_weights, resolve_weights
+from utils.checkpoints.folder import open_run
+from utils.checkpoints.format import (
+    Progress,
+    TrainState,
+    intersect_weights,
+    load_checkpoint,
+    load_weights,
+    resolve_weights,
+)
+from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
+from utils.checkpoints.saver import Saver
 from utils.config import Hyp, TrainConfig, load_hyp
-from utils.console import EpochBar, setup_logging
-from utils.distributed import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
-from utils.ema import ModelEMA
+from utils.engine.autobatch import auto_batch_size
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import Schedule, build_optimizer
+from utils.engine.precision import Precision, choose_precision
+from utils.engine.profile import open_profile
+from utils.engine.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
+from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, Diverged, UserError
-from utils.evolve import evolve
-from utils.interruption import Interruption
-from utils.journal import Journal
-from utils.loggers import check_trackers
-from utils.optim import Schedule, build_optimizer
-from utils.precision import Precision, choose_precision
-from utils.preflight import preflight
-from utils.profile import open_profile
-from utils.report import table_header, validation_line
-from utils.resume import ResumedRun, interrupted_run, resume
-from utils.runs import open_run
-from utils.saver import Saver
+from utils.ranks.agreement import facts, fingerprint, require_agreement
+from utils.ranks.preflight import preflight
+from utils.ranks.signals import Interruption
+from utils.ranks.world import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
+from utils.report.console import EpochBar, setup_logging
+from utils.report.journal import Journal
+from utils.report.results import table_header, validation_line
+from utils.report.sinks import PictureSink
+from utils.report.trackers import check_trackers
+from utils.search.evolve import evolve
 from utils.seeding import init_seeds, sample_rng
-from utils.sinks import PictureSink
-from utils.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
-from utils.stopping import EarlyStopping
-from utils.structures import CacheMode, DatasetIndex, Metrics
+from utils.types import CacheMode, DatasetIndex, Metrics
 from val import evaluate, fused_copy, report, round_up
 
 log = logging.getLogger(__name__)
@@ -104,7 +111,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         raw_model.to(world.device).to(memory_format=torch.channels_last)
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
-        criterion = build_criterion(raw_model, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
+        criterion = build_criterion(raw_model.head, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, len(train_index), world)
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 

@@ -26,31 +26,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.images import open_images
-from data.index import build_index
-from data.loader import ValLoader, build_val_loader
-from data.spec import load_spec
-from models.loss import DetectionLoss, LossMeter
-from models.postprocess import non_max_suppression, undo_letterbox
+from data.feed.images import open_images
+from data.feed.loader import ValLoader, build_val_loader
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from models.heads.anchor.loss import DetectionLoss, LossMeter
 from models.summary import summary
+from models.suppression import non_max_suppression, undo_letterbox
 from models.tta import predict_augmented
-from models.yolo import DetectionModel
-from utils.bootstrap import bootstrap_interval
-from utils.checkpoint import load_weights, resolve_weights
+from utils.checkpoints.folder import open_run
+from utils.checkpoints.format import load_weights, resolve_weights
 from utils.config import ValConfig
-from utils.confusion import ConfusionMatrix
-from utils.console import setup_logging, tolerate
-from utils.distributed import World, open_world, run_rank, torch_distributed_zero_first
+from utils.engine.precision import Precision, half_precision
 from utils.errors import UserError
-from utils.matching import match_image
-from utils.metrics import Accumulator, Curves, MatchState, merge, summarize
-from utils.plots import plot_validation
-from utils.precision import Precision, half_precision
-from utils.report import class_table, interval_line, speed_line, table_header, table_lines, validation_line
-from utils.runs import open_run
+from utils.evaluation.average_precision import Accumulator, Curves, MatchState, merge, summarize
+from utils.evaluation.bootstrap import bootstrap_interval
+from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.matching import match_image
+from utils.ranks.world import World, open_world, run_rank, torch_distributed_zero_first
+from utils.report.charts import plot_validation
+from utils.report.console import setup_logging, tolerate
+from utils.report.results import class_table, interval_line, speed_line, table_header, table_lines, validation_line
+from utils.report.sinks import CocoSink, PictureSink, Sink, TxtSink
 from utils.seeding import sample_rng
-from utils.sinks import CocoSink, PictureSink, Sink, TxtSink
-from utils.structures import DatasetIndex, DatasetSpec, Detections, Metrics
+from utils.types import DatasetIndex, DatasetSpec, Detections, Metrics
 
 log = logging.getLogger(__name__)
 

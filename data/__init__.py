@@ -1,1 +1,1 @@
-"""A dataset YAML becomes batches."""
+"""A dataset YAML becomes batches. data and models never import each other."""

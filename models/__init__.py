@@ -1,1 +1,1 @@
-"""Images become predictions, loss, detections."""
+"""Images become predictions. Imports utils up to engine, models.layers and models.heads; never data."""

@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from models.layers import (
+from models.layers.blocks import (
     C3,
     SPP,
     SPPF,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.sampler import EpochSampler
+from data.feed.sampler import EpochSampler
 from utils import environment
 from utils.config import TrainConfig
 

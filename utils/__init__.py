@@ -1,1 +1,1 @@
-"""The machinery of a run, one noun a file."""
+"""The machinery of a run; the files of this folder are its ground floor and import each other alone."""

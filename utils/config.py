@@ -19,7 +19,7 @@ import yaml
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
-from utils.structures import CacheMode
+from utils.types import CacheMode
 
 HYPS_DIR = REPO / "data" / "hyps"
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")

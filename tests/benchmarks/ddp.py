@@ -14,16 +14,16 @@ import time
 
 import torch
 
-from models.loss import build_criterion
-from models.yolo import DetectionModel
+from models.detector import DetectionModel
+from models.heads.anchor.loss import build_criterion
 from tests.benchmarks.rounds import indexed, machine, parser
 from tests.benchmarks.step import made_batch
 from utils.config import load_hyp
-from utils.distributed import World, open_world, smart_DDP
-from utils.ema import ModelEMA
-from utils.optim import build_optimizer
-from utils.precision import Precision
-from utils.step import Resize, TrainStep
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import build_optimizer
+from utils.engine.precision import Precision
+from utils.engine.step import Resize, TrainStep
+from utils.ranks.world import World, open_world, smart_DDP
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
             optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
             wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
             return TrainStep(
-                *(wrapped, model, build_criterion(model, hyp, imgsz=given.imgsz), optimizer),
+                *(wrapped, model, build_criterion(model.head, hyp, imgsz=given.imgsz), optimizer),
                 *(Precision(world.device, torch.float32), ModelEMA(model), world if together else World()),
                 *(given.batch * world.size, Resize(None, 32)),
                 asked_to_stop=lambda: False,

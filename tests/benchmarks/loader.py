@@ -11,15 +11,15 @@ from unittest import mock
 import cv2
 import numpy as np
 
-from data import loader
-from data.images import ImageStore, open_images
-from data.loader import build_train_loader
+from data.feed import loader
+from data.feed.images import ImageStore, open_images
+from data.feed.loader import build_train_loader
 from tests.benchmarks.plain import PlainLoader
 from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
 from utils.config import load_hyp
-from utils.distributed import World
-from utils.structures import DatasetIndex
+from utils.ranks.world import World
+from utils.types import DatasetIndex
 
 # Of the original trainer on the machine where the plain way takes 1.55 + 1.18 + 0.3 ms: 293 images/s from its cache.
 ORIGINAL_OVER_PLAIN_MS = 1000 / 293 - (1.55 + 1.18 + 0.3)

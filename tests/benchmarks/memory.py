@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.images import ImageStore, open_images
-from data.loader import TrainLoader, build_train_loader
-from models.yolo import DetectionModel
+from data.feed.images import ImageStore, open_images
+from data.feed.loader import TrainLoader, build_train_loader
+from models.detector import DetectionModel
 from tests.benchmarks.rounds import indexed, machine, parser, repeated
 from tests.benchmarks.step import made_batch, our_step, plain_step
 from utils.config import load_hyp
-from utils.distributed import World, open_world, torch_distributed_zero_first
-from utils.heap import keep_freed_memory
-from utils.structures import DatasetIndex
+from utils.machine.malloc import keep_freed_memory
+from utils.ranks.world import World, open_world, torch_distributed_zero_first
+from utils.types import DatasetIndex
 
 MIB = 2**20
 

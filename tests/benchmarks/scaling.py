@@ -13,8 +13,8 @@ import math
 
 from torch import nn
 
-from models.yolo import DetectionModel
-from utils.optim import NOMINAL_BATCH
+from models.detector import DetectionModel
+from utils.engine.optimizer import NOMINAL_BATCH
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:

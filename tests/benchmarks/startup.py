@@ -20,15 +20,15 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from data.images import ImageStore
-from data.index import build_index
-from data.listing import label_path
-from data.loader import build_train_loader
-from data.spec import load_spec
+from data.feed.images import ImageStore
+from data.feed.loader import build_train_loader
+from data.source.index import build_index
+from data.source.listing import label_path
+from data.source.spec import load_spec
 from tests.benchmarks.rounds import indexed, machine, parser
 from utils.config import load_hyp
-from utils.distributed import World
-from utils.structures import DatasetIndex
+from utils.ranks.world import World
+from utils.types import DatasetIndex
 
 
 @contextmanager

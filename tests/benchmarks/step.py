@@ -12,20 +12,20 @@ import time
 import torch
 from torch import nn
 
-from data.images import ImageStore
-from data.loader import build_train_loader
-from models.loss import build_criterion
-from models.yolo import DetectionModel
+from data.feed.images import ImageStore
+from data.feed.loader import build_train_loader
+from models.detector import DetectionModel
+from models.heads.anchor.loss import build_criterion
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.config import load_hyp
-from utils.distributed import World
-from utils.ema import ModelEMA
-from utils.heap import keep_freed_memory
-from utils.optim import build_optimizer
-from utils.precision import Precision
-from utils.profile import NoProfile
-from utils.step import Resize, TrainStep
-from utils.structures import Batch, DatasetIndex
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import build_optimizer
+from utils.engine.precision import Precision
+from utils.engine.profile import NoProfile
+from utils.engine.step import Resize, TrainStep
+from utils.machine.malloc import keep_freed_memory
+from utils.ranks.world import World
+from utils.types import Batch, DatasetIndex
 
 
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
@@ -69,7 +69,7 @@ def plain_step(model: nn.Module, batch: Batch, hyp, imgsz: int, device: torch.de
     """Forward, backward, clip, SGD and average, each in the obvious way, channels first."""
     model = copy.deepcopy(model).to(device, memory_format=torch.contiguous_format).train()
     average = copy.deepcopy(model).eval()
-    criterion = build_criterion(model, hyp, imgsz=imgsz)
+    criterion = build_criterion(model.head, hyp, imgsz=imgsz)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous()
@@ -107,7 +107,7 @@ def our_step(
     stages=None,
     compile=False,
 ):  # type: ignore[no-untyped-def]
-    """utils/step.py as train.py sets it up."""
+    """utils/engine/step.py as train.py sets it up."""
     if device.type == "cpu":
         keep_freed_memory()
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
@@ -115,7 +115,7 @@ def our_step(
         model.compile()
     world = World(device=device)
     step = TrainStep(
-        *(model, model, build_criterion(model, hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
+        *(model, model, build_criterion(model.head, hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
         *(Precision(device, dtype), ModelEMA(model), world, len(batch), Resize(None, 32)),
         asked_to_stop=lambda: False,
         profile=stages,
@@ -136,7 +136,7 @@ def backward_of_loss(
 ) -> float:  # type: ignore[no-untyped-def]
     """Seconds from the loss back to the predictions."""
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
-    criterion = build_criterion(model, hyp, imgsz=imgsz)
+    criterion = build_criterion(model.head, hyp, imgsz=imgsz)
     with torch.no_grad(), Precision(device, dtype).autocast():
         predictions = model(batch.images_on(device))
     assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)

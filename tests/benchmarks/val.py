@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms
 
-from data.images import ImageStore
-from data.loader import build_val_loader
-from data.sampler import validation_shapes
-from models.postprocess import non_max_suppression
-from models.yolo import DetectionModel
+from data.feed.images import ImageStore
+from data.feed.loader import build_val_loader
+from data.feed.sampler import validation_shapes
+from models.detector import DetectionModel
+from models.suppression import non_max_suppression
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.boxes import cxcywh_to_xyxy
-from utils.checkpoint import load_weights, resolve_weights
-from utils.distributed import World
-from utils.heap import keep_freed_memory
-from utils.matching import ImageMatches
-from utils.metrics import Accumulator, summarize
-from utils.precision import Precision
-from utils.structures import DatasetIndex
+from utils.checkpoints.format import load_weights, resolve_weights
+from utils.engine.precision import Precision
+from utils.evaluation.average_precision import Accumulator, summarize
+from utils.evaluation.matching import ImageMatches
+from utils.machine.malloc import keep_freed_memory
+from utils.ranks.world import World
+from utils.types import DatasetIndex
 from val import evaluate, fused_copy
 
 MOST = 30_000  # candidates of an image

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.images import ImageStore
+from data.feed.images import ImageStore
 
 
 class CountedStore(ImageStore):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.layers import Bottleneck, Conv
+from models.detector import DetectionModel
+from models.layers.blocks import Bottleneck, Conv
 from models.parse import find_model_yaml, read_model
-from models.yolo import DetectionModel
 from utils.errors import ConfigError
 
 TEXT = """\

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.detector import DetectionModel
 from models.tta import VIEWS, predict_augmented
-from models.yolo import DetectionModel
 
 
 class Lamp(nn.Module):

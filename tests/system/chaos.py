@@ -29,13 +29,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from jobs import Job, shared_memory, tell_where, torchrun_command
-from launch import Outcome, free_port
-from tiny import assert_same_checkpoint, flags, make_data
 
-from utils.checkpoint import load_checkpoint
-from utils.distributed import World
+from tests.system.jobs import Job, shared_memory, tell_where, torchrun_command
+from tests.system.launch import Outcome, free_port
+from tests.system.tiny import assert_same_checkpoint, flags, make_data
+from utils.checkpoints.format import load_checkpoint
 from utils.errors import UserError
+from utils.ranks.world import World
 
 PHASES = ("start", "scan", "step", "validation", "save", "end")
 _PHASE_OF = {  # by the first word of what a rank says it does

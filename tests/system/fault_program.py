@@ -21,19 +21,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import data.loader
-import models.loss
+import data.feed.loader
+import models.heads.anchor.loss
 import train
-import utils.saver
-import utils.step
+import utils.checkpoints.saver
+import utils.engine.step
 
 PLACES: dict[str, tuple[Any, str]] = {
     "scan": (train, "build_index"),
-    "loader": (data.loader.Loader, "_take"),
-    "step": (utils.step.TrainStep, "__call__"),
-    "loss": (models.loss.DetectionLoss, "__call__"),
+    "loader": (data.feed.loader.Loader, "_take"),
+    "step": (utils.engine.step.TrainStep, "__call__"),
+    "loss": (models.heads.anchor.loss.DetectionLoss, "__call__"),
     "validation": (train, "evaluate"),
-    "save": (utils.saver, "save_checkpoint"),
+    "save": (utils.checkpoints.saver, "save_checkpoint"),
     "end": (train, "finish"),
 }
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import ROOT, Outcome, free_port
+
+from tests.system.launch import ROOT, Outcome, free_port
 
 DEVICE = "tess0"  # the network device in each host
 

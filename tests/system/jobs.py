@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from launch import ROOT, Outcome, free_port
+from tests.system.launch import ROOT, Outcome, free_port
 
 
 class Job:
@@ -33,8 +33,7 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._err = folder / f"out{uuid.uuid4().hex[:6]}", folder / f"err{uuid.uuid4().hex[:6]}"
         name, value = self.mark.split("=")
-        paths = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "system")))
-        full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **(env or {}), name: value}
+        full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {}), name: value}
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=full_env, stdout=out, stderr=err, start_new_session=True

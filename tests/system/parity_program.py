@@ -19,17 +19,17 @@ from pathlib import Path
 import torch
 
 import train
-from data.index import build_index
-from data.spec import load_spec
-from models.loss import build_criterion
-from utils.checkpoint import Progress
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.heads.anchor.loss import build_criterion
+from utils.checkpoints.format import Progress
 from utils.config import TrainConfig, load_hyp
-from utils.distributed import World, open_world, run_rank, smart_DDP
-from utils.ema import ModelEMA
-from utils.optim import Schedule, build_optimizer
-from utils.precision import Precision
-from utils.step import Resize, TrainStep
-from utils.structures import Batch
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import Schedule, build_optimizer
+from utils.engine.precision import Precision
+from utils.engine.step import Resize, TrainStep
+from utils.ranks.world import World, open_world, run_rank, smart_DDP
+from utils.types import Batch
 
 STEPS = 3
 AFTER_WARMUP = "--after-warmup"
@@ -58,7 +58,7 @@ def run(words: list[str], world: World) -> None:
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model)
         step = TrainStep(
-            *(smart_DDP(model, sync_bn=config.sync_bn), model, build_criterion(model, hyp, imgsz=config.imgsz)),
+            *(smart_DDP(model, sync_bn=config.sync_bn), model, build_criterion(model.head, hyp, imgsz=config.imgsz)),
             *(optimizer, Precision(world.device, torch.float32), ema, world, config.batch_size),
             Resize(train.size_of_batch(config, config.imgsz, 32), 32),
             asked_to_stop=lambda: False,

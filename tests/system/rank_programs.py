@@ -16,14 +16,15 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from data import loader
-from data.index import build_index
-from data.loader import build_train_loader
-from data.spec import load_spec
+from data.feed import loader
+from data.feed.loader import build_train_loader
+from data.source.index import build_index
+from data.source.spec import load_spec
 from tests.data.counted import CountedStore
-from utils import distributed
 from utils.config import load_hyp
-from utils.distributed import (
+from utils.errors import UserError
+from utils.ranks import world as distributed
+from utils.ranks.world import (
     World,
     average_statistics,
     open_world,
@@ -31,7 +32,6 @@ from utils.distributed import (
     smart_DDP,
     torch_distributed_zero_first,
 )
-from utils.errors import UserError
 
 
 def say(world: World, **values: object) -> None:

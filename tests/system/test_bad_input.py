@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from launch import ROOT, Outcome, torchrun
-from tiny import flags, make_data
 
 import train
 import val
+from tests.system.launch import ROOT, Outcome, torchrun
+from tests.system.tiny import flags, make_data
 
 TRAIN = ROOT / "train.py"
 Mistake = Callable[[Path], list[str]]

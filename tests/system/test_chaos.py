@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from launch import ROOT, run_python
+
+from tests.system.launch import ROOT, run_python
 
 
 @pytest.mark.slow

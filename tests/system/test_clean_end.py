@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Job, shared_memory
-from launch import ROOT, free_port
-from tiny import flags, make_data
+
+from tests.system.jobs import Job, shared_memory
+from tests.system.launch import ROOT, free_port
+from tests.system.tiny import flags, make_data
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import Outcome, run_python, torchrun
-from tiny import make_data
+
+from tests.system.launch import Outcome, run_python, torchrun
+from tests.system.tiny import make_data
 
 PROGRAM = Path(__file__).with_name("rank_programs.py")
 
@@ -33,7 +34,7 @@ def test_control_messages() -> None:
 
 
 def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
-    """Else a worker that is forked meanwhile may never begin; see the collectives in utils/distributed.py."""
+    """Else a worker that is forked meanwhile may never begin; see the collectives in utils/ranks/world.py."""
     for line in said(torchrun(PROGRAM, "foreign_threads", ranks=2)):
         assert line["entered"] == 0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import start, train
-from tiny import assert_same_checkpoint, flags, losses, make_data
 
-from utils.report import read_results
+from tests.system.jobs import start, train
+from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from utils.report.results import read_results
 
 STEPS = 5  # optimizer steps an epoch
 

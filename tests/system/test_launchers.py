@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import ROOT, Outcome, free_port, run_command, run_python
-from tiny import flags, make_data
 
+from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python
+from tests.system.tiny import flags, make_data
 from utils.environment import Launch
-from utils.report import read_results
+from utils.report.results import read_results
 
 TRAIN = ROOT / "train.py"
 PROGRAM = Path(__file__).with_name("rank_programs.py")

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from launch import run_python, torchrun
-from tiny import make_data
 
-from data.index import build_index
-from data.sampler import EpochSampler
-from data.spec import load_spec
+from data.feed.sampler import EpochSampler
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.system.launch import run_python, torchrun
+from tests.system.tiny import make_data
 from utils.config import TrainConfig, load_hyp
 
 PROGRAM = Path(__file__).with_name("parity_program.py")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launch import ROOT, run_python
 
-from utils.coco import COCO_NAMES
-from utils.report import read_results
+from tests.system.launch import ROOT, run_python
+from utils.evaluation.coco import COCO_NAMES
+from utils.report.results import read_results
 
 TRAIN = ROOT / "train.py"
 

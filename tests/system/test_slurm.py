@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch import ROOT, free_port
-from tiny import flags, make_data
 
-from utils.report import read_results
+from tests.system.launch import ROOT, free_port
+from tests.system.tiny import flags, make_data
+from utils.report.results import read_results
 
 pytestmark = pytest.mark.slow
 

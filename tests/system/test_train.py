@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import ROOT, Outcome, run_python, torchrun
-from tiny import assert_same_checkpoint, flags, losses, make_data
 
-from utils.report import RESULT_COLUMNS, read_results
+from tests.system.launch import ROOT, Outcome, run_python, torchrun
+from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from utils.report.results import RESULT_COLUMNS, read_results
 
 TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]

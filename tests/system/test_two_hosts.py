@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hosts import Host, Job, elastic, fixed, two_hosts
-from launch import ROOT, Outcome, run_python
-from test_parity import Case, arguments, compare
-from tiny import flags, losses, make_data
 
-from utils.report import read_results
+from tests.system.hosts import Host, Job, elastic, fixed, two_hosts
+from tests.system.launch import ROOT, Outcome, run_python
+from tests.system.test_parity import Case, arguments, compare
+from tests.system.tiny import flags, losses, make_data
+from utils.report.results import read_results
 
 pytestmark = pytest.mark.slow
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launch import ROOT, Outcome, run_python, torchrun
-from tiny import flags, make_data
 
-from data.images import open_images
-from data.index import build_index
-from data.loader import build_val_loader
-from data.spec import load_spec
-from models.yolo import DetectionModel
-from utils.checkpoint import load_weights
-from utils.coco import COCO_NAMES
-from utils.distributed import World
-from utils.structures import Batch, DatasetIndex, Detections
+from data.feed.images import open_images
+from data.feed.loader import build_val_loader
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from tests.system.launch import ROOT, Outcome, run_python, torchrun
+from tests.system.tiny import flags, make_data
+from utils.checkpoints.format import load_weights
+from utils.evaluation.coco import COCO_NAMES
+from utils.ranks.world import World
+from utils.types import Batch, DatasetIndex, Detections
 from val import evaluate, fused_copy
 
 VAL = ROOT / "val.py"

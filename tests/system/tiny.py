@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 import yaml
 
-from data.shapes import NAMES, write_shapes
-from utils.report import read_results
+from data.source.shapes import NAMES, write_shapes
+from utils.report.results import read_results
 
 FLAGS = ("--imgsz", "64", "--batch", "8", "--workers", "1", "--device", "cpu", "--noplots", "--loggers", "none")
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from utils.agreement import require_agreement
-from utils.autobatch import auto_batch_size, fit_batch
-from utils.distributed import World
+from utils.checkpoints.saver import due
+from utils.engine.autobatch import auto_batch_size, fit_batch
 from utils.errors import UserError
 from utils.files import SharedFile, atomic_write
-from utils.preflight import Host, advise
-from utils.pulse import Pulse
-from utils.saver import due
+from utils.ranks.agreement import require_agreement
+from utils.ranks.heartbeat import Pulse
+from utils.ranks.preflight import Host, advise
+from utils.ranks.world import World
 from utils.seeding import init_seeds, sample_rng
 
 

@@ -1,0 +1,290 @@
+"""What happens to a picture and its labels between the store and the batch.
+
+`letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, mirrors,
+HSV jitter, colour filters. Every function is pure: its randomness comes from the generator it is given. What does
+not depend on the loaded pictures is drawn first, into a `Scene`, always in the same order and number; then the scene
+is loaded and drawn into the batch's own memory. The geometry is that of warp.py.
+
+Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the picture beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.augment.colours import NO_JITTER, Colours, HsvJitter
+from data.augment.filters import NO_FILTER, ColourFilter
+from data.augment.warp import Objects, Tile, Warp, render, warp_objects
+from utils.config import Hyp
+from utils.types import FILL, Draw, Sample
+
+MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one half
+MAX_PASTE_COVER = 0.3  # share of an existing box that a pasted one may cover
+
+Placement = tuple[float, float, float, float]
+
+
+class SampleSource(Protocol):
+    """The loaded pictures of a dataset: the long side already at the training size, the labels scaled with it."""
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+
+    def sample(self, index: int) -> Sample:
+        """Picture `index` and its labels; neither is changed by augmentation."""
+
+
+def letterbox(
+    sample: Sample, size_hw: tuple[int, int], out: NDArray[np.uint8] | None = None
+) -> tuple[Sample, Placement]:
+    """Centre a picture on grey.
+
+    A picture that fits is only padded; a larger one is shrunk first, its shape kept.
+
+    Args:
+        sample: the picture and its labels.
+        size_hw: height and width of the result in pixels.
+        out: uint8 (*size_hw, 3), written into and returned as the picture; a new array where None.
+
+    Returns:
+        The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
+    """
+    height, width = size_hw
+    out = np.empty((height, width, 3), np.uint8) if out is None else out
+    assert out.shape == (height, width, 3), (out.shape, size_hw)
+    sample, scale_x, scale_y = _fitted(sample, size_hw)
+    left, top = _centred(sample, size_hw)
+    bottom, right = top + sample.image.shape[0], left + sample.image.shape[1]
+    out[:top], out[bottom:] = FILL, FILL
+    out[top:bottom, :left], out[top:bottom, right:] = FILL, FILL
+    out[top:bottom, left:right] = sample.image
+    offset = np.array([left, top], np.float32)
+    moved = Sample(
+        out, sample.boxes_xyxy + np.tile(offset, 2), sample.classes, [points + offset for points in sample.segments]
+    )
+    return moved, (scale_x, scale_y, float(left), float(top))
+
+
+def _fitted(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, float, float]:
+    """The sample shrunk, if it must be, to fit into `size_hw`, and the scales in x and y that this took."""
+    image_h, image_w = sample.image.shape[:2]
+    ratio = min(size_hw[0] / image_h, size_hw[1] / image_w)
+    if ratio >= 1:
+        return sample, 1.0, 1.0
+    size_wh = max(round(image_w * ratio), 1), max(round(image_h * ratio), 1)
+    scale = np.array([size_wh[0] / image_w, size_wh[1] / image_h], np.float32)
+    image = cv2.resize(sample.image, size_wh, interpolation=cv2.INTER_AREA)
+    segments = [points * scale for points in sample.segments]
+    fitted = Sample(np.asarray(image, np.uint8), sample.boxes_xyxy * np.tile(scale, 2), sample.classes, segments)
+    return fitted, float(scale[0]), float(scale[1])
+
+
+def _centred(sample: Sample, size_hw: tuple[int, int]) -> tuple[int, int]:
+    """Left and top of a picture that is centred in `size_hw`; an odd pixel goes right or below."""
+    return (size_hw[1] - sample.image.shape[1]) // 2, (size_hw[0] - sample.image.shape[0]) // 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Which pictures a sample is made of, and how; drawn before any of them is loaded.
+
+    Attributes:
+        indices: one picture, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that
+            size: top left, top right, bottom left, bottom right.
+        centre_xy: where the four meet, canvas pixels; a single picture has no use for it.
+        warp: canvas to sample.
+    """
+
+    indices: tuple[int, ...]
+    centre_xy: tuple[int, int]
+    warp: Warp
+
+
+def draw_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
+    others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
+    return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
+
+
+def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
+    """A random warp within the hyperparameters' ranges; takes ten numbers from `rng`, whatever these are."""
+    u = rng.uniform(-1, 1, 8).tolist()
+    flips = rng.random(2).tolist()
+    return Warp(
+        canvas_hw,
+        size_hw,
+        degrees=u[0] * hyp.degrees,
+        zoom=1 + u[1] * hyp.scale,
+        shear_xy=(u[2] * hyp.shear, u[3] * hyp.shear),
+        perspective_xy=(u[4] * hyp.perspective, u[5] * hyp.perspective),
+        shift_xy=(0.5 + u[6] * hyp.translate, 0.5 + u[7] * hyp.translate),
+        flip_ud=flips[0] < hyp.flipud,
+        flip_lr=flips[1] < hyp.fliplr,
+    )
+
+
+def draw_mosaic(
+    index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
+) -> Scene:
+    """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
+    height, width = size_hw
+    indices = rng.permutation([index, *draw_partners(index, neighbours, 3, rng)]).tolist()
+    centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
+    canvas_hw = 2 * height, 2 * width
+    return Scene(tuple(indices), (int(centre_x), int(centre_y)), draw_warp(canvas_hw, size_hw, hyp, rng))
+
+
+def draw_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
+    """Picture `index` alone, letterboxed."""
+    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), draw_warp(size_hw, size_hw, hyp, rng))
+
+
+def draw_scene(
+    scene: Scene,
+    source: SampleSource,
+    copy_paste: float,
+    rng: np.random.Generator,
+    out: NDArray[np.uint8],
+    colours: Colours = NO_JITTER,
+) -> Sample:
+    """Load a scene's pictures and draw it.
+
+    Copy-paste works on the canvas, where the four pictures are whole and pasted objects can come from any of them; the
+    labels it adds are warped with the others.
+
+    Args:
+        scene: what to draw.
+        source: where pictures come from.
+        copy_paste: probability of pasting an object.
+        rng: only copy-paste draws from it, as its draws depend on the objects.
+        out: uint8 (*size_hw, 3), overwritten; the returned sample's picture.
+        colours: what becomes of them.
+    """
+    samples = [source.sample(index) for index in scene.indices]
+    if len(samples) == 1:
+        samples = [_fitted(samples[0], scene.warp.size_hw)[0]]
+    tiles = _place(scene, samples)
+    objects = Objects.gather(samples, tiles, scene.warp.canvas_hw)
+    pasted = choose_pasted(objects, copy_paste, scene.warp.canvas_hw[1], rng)
+    render(tiles, scene.warp, out, colours, pasted)
+    boxes, classes = warp_objects(objects if pasted is None else objects.joined(pasted), scene.warp)
+    return Sample(out, boxes, classes)
+
+
+def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
+    if len(samples) == 1:
+        return [Tile(samples[0].image, *_centred(samples[0], scene.warp.canvas_hw))]
+    x, y = scene.centre_xy
+    return [
+        Tile(
+            sample.image,
+            x - sample.image.shape[1] if corner in (0, 2) else x,
+            y - sample.image.shape[0] if corner in (0, 1) else y,
+        )
+        for corner, sample in enumerate(samples)
+    ]
+
+
+def choose_pasted(objects: Objects, probability: float, canvas_w: int, rng: np.random.Generator) -> Objects | None:
+    """Objects with a polygon to paste a second time, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
+
+    Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
+    included, by less than 0.3 of that box's area.
+
+    Args:
+        objects: what lies on the canvas.
+        probability: of each object.
+        canvas_w: width of the canvas in pixels.
+        rng: takes one number an object, none where `probability` is 0.
+
+    Returns:
+        The mirrored objects, or None where none is pasted.
+    """
+    if probability == 0:
+        return None
+    chosen = rng.random(len(objects.classes)) < probability
+    sizes = objects.boxes_xyxy[:, 2:] - objects.boxes_xyxy[:, :2]
+    candidates = np.flatnonzero(chosen & (objects.counts > 0) & (sizes.min(1) > 0))
+    if not len(candidates):
+        return None
+    mirrored = objects.mirrored(candidates, canvas_w)
+    free = (_cover(mirrored.boxes_xyxy, objects.boxes_xyxy) < MAX_PASTE_COVER).all(1)
+    compatible = _cover(mirrored.boxes_xyxy, mirrored.boxes_xyxy) < MAX_PASTE_COVER
+    accepted: list[int] = []
+    for row in np.flatnonzero(free).tolist():
+        if compatible[row, accepted].all():
+            accepted.append(row)
+    return objects.mirrored(candidates[accepted], canvas_w) if accepted else None
+
+
+def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, m): the share of each existing box (m, 4) that each box (n, 4) covers."""
+    low = np.maximum(boxes[:, None, :2], existing[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], existing[None, :, 2:])
+    area = (existing[:, 2:] - existing[:, :2]).prod(1)
+    return np.clip(high - low, 0, None).prod(2) / np.maximum(area, 1e-9)
+
+
+def mix(sample: Sample, other: Sample, ratio: float) -> Sample:
+    """MixUp (Zhang et al., ICLR 2018): ratio · sample + (1 − ratio) · other, in the first's memory, labels joined."""
+    cv2.addWeighted(sample.image, ratio, other.image, 1 - ratio, 0, dst=sample.image)
+    return Sample(
+        sample.image,
+        np.concatenate([sample.boxes_xyxy, other.boxes_xyxy]),
+        np.concatenate([sample.classes, other.classes]),
+    )
+
+
+def draw_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Gains 1 + U(−1, 1) · range of hue, saturation and value; takes three numbers from `rng`."""
+    hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
+    return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
+
+
+def train_sample(
+    draw: Draw,
+    source: SampleSource,
+    hyp: Hyp,
+    rng: np.random.Generator,
+    *,
+    mosaic: bool,
+    out: NDArray[np.uint8],
+    colour: ColourFilter = NO_FILTER,
+) -> Sample:
+    """One augmented training sample.
+
+    Args:
+        draw: which picture, its neighbours, and the sample's size.
+        source: the loaded pictures.
+        hyp: probabilities and ranges.
+        rng: the sample's own generator; the result is a function of it and the dataset.
+        mosaic: whether mosaic and mixup are on at all; then `hyp.mosaic` decides for this sample.
+        out: uint8 (*draw.size_hw, 3), such as one row of the batch; the picture is written into it.
+        colour: filters after the HSV jitter.
+
+    Returns:
+        The sample: its picture is `out`, its boxes lie inside, polygons are used up.
+    """
+    size_hw, copy_paste = draw.size_hw, hyp.copy_paste
+    jitter = HsvJitter(draw_hsv_gains(hyp, rng))
+    if not (rng.random() < hyp.mosaic and mosaic):
+        sample = draw_scene(draw_single(draw.index, size_hw, hyp, rng), source, 0.0, rng, out, jitter)
+    elif not rng.random() < hyp.mixup:
+        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = draw_scene(scene, source, copy_paste, rng, out, jitter)
+    else:
+        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = draw_scene(scene, source, copy_paste, rng, out)
+        (partner,) = draw_partners(draw.index, draw.neighbours, 1, rng)
+        scene = draw_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
+        other = draw_scene(scene, source, copy_paste, rng, np.empty_like(out))
+        sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        jitter(out)
+    colour(out, rng)  # last, so that nothing else depends on whether the filters are installed
+    return sample

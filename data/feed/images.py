@@ -1,0 +1,300 @@
+"""Images of a dataset at training size: decoded when asked for, or held once a node in one memory-mapped file.
+
+The file is the resized pixels of all images, end to end; where each begins follows from the sizes in the index, so
+nothing but bytes is stored. Its pages are shared by every rank and worker of the node: memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Protocol, cast
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from data.source.decode import REDUCTIONS, Pixels, read_image
+from utils.environment import cache_dir
+from utils.errors import UserError
+from utils.files import SharedFile, atomic_write
+from utils.machine.limits import available_memory, usable_cpus
+from utils.ranks.world import World, torch_distributed_zero_first
+from utils.types import CacheMode, DatasetIndex, Draw
+
+Interpolation = Literal["linear", "area"]
+
+_SHARED_MEMORY = Path("/dev/shm")
+_FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
+# A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder leaves out what would be
+# thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
+_REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
+
+
+def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
+    """Height and width after loading: the long side becomes `imgsz`, the short one is rounded, at least 1.
+
+    Args:
+        sizes_hw: int (..., 2), heights and widths of the files.
+        imgsz: long side in pixels.
+
+    Returns:
+        int64 (..., 2).
+    """
+    ratio = imgsz / sizes_hw.max(axis=-1, keepdims=True)
+    return np.maximum(np.rint(sizes_hw * ratio), 1).astype(np.int64)
+
+
+def loaded_size(size_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
+    """`loaded_sizes` of one image."""
+    height, width = loaded_sizes(np.array(size_hw), imgsz).tolist()
+    return height, width
+
+
+class ImageSource(Protocol):
+    """Where a dataset loads its images from: ImageStore, or data.feed.recent.RecentImages."""
+
+    def load(self, index: int) -> Pixels:
+        """Image `index`, uint8 (h, w, 3) RGB at loading size; to be read only."""
+
+    def near(self, draw: Draw) -> AbstractContextManager[None]:
+        """Around the loading and drawing of the images of `draw`: what was loaded stays as it is until the end."""
+
+
+class ImageStore:
+    """The images of an index, long side `imgsz`; may be pickled, forked and shared by worker processes.
+
+    Args:
+        index: the images.
+        imgsz: long side in pixels.
+        interpolation: "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly.
+        cache: open file of all resized images, see `open_images`; None decodes at each call. The store owns it.
+    """
+
+    def __init__(
+        self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
+    ) -> None:
+        self.index, self.imgsz, self.interpolation = index, imgsz, interpolation
+        self._sizes_hw = loaded_sizes(index.sizes_hw, imgsz)
+        self._offsets = np.concatenate(([0], np.cumsum(self._sizes_hw.prod(axis=1) * 3)))
+        self._cache = cache
+        self._pixels = None if cache is None else self._map(cache)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all resized images together, in bytes."""
+        return int(self._offsets[-1])
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether `load` decodes nothing."""
+        return self._pixels is not None
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index` as loaded."""
+        height, width = self._sizes_hw[index].tolist()
+        return height, width
+
+    def load(self, index: int) -> Pixels:
+        """Image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz. Read-only where it comes from a cache.
+
+        Raises:
+            UserError: the file does not decode, or has another size than when it was indexed.
+        """
+        if self._pixels is None:
+            return self._decode_resized(index)
+        height, width = self.size(index)
+        return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
+
+    def near(self, draw: Draw) -> AbstractContextManager[None]:
+        """Images are the caller's own, or never change."""
+        return nullcontext()
+
+    def write_cache(self, file: IO[bytes], show_progress: bool) -> None:
+        """Decode all images in parallel into `file`, from its start.
+
+        Raises:
+            UserError: as `load`.
+            OSError: the file system is full, among others.
+        """
+
+        def write(index: int) -> None:
+            pixels = self._decode_resized(index).data.cast("B")
+            offset = int(self._offsets[index])
+            # Positioned writes need no lock, and a full file system is an OSError; in a memory map it is a bus error.
+            while pixels:
+                written = os.pwrite(file.fileno(), pixels, offset)
+                pixels, offset = pixels[written:], offset + written
+
+        title = f"Caching {self.index.split} images ({_gib(self.nbytes)})"
+        with (
+            ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
+            tqdm(total=len(self), desc=title, unit="image", disable=not show_progress) as bar,
+        ):
+            try:
+                for _ in pool.map(write, range(len(self))):
+                    bar.update()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # do not decode the rest of the dataset before telling
+                raise
+
+    def close(self) -> None:
+        """Give the cache back; the store cannot load from it afterwards."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache, self._pixels = None, np.empty(0, np.uint8)
+
+    def __enter__(self) -> ImageStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A new process opens the cache file again, through this one's descriptor where the file has no name."""
+        return {
+            "index": self.index,
+            "imgsz": self.imgsz,
+            "interpolation": self.interpolation,
+            "cache": None if self._cache is None else SharedFile.of(self._cache),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cache: SharedFile | None = state.pop("cache")
+        self.__init__(**state, cache=None if cache is None else cache.open("rb"))  # type: ignore[misc]
+
+    def _decode_resized(self, index: int) -> Pixels:
+        path = self.index.path(index)
+        expected_hw = tuple(self.index.sizes_hw[index].tolist())
+        reduction = self._reduction(max(expected_hw))
+        image = read_image(path, reduction)
+        if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
+            raise UserError(
+                f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
+                "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
+            )
+        height, width = self.size(index)
+        if (height, width) == image.shape[:2]:
+            return image
+        area = self.interpolation == "area" and max(expected_hw) > self.imgsz
+        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if area else cv2.INTER_LINEAR)
+        return cast(Pixels, resized)
+
+    def _reduction(self, side: int) -> int:
+        """How far the decoder may reduce an image whose long side is `side`; not where every pixel counts."""
+        if self.interpolation == "area":
+            return 1
+        return next((by for by in REDUCTIONS if side >= _REDUCED_ABOVE * by * self.imgsz), 1)
+
+    def _map(self, cache: IO[bytes]) -> Pixels:
+        found = os.fstat(cache.fileno()).st_size
+        assert found == self.nbytes, (found, self.nbytes)
+        return np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
+
+
+def open_images(
+    index: DatasetIndex, imgsz: int, cache: CacheMode, interpolation: Interpolation, world: World
+) -> ImageStore:
+    """Open the images of `index`, building the node's cache where one is asked for. All ranks call it together.
+
+    "ram" is a file without a name in /dev/shm: it is gone with the last process that holds it, however that ends.
+    "disk" is a file in TESSERA_CACHE that later runs use again. The first rank of each node builds it, the others wait.
+
+    Raises:
+        UserError: an image does not decode, or there is too little memory or disk.
+    """
+    store = ImageStore(index, imgsz, interpolation)
+    if cache == "none":
+        return store
+    file: IO[bytes] | None = None
+    with torch_distributed_zero_first(world.local_rank):
+        if world.local_rank == 0:
+            file = (_build_in_memory if cache == "ram" else _build_on_disk)(store, world.is_main)
+    shared = world.node_first(None if file is None else SharedFile.of(file))
+    assert shared is not None
+    return ImageStore(index, imgsz, interpolation, file or _open_shared(shared))
+
+
+def _build_in_memory(store: ImageStore, show_progress: bool) -> IO[bytes]:
+    if not _SHARED_MEMORY.is_dir():
+        raise UserError(f"--cache ram: found no {_SHARED_MEMORY} on this system, where it would lie. Use --cache disk.")
+    room = shutil.disk_usage(_SHARED_MEMORY).free
+    memory = available_memory()
+    remedy = (
+        f"Use --cache disk or a smaller --imgsz, or give the container more memory and {_SHARED_MEMORY} (--shm-size)."
+    )
+    _require_room(store, room if memory is None else min(room, memory), f"{_SHARED_MEMORY} (memory)", "ram", remedy)
+    # Without a name from the start: nothing can be left behind, whatever becomes of this process.
+    file = tempfile.TemporaryFile(dir=_SHARED_MEMORY)  # noqa: SIM115 - lives as long as the store
+    try:
+        _fill(store, file, show_progress, _SHARED_MEMORY, "ram", remedy)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _build_on_disk(store: ImageStore, show_progress: bool) -> IO[bytes]:
+    folder = cache_dir() / "images"
+    path = folder / f"{store.index.digest[:32]}-{store.imgsz}-{store.interpolation}-v{_FORMAT}.bin"
+    if not (path.is_file() and path.stat().st_size == store.nbytes):
+        remedy = "Free some space, or set TESSERA_CACHE to a folder on a larger disk."
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _require_room(store, shutil.disk_usage(folder).free, str(folder), "disk", remedy)
+            with atomic_write(path) as file:
+                _fill(store, file, show_progress, folder, "disk", remedy)
+        except OSError as error:
+            raise UserError(
+                f"--cache disk: cannot write {path} ({error.strerror}). Set TESSERA_CACHE to a folder you may write to."
+            ) from error
+    return path.open("rb")
+
+
+def _fill(store: ImageStore, file: IO[bytes], show_progress: bool, folder: Path, mode: CacheMode, remedy: str) -> None:
+    """Write the cache; a file system that fills up meanwhile gives the same message as one too small from the start."""
+    try:
+        store.write_cache(file, show_progress)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"--cache {mode}: {folder} filled up while {_gib(store.nbytes)} of {store.index.split} images "
+            f"were written. {remedy}"
+        ) from error
+
+
+def _require_room(store: ImageStore, room: int, where: str, mode: CacheMode, remedy: str) -> None:
+    if store.nbytes > room:
+        raise UserError(
+            f"--cache {mode}: the {len(store)} {store.index.split} images take {_gib(store.nbytes)} at {store.imgsz} "
+            f"pixels, but {where} has {_gib(room)} free. {remedy}"
+        )
+
+
+def _open_shared(shared: SharedFile) -> IO[bytes]:
+    try:
+        return shared.open("rb")
+    except OSError as error:
+        raise UserError(
+            f"--cache: cannot open the cache that the node's first rank built, {shared.path} ({error.strerror}). The "
+            "ranks of a node must run as one user and see each other's processes (one container). Leave --cache out "
+            "otherwise."
+        ) from error
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

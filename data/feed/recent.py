@@ -1,0 +1,173 @@
+"""Images decoded a moment ago, held once a node: what one worker decodes for a mosaic serves the others.
+
+Mosaics draw their partners from the last batches, so an image is wanted by about four samples, which the workers of all
+the node's ranks build. Each place of these batches has a slot in a file without a name; whoever comes first decodes
+into it. What is in a slot is guarded by a record lock on the byte of its number, which the kernel takes back when a
+process dies. An image that finds no free slot is decoded for itself: how full or contended the slots are changes the
+time that a sample takes, never the sample.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.feed.images import ImageStore
+from utils.files import SharedFile
+from utils.machine.limits import available_memory
+from utils.ranks.world import World
+from utils.types import Draw
+
+log = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 8  # of the memory that is available, slots take at most this part
+_PAGE = mmap.PAGESIZE
+
+
+class RecentImages:
+    """The images near a draw, decoded once for all who want them.
+
+    Args:
+        store: where images come from; it decodes at each call.
+        slots: images to hold: as many as the store has, and each has its own slot; or else a place of the order has.
+            Only slots that are used take memory.
+        shared: file of another rank or process of this node, see `share`; a new one where it is None.
+
+    Raises:
+        OSError: the file cannot be opened or mapped.
+    """
+
+    def __init__(self, store: ImageStore, slots: int, shared: SharedFile | None = None) -> None:
+        self._store, self.slots = store, slots
+        header, slot = _whole_pages(slots * 8), _slot_bytes(store)
+        self._file = _new_file(header + slots * slot) if shared is None else shared.open("r+b")
+        memory = mmap.mmap(self._file.fileno(), header + slots * slot)
+        self._owners = np.frombuffer(memory, np.int64, slots)  # the image in each slot, + 1; 0 where there is none
+        self._pixels = np.frombuffer(memory, np.uint8, slots * slot, header).reshape(slots, slot)
+        self._draw: Draw | None = None
+        self._held: set[int] = set()
+
+    def share(self) -> SharedFile:
+        """The slots, for another process of this user and node."""
+        return SharedFile.of(self._file)
+
+    @contextmanager
+    def near(self, draw: Draw) -> Iterator[None]:
+        """Within, the neighbours of `draw` are loaded through the slots, and what was loaded stays as it is."""
+        self._draw = draw
+        try:
+            yield
+        finally:
+            self._draw = None
+            self._held.clear()
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def load(self, index: int) -> NDArray[np.uint8]:
+        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it lies in a slot.
+
+        Raises:
+            UserError: as ImageStore.load.
+        """
+        place = None if self._draw is None else self._draw.neighbours.get(index)
+        if place is None:
+            return self._store.load(index)
+        slot = index if len(self._store) == self.slots else place % self.slots
+        if slot not in self._held:
+            self._hold(slot, index)
+        if self._owners[slot] != index + 1 or slot not in self._held:
+            return self._store.load(index)
+        image = self._image(slot, index)
+        image.flags.writeable = False
+        return image
+
+    def _hold(self, slot: int, index: int) -> None:
+        """Lock `slot` for reading if image `index` is there, or can be decoded into it now."""
+        if self._owners[slot] != index + 1:
+            self._fill(slot, index)
+        # Waits only while another process decodes into the slot; that one holds it alone and waits for nobody.
+        fcntl.lockf(self._file, fcntl.LOCK_SH, 1, slot)
+        if self._owners[slot] == index + 1:
+            self._held.add(slot)
+        else:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
+
+    def _fill(self, slot: int, index: int) -> None:
+        """Decode image `index` into `slot`, unless another process reads or writes it now."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except BlockingIOError:  # taken
+            return
+        if self._owners[slot] != index + 1:
+            self._owners[slot] = 0  # if this process ends in between, there is no image here
+            self._image(slot, index)[:] = self._store.load(index)
+            self._owners[slot] = index + 1
+
+    def _image(self, slot: int, index: int) -> NDArray[np.uint8]:
+        height, width = self._store.size(index)
+        return self._pixels[slot, : height * width * 3].reshape(height, width, 3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self._store, "slots": self.slots, "shared": self.share()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def share_recent(
+    store: ImageStore, world: World, *, batch_size: int, share: int, batches: int
+) -> RecentImages | ImageStore:
+    """Hold recent images of `store` once a node; the store itself where that cannot be. All ranks call it together.
+
+    A small set is held whole, once for the run. Of others whole batches are, so that a node of many touches the slots
+    of its own share only. A rank that cannot see the slots of the node's first has its own.
+
+    Args:
+        store: the training images.
+        world: this rank.
+        batch_size: images of a global batch.
+        share: of them, at most so many are decoded by this node.
+        batches: how many batches to hold.
+    """
+    memory = available_memory() if hasattr(os, "memfd_create") else 0  # not Linux
+    most = min(batches * share, (memory or 0) // _MEMORY_SHARE // _slot_bytes(store))
+    slots = len(store) if len(store) <= most else most // share * batch_size
+    own = _open(store, slots, None) if world.local_rank == 0 else None
+    slots, shared = world.node_first((slots, None if own is None else own.share()))
+    if own is None and shared is not None:
+        own = _open(store, slots, shared) or _open(store, slots, None)
+    return own or store
+
+
+def _open(store: ImageStore, slots: int, shared: SharedFile | None) -> RecentImages | None:
+    if slots == 0:
+        return None
+    try:
+        return RecentImages(store, slots, shared)
+    except OSError as error:  # another container's, a limit on address space or files
+        what = "make room for" if shared is None else "share the node's"
+        log.warning(f"Cannot {what} decoded images ({error}): loading is slower. --cache disk decodes nothing.")
+        return None
+
+
+def _new_file(size: int) -> IO[bytes]:
+    """A file in memory, whatever the size of /dev/shm, whose pages come as they are written to."""
+    file: IO[bytes] = os.fdopen(os.memfd_create("tessera-recent"), "r+b", buffering=0)
+    file.truncate(size)
+    return file
+
+
+def _slot_bytes(store: ImageStore) -> int:
+    """Memory of a slot: the largest image there may be, in whole pages."""
+    return _whole_pages(store.imgsz**2 * 3)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE

@@ -1,0 +1,295 @@
+"""The law of training order: who gets which image, when.
+
+Everything here is a pure function of (seed, epoch), known on every rank without a message. An epoch is one global
+order, cut into global batches; a rank takes its slice of each. Hence the stream of global batches is the same for any
+number of ranks and workers, and it can be entered anywhere.
+
+Legend: N images, B global batch, W ranks, K global batches of an epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from data.feed.images import loaded_sizes
+from utils.errors import ConfigError
+from utils.ranks.world import check_batch_size
+from utils.seeding import sample_rng
+from utils.types import DatasetIndex, Draw
+
+BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
+NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
+
+
+def batches_per_epoch(length: int, batch_size: int, drop_last: bool = False) -> int:
+    """Global batches of an epoch: ceil(N / B), or floor(N / B) with `drop_last`."""
+    return length // batch_size if drop_last else -(-length // batch_size)
+
+
+def epoch_order(
+    length: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    *,
+    drop_last: bool = False,
+    weights: NDArray[np.float64] | None = None,
+) -> NDArray[np.int64]:
+    """Global order of an epoch: every image once, then images from the epoch's own start until the last batch is full.
+
+    Args:
+        length: N.
+        batch_size: B, over all ranks.
+        seed, epoch: what the order is a function of.
+        drop_last: cut the last, partial batch off instead of filling it.
+        weights: (N,), not negative; where given, N images are drawn with replacement in proportion to them.
+
+    Returns:
+        int64 (K · B,): a whole number of global batches, so that no rank ever sees a smaller one.
+    """
+    rng = sample_rng(seed, epoch, 0, "order")
+    order = rng.permutation(length) if weights is None else rng.choice(length, length, p=weights / weights.sum())
+    # np.resize repeats from the start: that is the padding, also where N < B.
+    return np.resize(order, batches_per_epoch(length, batch_size, drop_last) * batch_size)
+
+
+def bucket_by_aspect(
+    order: NDArray[np.int64], shapes_hw: NDArray[np.int64], batch_size: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rearrange an epoch so that each global batch holds images of like aspect, and still in random order.
+
+    The sort by shape is stable, so images of one shape stay shuffled; then whole batches are shuffled. A batch that
+    spans two shapes takes the larger side of either.
+
+    Args:
+        order: int64 (K · B,), shuffled.
+        shapes_hw: int64 (N, 2), each image's own padded shape.
+        batch_size: B.
+        rng: for the order of the batches.
+
+    Returns:
+        The new order, int64 (K · B,), and the shape of each batch, int64 (K, 2).
+    """
+    height, width = shapes_hw[order].T
+    # From the widest to the tallest in one line: of the two sides one is always the full image size.
+    batches = order[np.argsort(height - width, kind="stable")].reshape(-1, batch_size)
+    batches = batches[rng.permutation(len(batches))]
+    return batches.reshape(-1), shapes_hw[batches].max(axis=1)
+
+
+def near_batches(batch_size: int) -> int:
+    """Batches over which the images that may meet in a mosaic are spread, the sample's own among them."""
+    return math.ceil(NEAR * _blocks(batch_size) / batch_size)
+
+
+def block_of(place: int, batch_size: int) -> int:
+    """The block of its global batch that `place` is in: a batch is cut into equal blocks of at most 32 places."""
+    return place % batch_size * _blocks(batch_size) // batch_size
+
+
+def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
+    """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
+
+    They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this is
+    a matter of the order and the batch size alone, not of ranks or workers. But images decoded a moment ago
+    (data.feed.recent) serve several mosaics, and a rank with whole blocks shows none that is not its own.
+
+    Args:
+        order: int64 (K · B,).
+        batch_size: B.
+        batch: number of the global batch.
+        block: see `block_of`.
+
+    Returns:
+        Each image with its place in the order; places before the first count down from −1.
+    """
+    batches, blocks = len(order) // batch_size, _blocks(batch_size)
+    slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))
+    rows = np.arange(batch + 1 - min(near_batches(batch_size), batches), batch + 1)
+    places = (rows[:, None] * batch_size + slots).ravel()
+    return dict(zip(order[places].tolist(), places.tolist(), strict=True))
+
+
+def _blocks(batch_size: int) -> int:
+    return math.ceil(batch_size / BLOCK)
+
+
+class EpochSampler(Sampler[list[Draw]]):
+    """One rank's share of the training stream; the `batch_sampler` of a DataLoader.
+
+    Each `iter()` is one epoch of this rank's batches; its first draw moves the sampler to the next epoch, so a loader
+    that begins the next epoch early neither repeats one nor needs to be told. `len()` is the whole epoch's batches.
+
+    Args:
+        length: N.
+        batch_size: B, over all ranks.
+        seed: the run's seed, the same on every rank.
+        imgsz: side of a sample in pixels, a multiple of `stride`.
+        rank, size: this rank among W.
+        drop_last: leave the last, partial batch out instead of filling it.
+        sizes_hw: int (N, 2), the images' sizes; where given, batches are rectangular (`--rect`).
+        stride: what rectangular sides are rounded up to.
+
+    Raises:
+        ConfigError: W does not divide B, or `drop_last` leaves no batch.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        seed: int,
+        imgsz: int,
+        rank: int = 0,
+        size: int = 1,
+        drop_last: bool = False,
+        sizes_hw: NDArray[np.int32] | None = None,
+        stride: int = 32,
+    ) -> None:
+        assert length > 0 and batch_size > 0 and 0 <= rank < size, (length, batch_size, rank, size)
+        check_batch_size(batch_size, size)
+        if drop_last and length < batch_size:
+            raise ConfigError(
+                f"--batch-size {batch_size} is larger than the {length} images of the dataset, and the last, partial "
+                f"batch is dropped: nothing is left. Use a batch size of at most {length}."
+            )
+        self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
+        self.rank, self.size, self.drop_last = rank, size, drop_last
+        self._shapes_hw = None if sizes_hw is None else padded_shapes(sizes_hw, imgsz, stride)
+        self._weights: NDArray[np.float64] | None = None
+        self._next = (0, 0)
+
+    def __len__(self) -> int:
+        return batches_per_epoch(self.length, self.batch_size, self.drop_last)
+
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Let the next `iter()` begin at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
+        assert epoch >= 0 and 0 <= step <= len(self), (epoch, step, len(self))
+        self._next = (epoch, step)
+
+    def reweight(self, weights: NDArray[np.float64]) -> None:
+        """Draw with replacement in proportion to `weights` (N,) from the next `iter()` on.
+
+        They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
+        """
+        assert weights.shape == (self.length,) and np.isfinite(weights).all(), weights
+        assert (weights >= 0).all() and weights.sum() > 0, weights
+        self._weights = weights
+
+    def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
+        order = epoch_order(
+            self.length, self.batch_size, self.seed, epoch, drop_last=self.drop_last, weights=self._weights
+        )
+        if self._shapes_hw is None:
+            return order, np.full((len(self), 2), self.imgsz)
+        return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        # All of this runs at the first draw: torch's loader asks for two iterators at its start, and uses the second.
+        epoch, first = self._next
+        self._next = (epoch + 1, 0)
+        order, shapes_hw = self.plan(epoch)
+        for batch in range(first, len(shapes_hw)):
+            height, width = shapes_hw[batch].tolist()
+            yield list(self._draws(order, epoch, batch, (height, width)))
+
+    def _draws(self, order: NDArray[np.int64], epoch: int, batch: int, size_hw: tuple[int, int]) -> Iterator[Draw]:
+        share = self.batch_size // self.size
+        start = batch * self.batch_size + self.rank * share
+        places = range(start, start + share)
+        for block, own in itertools.groupby(places, lambda place: block_of(place, self.batch_size)):
+            near = neighbours(order, self.batch_size, batch, block)
+            for place in own:
+                yield Draw(int(order[place]), place, epoch, size_hw, near)
+
+
+class ShardSampler(Sampler[list[Draw]]):
+    """One rank's share of a validation: every image exactly once over all ranks, images of one shape in a batch.
+
+    Images are sorted by shape, the largest first (if memory runs out, it does so at once), and dealt to the ranks in
+    turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get nothing.
+    `Draw.position` is the image's place in the sorted order, `Draw.epoch` is 0.
+
+    Args:
+        length: N.
+        rank, size: this rank among all.
+        batch_size: largest batch of this rank.
+        shapes: int (N, 2), height and width of each image as the model sees it; see `validation_shapes`.
+    """
+
+    def __init__(self, length: int, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:
+        assert shapes.shape == (length, 2) and batch_size > 0 and 0 <= rank < size, (shapes.shape, batch_size, rank)
+        area = shapes[:, 0] * shapes[:, 1]
+        order = np.lexsort((np.arange(length), shapes[:, 1], shapes[:, 0], -area))
+        self._draws: list[list[Draw]] = []
+        for position in range(rank, length, size):
+            index = int(order[position])
+            draw = Draw(index, position, 0, (int(shapes[index, 0]), int(shapes[index, 1])))
+            batch = self._draws[-1] if self._draws else []
+            if batch and len(batch) < batch_size and batch[0].size_hw == draw.size_hw:
+                batch.append(draw)
+            else:
+                self._draws.append([draw])
+
+    def __len__(self) -> int:
+        return len(self._draws)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        return iter(self._draws)
+
+
+def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
+    """Sizes (N, 2) after loading at `imgsz`, both sides rounded up to a multiple of `stride`: int64 (N, 2)."""
+    return -(-loaded_sizes(sizes_hw, imgsz) // stride) * stride
+
+
+def validation_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
+    """The shape each image is validated at, int64 (N, 2), a function of the image alone.
+
+    Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in whole numbers: ties fall alike everywhere.
+    """
+    sides = sizes_hw.astype(np.int64)
+    unit = sides.max(axis=1, keepdims=True) * stride
+    return -(-(2 * sides * imgsz + unit) // (2 * unit)) * stride
+
+
+def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
+    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride.
+
+    The same on every rank. At least one stride.
+    """
+    size = int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2))
+    return max(size // stride, 1) * stride
+
+
+def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sampling weights of `--image-weights`: images with rare and badly found classes come more often.
+
+    A class weighs (1 − mAP)² / (its objects in the dataset), an image the sum over its objects. An image without any
+    weight (background, or nothing but perfectly found classes) gets the smallest positive weight among the others, so
+    that none is shut out.
+
+    Args:
+        index: the training images.
+        class_maps: (nc,), mAP50-95 of each class in [0, 1]; 0 where not known yet.
+
+    Returns:
+        float64 (N,), positive, summing to 1.
+    """
+    nc = len(index.names)
+    difficulty = (1 - np.asarray(class_maps, np.float64)) ** 2
+    assert difficulty.shape == (nc,), difficulty.shape
+    class_weights = difficulty / np.maximum(np.bincount(index.classes, minlength=nc), 1)
+    owner = np.repeat(np.arange(len(index)), np.diff(index.box_offsets))
+    weights = np.bincount(owner, class_weights[index.classes], minlength=len(index))
+    positive = weights[weights > 0]
+    weights[weights <= 0] = positive.min() if len(positive) else 1.0
+    return weights / weights.sum()

@@ -1,0 +1,4 @@
+"""What is there: the dataset YAML, its images and labels, read, checked and indexed.
+
+Imports the rooms of utils up to engine.
+"""

@@ -1,0 +1,163 @@
+"""Everything that is wrong with a dataset, with file and line: what `--check-data` prints."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from data.source.decode import read_image
+from data.source.headers import TAIL, ends_early
+from data.source.index import refuse_unusable, unknown_class
+from data.source.listing import Listing, list_images
+from data.source.scan import ClassNames, Stretch, scan
+from utils.errors import UserError
+from utils.machine.limits import usable_cpus
+from utils.types import DatasetSpec
+
+
+@dataclass
+class DatasetCheck:
+    """What was found, one line each: "file:line: what".
+
+    Attributes:
+        errors: training would stop, or learn something wrong.
+        problems: images that are left out, rows that count once.
+        notes: worth knowing, such as images that two splits share.
+        images, objects: totals of what can be used.
+    """
+
+    errors: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    images: int = 0
+    objects: int = 0
+
+    @property
+    def safe(self) -> bool:
+        """Whether training would run on what is left, and learn what the labels say."""
+        return not self.errors
+
+    def lines(self) -> list[str]:
+        """Everything, the worst first, and a verdict."""
+        verdict = "training is safe" if self.safe else "training would not be safe"
+        return [
+            *(f"error: {line}" for line in self.errors),
+            *(f"problem: {line}" for line in self.problems),
+            *(f"note: {line}" for line in self.notes),
+            f"{_count(self.images, 'image')} with {_count(self.objects, 'object')} can be used; "
+            f"{_count(len(self.errors), 'error')}, {_count(len(self.problems), 'problem')}, "
+            f"{_count(len(self.notes), 'note')}: {verdict}",
+        ]
+
+
+def _count(number: int, noun: str) -> str:
+    """Such as `1 note` or `2 notes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool = False) -> DatasetCheck:
+    """Check all splits: what indexing checks, every place instead of the first ones, and every image decoded.
+
+    Args:
+        spec: the dataset.
+        single_cls: all classes are one, so any class will do.
+        progress: show a bar on stderr.
+    """
+    check = DatasetCheck()
+    names = ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls)
+    owners: dict[bytes, dict[str, str]] = {}
+    for split in spec.splits:
+        try:
+            listing = list_images(spec, split)
+        except UserError as error:
+            check.errors.append(str(error))
+            continue
+        scanned = scan(listing, names)
+        check.problems += listing.notes + scanned.problems
+        check.errors += [unknown_class(spec, place, name) for place, name in scanned.unknown]
+        if not scanned.unknown:  # else there are labels, of which all has been told
+            try:
+                refuse_unusable(spec, split, listing, scanned)
+            except UserError as error:
+                check.errors.append(str(error))
+        _check_boxes(check, listing, scanned)
+        for path, content in _check_pixels(check, split, listing, scanned, progress).items():
+            owners.setdefault(content, {}).setdefault(split, path)
+    for split in ("train", "val"):
+        if split not in spec.splits:
+            check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.")
+    _check_shared(check, owners)
+    return check
+
+
+def _check_boxes(check: DatasetCheck, listing: Listing, scanned: Stretch) -> None:
+    """Note boxes without an area: they match no anchor, so nothing is learnt from them."""
+    check.images += len(scanned.sizes_hw)
+    check.objects += len(scanned.classes)
+    flat = (scanned.boxes_xyxy[:, 2:] <= scanned.boxes_xyxy[:, :2]).any(1)
+    owners = np.repeat(np.flatnonzero(scanned.kept), scanned.counts)[flat]
+    for index, count in zip(*np.unique(owners, return_counts=True), strict=True):
+        noun = "box" if count == 1 else "boxes"
+        check.notes.append(f"{listing.label_place(int(index))(None)}: {count} {noun} without width or height")
+
+
+class _Decoded(NamedTuple):
+    digest: bytes
+    size_hw: tuple[int, int]
+    is_cut: bool
+
+
+def _check_pixels(
+    check: DatasetCheck, split: str, listing: Listing, scanned: Stretch, progress: bool
+) -> dict[str, bytes]:
+    """Decode every image that would be used; path as shown → digest of the file."""
+    digests: dict[str, bytes] = {}
+    paths = [image for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        results = tqdm(pool.map(_decode, paths), f"Decoding {split}", len(paths), disable=not progress)
+        for path, size, decoded in zip(paths, scanned.sizes_hw.tolist(), results, strict=True):
+            shown = listing.shown(path)
+            if isinstance(decoded, str):
+                check.errors.append(f"{shown}: {decoded}")
+                continue
+            height, width = decoded.size_hw
+            if [height, width] != size:
+                stated = f"{size[1]} x {size[0]}"
+                check.errors.append(f"{shown}: decodes to {width} x {height} pixels, but its header says {stated}.")
+            elif decoded.is_cut:
+                check.notes.append(f"{shown}: the end of the file is missing; what decodes is used")
+            digests[shown] = decoded.digest
+    return digests
+
+
+def _decode(path: str) -> _Decoded | str:
+    """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
+    try:
+        image = read_image(Path(path))
+        raw = Path(path).read_bytes()
+    except UserError as error:
+        return str(error).removeprefix(f"{path}: ")
+    except OSError as error:
+        return f"cannot be read ({error.strerror})."
+    digest = hashlib.blake2b(raw, digest_size=16).digest()
+    return _Decoded(digest, (image.shape[0], image.shape[1]), ends_early(raw, raw[-TAIL:]))
+
+
+def _check_shared(check: DatasetCheck, owners: dict[bytes, dict[str, str]]) -> None:
+    """Note equal files in two splits: metrics on what was trained on say nothing."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for places in owners.values():
+        splits = list(places)
+        for at, first in enumerate(splits):
+            for second in splits[at + 1 :]:
+                pair = dict.fromkeys((places[first], places[second]))
+                shared.setdefault((first, second), []).append(" = ".join(pair))
+    for (first, second), examples in shared.items():
+        noun = "image is" if len(examples) == 1 else "images are"
+        check.notes.append(f"{len(examples):,} {noun} both in {first} and in {second}, such as {examples[0]}")

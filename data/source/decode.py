@@ -1,0 +1,67 @@
+"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.errors import UserError
+
+Pixels = NDArray[np.uint8]
+
+# Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
+# loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
+cv2.setNumThreads(0)
+
+_RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
+_REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
+REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+
+
+def read_image(path: Path, reduction: int = 1) -> Pixels:
+    """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
+
+    A JPEG that breaks off is decoded as far as it goes.
+
+    Args:
+        path: the file.
+        reduction: 1, 2, 4 or 8: a JPEG comes with its sides divided by it, rounded up; others as they are.
+
+    Raises:
+        UserError: the file cannot be read, or holds no image.
+    """
+    try:
+        encoded = np.fromfile(path, np.uint8)  # unlike cv2.imread, takes any Unicode path on every system
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
+    floating, jpeg = path.suffix.lower() == ".pfm", encoded[:2].tobytes() == _JPEG_START
+    reduction = reduction if jpeg else 1
+    image = _decode(encoded, floating, reduction)
+    if image is None and jpeg:
+        # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
+        image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating, reduction)
+    if image is None:
+        raise UserError(
+            f"{path}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
+        )
+    return image
+
+
+def _decode(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
+    if len(encoded) == 0:
+        return None
+    if floating:  # grey levels in [0, 1], which OpenCV's own conversion would round to 0 and 1
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+        if image is None:
+            return None
+        levels = np.nan_to_num(image.astype(np.float32) * 255)
+        return np.rint(levels[..., ::-1].clip(0, 255)).astype(np.uint8)
+    if _RGB is not None and reduction == 1:
+        return cast("Pixels | None", cv2.imdecode(encoded, _RGB))
+    image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR))
+    return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))

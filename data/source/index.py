@@ -1,0 +1,247 @@
+"""The index of a split: every image and label, checked, as flat arrays that a second start maps from a file.
+
+The file lies in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. Nothing is ever
+written to the dataset. Where the file cannot be written, a warning is logged and the index stays in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.source.listing import Listing, Remembered, list_images
+from data.source.scan import ClassNames, Stretch, scan
+from utils.environment import cache_dir
+from utils.errors import UserError
+from utils.files import atomic_write
+from utils.types import DatasetIndex, DatasetSpec
+
+_FORMAT = 1  # raise it when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\0"
+_ALIGNMENT = 64
+_SHOWN = 5
+_ARRAYS = (
+    "path_bytes",
+    "path_offsets",
+    "sizes_hw",
+    "box_offsets",
+    "classes",
+    "boxes_xyxy",
+    "segment_offsets",
+    "segment_points",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def build_index(spec: DatasetSpec, split: str, *, single_cls: bool = False) -> DatasetIndex:
+    """Index a split, from the cache where nothing has changed.
+
+    With `single_cls` every class becomes 0 and `names` is one name: the dataset's own if it has but one, else "item".
+    Left-out images and removed duplicates are in `problems`; `problem_report` words them for the console.
+
+    Args:
+        spec: the dataset.
+        split: "train", "val" or "test".
+        single_cls: treat all classes as one.
+
+    Raises:
+        UserError: the split is missing or has no usable image, labels name classes that the YAML does not, or no image
+            of "train" has a label.
+    """
+    path = cache_dir() / "index" / f"{spec.name}-{split}-{_key(spec, split, single_cls)}.index"
+    stored = read_index(path)
+    listing = list_images(spec, split, stored.coco_images if stored else None)
+    names = class_names(spec, single_cls)
+    digest = _digest(listing, names)
+    if stored is not None and stored.content.digest == digest:
+        return stored.content
+    if not listing.is_complete:
+        listing = list_images(spec, split)
+    logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
+    scanned = scan(listing, ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls))
+    refuse_unusable(spec, split, listing, scanned)
+    index = _assemble(split, names, listing, scanned, digest)
+    try:
+        write_index(path, index, listing.coco_images)
+    except OSError as error:
+        logger.warning(
+            "Cannot write %s (%s): the dataset will be scanned at every start. Set TESSERA_CACHE to a folder that can "
+            "be written.",
+            path,
+            error.strerror,
+        )
+        return index
+    written = read_index(path)
+    return index if written is None or written.content.digest != digest else written.content
+
+
+def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
+    """Names of the classes that are trained."""
+    return spec.names if not single_cls or spec.nc == 1 else ("item",)
+
+
+def problem_report(index: DatasetIndex) -> str:
+    """A warning about what the scan found: a count, the first lines and where to see all; "" where all is well."""
+    if not index.problems:
+        return ""
+    count = len(index.problems)
+    lines = "\n  ".join(index.problems[:_SHOWN])
+    more = f"\n  … {count - _SHOWN:,} more; --check-data prints them all" if count > _SHOWN else ""
+    return f"{index.split}: {count:,} problem{'s' if count > 1 else ''} with images or labels:\n  {lines}{more}"
+
+
+def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch) -> None:
+    """Raise a UserError where training on what was scanned would be wrong or impossible."""
+    if scanned.unknown:
+        places = "\n  ".join(f"{place}: class {name}" for place, name in scanned.unknown[1:_SHOWN])
+        count = len(scanned.unknown)
+        others = f" There are {count:,} such rows; the next are\n  {places}" if count > 1 else ""
+        raise UserError(unknown_class(spec, *scanned.unknown[0]) + others)
+    if not scanned.kept.any():
+        lines = "\n  ".join(scanned.problems[:_SHOWN])
+        raise UserError(
+            f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
+        )
+    if split == "train" and not len(scanned.classes):
+        places = label_places(listing)
+        files = sum(Path(label).is_file() for label in listing.labels)
+        raise UserError(
+            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images: {files:,} of them have "
+            f"a label file, which holds no usable row. Looked for\n  {places}\n"
+            "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
+            "`path`, move the labels there, or label the images."
+        )
+
+
+def unknown_class(spec: DatasetSpec, place: str, name: str) -> str:
+    """The message about a class that the YAML does not name."""
+    noun = "class" if spec.nc == 1 else "classes"
+    return f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}. Fix the label or add the class."
+
+
+def label_places(listing: Listing) -> str:
+    """Where labels were looked for: each folder with one file as an example, or the COCO file."""
+    examples: dict[str, str] = {}
+    for label in listing.labels:
+        examples.setdefault(label.rpartition("/")[0], label)
+    named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
+    lines = [*listing.coco_images, *named]
+    more = [f"and {len(lines) - _SHOWN:,} more folders"] if len(lines) > _SHOWN else []
+    return "\n  ".join(lines[:_SHOWN] + more)
+
+
+def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
+    """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
+    parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
+    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
+
+
+def _digest(listing: Listing, names: tuple[str, ...]) -> str:
+    """State of the dataset: paths from its root, sizes, times, names, format. A dataset moved as it is keeps it."""
+    state = hashlib.blake2b(digest_size=20)
+    sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
+    # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.
+    images, labels = (
+        "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
+    )
+    header = json.dumps([_FORMAT, cv2.__version__, names, sources, listing.notes])
+    for text in (header, images, labels):
+        state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
+    state.update(listing.image_stats.tobytes())
+    state.update(listing.label_stats.tobytes())
+    return state.hexdigest()
+
+
+def _assemble(split: str, names: tuple[str, ...], listing: Listing, scanned: Stretch, digest: str) -> DatasetIndex:
+    paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
+    arrays: dict[str, NDArray[Any]] = {
+        "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
+        "path_offsets": _offsets([len(path) for path in paths]),
+        "sizes_hw": scanned.sizes_hw,
+        "box_offsets": _offsets(scanned.counts),
+        "classes": scanned.classes,
+        "boxes_xyxy": scanned.boxes_xyxy,
+        "segment_offsets": _offsets(scanned.point_counts) if len(scanned.points) else np.zeros(0, np.int64),
+        "segment_points": scanned.points,
+    }
+    for array in arrays.values():
+        array.flags.writeable = False  # as from the cache
+    return DatasetIndex(
+        split=split, names=names, digest=digest, problems=tuple(listing.notes + scanned.problems), **arrays
+    )
+
+
+def _offsets(counts: Any) -> NDArray[np.int64]:
+    """(n + 1,) starts from n counts."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
+
+
+class StoredIndex(NamedTuple):
+    """What an index file holds; the arrays are mapped, not read, so that all processes of a node share them."""
+
+    content: DatasetIndex
+    coco_images: Remembered
+
+
+def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
+    """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
+    arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in _ARRAYS}
+    header = json.dumps(
+        {
+            "split": index.split,
+            "names": index.names,
+            "digest": index.digest,
+            "problems": index.problems,
+            "coco_images": coco_images,
+            "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
+        }
+    ).encode()
+    pieces = [len(header).to_bytes(8, "little"), header]
+    written = len(_MAGIC) + 32 + 8 + len(header)
+    for array in arrays.values():
+        pieces += [bytes(-written % _ALIGNMENT), array.tobytes()]
+        written += -written % _ALIGNMENT + array.nbytes
+    checksum = hashlib.blake2b(digest_size=32)
+    for piece in pieces:
+        checksum.update(piece)
+    with atomic_write(path) as file:
+        file.writelines([_MAGIC, checksum.digest(), *pieces])
+
+
+def read_index(path: Path) -> StoredIndex | None:
+    """Map an index file; None where there is none, or it is damaged or of another format."""
+    start = len(_MAGIC) + 32
+    try:
+        content = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError):
+        return None
+    if len(content) < start + 8 or content[: len(_MAGIC)].tobytes() != _MAGIC:
+        return None
+    if hashlib.blake2b(content[start:].data, digest_size=32).digest() != content[len(_MAGIC) : start].tobytes():
+        logger.warning("%s is damaged and will be rebuilt.", path)
+        return None
+    at = start + 8 + int.from_bytes(content[start : start + 8].tobytes(), "little")
+    header = json.loads(content[start + 8 : at].tobytes())
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, dtype, shape in header["arrays"]:
+        at += -at % _ALIGNMENT
+        length = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
+        at += length
+    index = DatasetIndex(
+        split=header["split"],
+        names=tuple(header["names"]),
+        digest=header["digest"],
+        problems=tuple(header["problems"]),
+        **arrays,
+    )
+    return StoredIndex(index, {file: (tuple(state), paths) for file, (state, paths) in header["coco_images"].items()})

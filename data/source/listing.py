@@ -1,0 +1,300 @@
+"""Which images a split has, and where the labels of each lie."""
+
+# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH122, PTH207
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.source.formats import CocoImage, read_coco
+from utils.errors import UserError
+from utils.types import IMAGE_SUFFIXES, DatasetSpec
+
+Stat = tuple[int, int]
+MISSING: Stat = (-1, -1)
+Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
+
+
+@dataclass
+class Listing:
+    """Images of a split in the order of their paths, each once.
+
+    Attributes:
+        root: folder of the dataset; messages name files from there.
+        images: absolute paths.
+        labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
+        image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file.
+        coco: place in `images` → COCO file, image with its annotations, category id → name.
+        coco_images: COCO file → its state and the images it lists; what the next listing may remember.
+        is_complete: False where annotations were not read because the COCO file was remembered.
+        notes: what is odd about the list itself, "file: what".
+    """
+
+    root: str
+    images: list[str]
+    labels: list[str]
+    image_stats: NDArray[np.int64]
+    label_stats: NDArray[np.int64]
+    coco: dict[int, tuple[Path, CocoImage, dict[int, str]]]
+    coco_images: dict[str, tuple[Stat, Sequence[str]]]
+    is_complete: bool
+    notes: list[str]
+
+    def shown(self, path: str) -> str:
+        """A path as messages name it."""
+        return path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path
+
+    def label_place(self, index: int) -> Callable[[int | None], str]:
+        """How messages name a line of the labels of image `index`, and None: all of them."""
+        if index in self.coco:
+            file, _, _ = self.coco[index]
+            shown = self.shown(str(file))
+            return lambda line: (
+                f"{self.shown(self.images[index])} ({shown})" if line is None else f"{shown}: annotations[{line}]"
+            )
+        shown = self.shown(self.labels[index])
+        return lambda line: shown if line is None else f"{shown}:{line}"
+
+
+def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = None) -> Listing:
+    """List the images of a split.
+
+    Args:
+        spec: the dataset.
+        split: "train", "val" or "test".
+        remembered: COCO file → state and images of an earlier listing; a file in that state is not read again.
+
+    Raises:
+        UserError: the split is not in the YAML, an entry does not exist or holds no image.
+    """
+    if not spec.splits.get(split):
+        have = ", ".join(spec.splits)
+        raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.")
+    found = _Found(spec, remembered or {})
+    for entry in spec.splits[split]:
+        for path in _expand(spec, split, entry):
+            found.add(path)
+    if not found.labels:
+        places = "\n  ".join(map(str, spec.splits[split]))
+        raise UserError(
+            f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
+            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
+        )
+    images = sorted(found.labels)
+    labels = [found.labels[image] for image in images]
+    if found.repeats:
+        found.notes.append(
+            f"{spec.yaml_path.name}: {split} lists {found.repeats:,} images more than once; each is used once"
+        )
+    return Listing(
+        root=str(spec.root),
+        images=images,
+        labels=labels,
+        image_stats=stats(images),
+        label_stats=stats(labels),
+        coco={place: found.coco[image] for place, image in enumerate(images) if image in found.coco},
+        coco_images=found.coco_images,
+        is_complete=found.is_complete,
+        notes=found.notes,
+    )
+
+
+def stats(paths: Iterable[str]) -> NDArray[np.int64]:
+    """(N, 2) sizes in bytes and modification times in ns, -1 where there is no plain file to read."""
+    return np.array([_stat(path) for path in paths], np.int64).reshape(-1, 2)
+
+
+def _stat(path: str) -> Stat:
+    if not path:
+        return MISSING
+    try:
+        found = os.stat(path)
+    except OSError:
+        return MISSING
+    return found.st_size, found.st_mtime_ns
+
+
+def label_path(image: str) -> str:
+    """The label file of an image: the last /images/ becomes /labels/, the suffix .txt; else beside the image."""
+    return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
+
+
+@dataclass
+class _Found:
+    """Collects the images of all entries of a split."""
+
+    spec: DatasetSpec
+    remembered: Remembered
+    labels: dict[str, str] = field(default_factory=dict)
+    coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    repeats: int = 0
+    is_complete: bool = True
+
+    def add(self, path: Path) -> None:
+        """Add what `path` stands for."""
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            self._add_folder(path)
+        elif suffix in IMAGE_SUFFIXES:
+            self._put(str(path), label_path(str(path)))
+        elif suffix == ".json":
+            self._add_coco(path)
+        elif suffix == ".txt":
+            self._add_list(path)
+        else:
+            raise UserError(
+                f"{self.spec.yaml_path}: found the entry {path}, expected a folder, an image, a list of images (.txt) "
+                "or a COCO file (.json)."
+            )
+
+    def _put(self, image: str, label: str) -> None:
+        if image in self.labels:
+            self.repeats += 1
+        else:
+            self.labels[image] = label
+
+    def _add_folder(self, folder: Path) -> None:
+        images, xmls = _walk(folder)
+        # XML beside images that have text labels is left over from a conversion.
+        if xmls and not any(os.path.exists(label_path(image)) for image in images):
+            self._add_voc(folder, images, xmls)
+            return
+        for image in images:
+            self._put(image, label_path(image))
+
+    def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
+        """Annotations of a folder; their images lie beside them or in a JPEGImages or images folder next to it."""
+        places = [folder.parent / "JPEGImages", folder.parent / "images"]
+        if folder.parent.name.lower() == "annotations":
+            places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
+        by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
+        by_stem.update((_stem(image), image) for image in images)
+        for xml in xmls:
+            image = by_stem.get(_stem(xml))
+            if image is None:
+                looked = ", ".join(map(str, [folder, *places]))
+                self.notes.append(f"{xml}: no image of that name in {looked}; it is left out")
+            else:
+                self._put(image, xml)
+        # Images beside annotations, but without one of their own, show background.
+        annotated = {_stem(xml) for xml in xmls}
+        for image in images:
+            if _stem(image) not in annotated:
+                self._put(image, os.path.splitext(image)[0] + ".xml")
+
+    def _add_list(self, file: Path) -> None:
+        try:
+            lines = file.read_text("utf-8-sig", errors="surrogateescape").splitlines()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
+        lines = [line for text in lines if (line := text.strip())]
+        if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
+            self._add_voc_ids(file, [line.split()[0] for line in lines])
+            return
+        base = self._base_of_list(file, lines)
+        for line in lines:
+            path = line.replace("\\", "/")
+            path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
+            path = os.path.normpath(path) if "/." in path or "//" in path else path
+            if _suffix(path) in IMAGE_SUFFIXES:
+                self._put(path, label_path(path))
+            else:
+                self.notes.append(f"{file}: '{line[:80]}' is not the path of an image; it is left out")
+
+    def _base_of_list(self, file: Path, lines: Sequence[str]) -> Path:
+        """Where relative lines without `./` start: the first folder in which the first of them exists."""
+        bases = (file.parent, self.spec.root, Path.cwd())
+        first = next((line for line in lines if not line.startswith(("./", "/"))), None)
+        return next((base for base in bases if first and (base / first).exists()), file.parent)
+
+    def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
+        """An ImageSets list of the VOC development kit: names without suffix."""
+        kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
+        by_stem = {_stem(image): image for image in _walk(kit / "JPEGImages")[0]}
+        for name in ids:
+            image = by_stem.get(name, f"{kit}/JPEGImages/{name}.jpg")
+            self._put(image, f"{kit}/Annotations/{name}.xml")
+
+    def _add_coco(self, file: Path) -> None:
+        state, known = _stat(str(file)), self.remembered.get(str(file))
+        if known is not None and known[0] == state:
+            paths, self.is_complete = known[1], False
+        else:
+            content = read_coco(file, self._coco_folders(file))
+            for image in content.images:
+                image.path = os.path.normpath(image.path)
+                self.coco.setdefault(image.path, (file, image, content.categories))
+            paths = [image.path for image in content.images]
+        self.coco_images[str(file)] = (state, paths)
+        for path in paths:
+            self._put(path, "")
+
+    def _coco_folders(self, file: Path) -> list[Path]:
+        """Where the images of a COCO file may lie: beside it, or as COCO itself and its common exports have them."""
+        part = file.stem.removeprefix("instances_")
+        bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
+        return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
+
+
+def _expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
+    """The entry itself where it exists, else what it matches as a glob, in order."""
+    if entry.exists():
+        return [entry]
+    if glob.has_magic(str(entry)):
+        matches = sorted(glob.glob(str(entry), recursive=True))
+        paths = [Path(m) for m in matches if os.path.isdir(m) or _suffix(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
+        if paths:
+            return paths
+        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {entry}.")
+    advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
+    raise UserError(
+        f"{spec.yaml_path}: {split}: {entry} does not exist. Relative entries start from {spec.root}; correct `path` "
+        f"or `{split}`.{advice}"
+    )
+
+
+def _walk(folder: Path) -> tuple[list[str], list[str]]:
+    """Images and XML files below `folder`, links followed, hidden files and folders passed over."""
+    images: list[str] = []
+    xmls: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [str(folder)]
+    while pending:
+        current = pending.pop()
+        try:
+            state = os.stat(current)
+            if (state.st_dev, state.st_ino) in seen:  # a link that leads back up
+                continue
+            seen.add((state.st_dev, state.st_ino))
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    suffix = _suffix(entry.name)
+                    if suffix in IMAGE_SUFFIXES:
+                        images.append(entry.path)
+                    elif suffix == ".xml":
+                        xmls.append(entry.path)
+                    elif entry.is_dir():
+                        pending.append(entry.path)
+        except OSError as error:
+            raise UserError(f"{current}: the folder cannot be read ({error.strerror}).") from error
+    return images, sorted(xmls)
+
+
+def _suffix(name: str) -> str:
+    """From the last dot on, in lower case: what `os.path.splitext` gives for names that do not start with a dot."""
+    return name[name.rfind(".") :].lower() if "." in name else ""
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]

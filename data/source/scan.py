@@ -1,0 +1,205 @@
+"""Images and labels of a split, read and checked: a pure function over a stretch of files, and its run over all.
+
+One thread reads about 15,000 images a second from a warm file system; more threads only make it slower, as they take
+turns at the interpreter. Where the storage is slow (a cold disk, a network) most of the time is waiting, and threads
+help: the scan starts with one and goes on with several as soon as a stretch was slow. Processes would gain little and
+cost a start, and must not be forked from a process that already runs CUDA or communication threads.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.source.formats import parse_coco, parse_voc
+from data.source.headers import BadImage, Size, image_size
+from data.source.labels import Objects, parse_labels
+from data.source.listing import Listing
+
+_STRETCH = 256  # images
+_SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
+_THREADS = 16
+_NO_CLASS_LIMIT = 2**31 - 1
+
+
+class ClassNames(NamedTuple):
+    """What is checked against.
+
+    Attributes:
+        ids: name → class.
+        single: every class is taken, and becomes 0.
+    """
+
+    ids: Mapping[str, int]
+    single: bool
+
+
+@dataclass
+class Stretch:
+    """Scanned images; n of them kept, with m objects.
+
+    Attributes:
+        kept: bool, one an image listed.
+        sizes_hw: int32 (n, 2).
+        counts: int64 (n,), objects of each image.
+        classes: int32 (m,).
+        boxes_xyxy: float32 (m, 4) pixels.
+        point_counts: int64 (m,), points of each object's polygon.
+        points: float32 (k, 2) pixels.
+        problems: "file:line: what" of all that is wrong.
+        unknown: (place, class) of rows whose class the dataset does not name.
+    """
+
+    kept: NDArray[np.bool_]
+    sizes_hw: NDArray[np.int32]
+    counts: NDArray[np.int64]
+    classes: NDArray[np.int32]
+    boxes_xyxy: NDArray[np.float32]
+    point_counts: NDArray[np.int64]
+    points: NDArray[np.float32]
+    problems: list[str]
+    unknown: list[tuple[str, str]]
+
+
+def scan(listing: Listing, names: ClassNames) -> Stretch:
+    """Read every image header and every label of `listing`."""
+    starts = range(0, len(listing.images), _STRETCH)
+    stretches: list[Stretch] = []
+    for number, start in enumerate(starts):
+        began = time.perf_counter()
+        stretches.append(scan_stretch(listing, start, start + _STRETCH, names))
+        images = min(_STRETCH, len(listing.images) - start)
+        if time.perf_counter() - began > _SLOW_S * images:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                rest = starts[number + 1 :]
+                stretches += pool.map(lambda start: scan_stretch(listing, start, start + _STRETCH, names), rest)
+            break
+    return Stretch(
+        np.concatenate([np.zeros(0, np.bool_), *(s.kept for s in stretches)]),
+        np.concatenate([np.zeros((0, 2), np.int32), *(s.sizes_hw for s in stretches)]),
+        np.concatenate([np.zeros(0, np.int64), *(s.counts for s in stretches)]),
+        np.concatenate([np.zeros(0, np.int32), *(s.classes for s in stretches)]),
+        np.concatenate([np.zeros((0, 4), np.float32), *(s.boxes_xyxy for s in stretches)]),
+        np.concatenate([np.zeros(0, np.int64), *(s.point_counts for s in stretches)]),
+        np.concatenate([np.zeros((0, 2), np.float32), *(s.points for s in stretches)]),
+        [line for s in stretches for line in s.problems],
+        [place for s in stretches for place in s.unknown],
+    )
+
+
+def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> Stretch:
+    """Read images `start` to `end` (or the last) and their labels."""
+    kept: list[bool] = []
+    sizes: list[Size] = []
+    counts: list[int] = []
+    classes: list[int] = []
+    boxes: list[float] = []
+    point_counts: list[int] = []
+    polygons: list[NDArray[np.float64]] = []
+    problems: list[str] = []
+    unknown: list[tuple[str, str]] = []
+    for index in range(start, min(end, len(listing.images))):
+        try:
+            size = image_size(listing.images[index], int(listing.image_stats[index, 0]))
+        except BadImage as error:
+            problems.append(f"{listing.shown(listing.images[index])}: {error}; the image is left out")
+            kept.append(False)
+            continue
+        objects = _read_objects(listing, index, size, names)
+        if objects.problems or objects.unknown or objects.duplicates:
+            where = listing.label_place(index)
+            problems += [f"{where(line)}: {what}; the image is left out" for line, what in objects.problems]
+            unknown += [(where(line), name) for line, name in objects.unknown]
+            if objects.duplicates:
+                noun = "row is a duplicate" if objects.duplicates == 1 else "rows are duplicates"
+                problems.append(f"{where(None)}: {objects.duplicates} {noun}, used once")
+            if objects.problems:
+                kept.append(False)
+                continue
+        kept.append(True)
+        sizes.append(size)
+        counts.append(len(objects.classes))
+        classes += objects.classes
+        boxes += objects.boxes
+        if objects.polygons:
+            point_counts += map(len, objects.polygons)
+            polygons += [polygon * (size[1], size[0]) for polygon in objects.polygons]
+        else:
+            point_counts += [0] * len(objects.classes)
+    sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
+    return Stretch(
+        np.array(kept, np.bool_),
+        sizes_hw,
+        np.array(counts, np.int64),
+        np.zeros(len(classes), np.int32) if names.single else np.array(classes, np.int32),
+        _pixels(np.array(boxes, np.float64).reshape(-1, 4), np.repeat(sizes_hw, counts, 0) if counts else sizes_hw),
+        np.array(point_counts, np.int64),
+        np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
+        problems,
+        unknown,
+    )
+
+
+def _pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
+    """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
+    half = fractions[:, 2:] / 2
+    corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
+    return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
+
+
+def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> Objects:
+    """Objects of image `index`; none where it has no label file."""
+    if index in listing.coco:
+        _, image, categories = listing.coco[index]
+        ids = dict.fromkeys(categories.values(), 0) if names.single else names.ids
+        if 0 not in image.size_hw and image.size_hw != size_hw:
+            made_for, found = (f"{width} x {height}" for height, width in (image.size_hw, size_hw))
+            what = f"the annotations are made for {made_for} pixels, but the image has {found}"
+            return Objects([], [], problems=[(None, what)])
+        return parse_coco(image.annotations, size_hw, categories, ids)
+    length = int(listing.label_stats[index, 0])
+    if length <= 0:
+        return Objects([], [])
+    path = listing.labels[index]
+    try:
+        raw = _read_bytes(path, length)
+    except OSError as error:
+        return Objects([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+    if path.endswith(".xml"):
+        return parse_voc(raw, size_hw, _AnyName() if names.single else names.ids)
+    return parse_labels(raw, _NO_CLASS_LIMIT if names.single else len(names.ids))
+
+
+def _read_bytes(path: str, length: int) -> bytes:
+    """All `length` bytes of a file, without the layers of `open`, which take longer than the reading."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        raw = os.read(descriptor, length)
+        while len(raw) < length and (block := os.read(descriptor, length - len(raw))):
+            raw += block
+        return raw
+    finally:
+        os.close(descriptor)
+
+
+class _AnyName(dict[str, int]):
+    """Every name is class 0."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+def problem_lines(problems: Sequence[str], limit: int = 5) -> str:
+    """The first of many lines, and how many more there are."""
+    more = len(problems) - limit
+    return "\n  ".join([*problems[:limit], *([f"and {more:,} more"] if more > 0 else [])])

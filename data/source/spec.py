@@ -1,0 +1,308 @@
+"""A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or drawn.
+
+A relative `path` names the first of these folders that holds an image entry of the YAML: below the YAML's own folder,
+the working directory, the repository, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from data.source.archives import unpack
+from data.source.download import fetch, locked
+from data.source.shapes import write_shapes
+from utils.environment import REPO, datasets_dir
+from utils.errors import ConfigError, UserError, did_you_mean
+from utils.types import Archive, DatasetSpec
+
+SPLITS = ("train", "val", "test")
+_KEYS = (*SPLITS, "path", "names", "nc", "download", "generate")
+_DRAWN = {"shapes": write_shapes}
+_FOLDER = REPO / "data"
+
+logger = logging.getLogger(__name__)
+
+
+def load_spec(data: str | Path) -> DatasetSpec:
+    """Read a dataset YAML and make sure that its folder is there.
+
+    Args:
+        data: the YAML, as given or from the repository's data/, with or without ".yaml".
+
+    Returns:
+        The specification; all entries are absolute. An entry may still be missing: `build_index` says so when it
+        is used.
+
+    Raises:
+        UserError: no such YAML, a mistake in it, or the dataset is nowhere and cannot be had.
+    """
+    yaml_path = _find_yaml(data)
+    content = _read_yaml(yaml_path)
+    names = _names(yaml_path, content)
+    entries = _entries(yaml_path, content)
+    archives = _archives(yaml_path, content.get("download"))
+    generate = content.get("generate")
+    if generate is not None and generate not in _DRAWN:
+        raise ConfigError(f"{yaml_path}: generate: found '{generate}', expected {' or '.join(_DRAWN)}.")
+    plan = _Plan(yaml_path, entries, archives, generate)
+    stated = content.get("path")
+    if stated is not None and not isinstance(stated, str):
+        raise ConfigError(f"{yaml_path}: path: found {stated!r}, expected a folder.")
+    root = _find_root(plan, stated)
+    splits = {split: tuple(_resolve(root, text) for text in texts) for split, texts in entries.items()}
+    return DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives)
+
+
+def _find_yaml(data: str | Path) -> Path:
+    given = Path(data).expanduser()
+    suffixed = [given] if given.suffix in (".yaml", ".yml") else [given, given.with_name(given.name + ".yaml")]
+    tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
+    for path in tried:
+        if path.is_file():
+            return _absolute(path)
+    known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
+    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)])
+    places = "\n  ".join(map(str, tried))
+    raise ConfigError(
+        f"--data {data}: no such dataset YAML.{hint} Tried\n  {places}\nThe repository has {', '.join(known)}."
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text. Save it as UTF-8.") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}.") from error
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else type(content).__name__
+        raise ConfigError(f"{path}: found {found}, expected keys such as train, val and names.")
+    # Other tools keep notes of their own in these files. Only what looks like a slip of the pen is refused.
+    for key in content:
+        if isinstance(key, str) and key not in _KEYS:
+            absent = [known for known in _KEYS if known not in content and _is_slip(key, known)]
+            if absent:
+                raise ConfigError(f"{path}: unknown key '{key}'.{did_you_mean(key, absent)}")
+    return content
+
+
+def _is_slip(key: str, known: str) -> bool:
+    """Whether `key` looks like a misspelling of `known`: two swapped letters, one too many, too few or another."""
+    if key.lower() == known:
+        return True
+    if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
+        return False
+    if sorted(key) == sorted(known):
+        return True
+    start = next((i for i, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
+    rest, other = key[start:], known[start:]
+    return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
+
+
+def _names(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    found = content.get("names")
+    expected = "a list, or a map from 0, 1, 2 … to names"
+    if not found or not isinstance(found, (list, dict)):
+        raise ConfigError(f"{path}: names: found {found!r}, expected {expected}. Name the classes of the labels.")
+    if isinstance(found, dict):
+        keys = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in found]
+        if any(type(key) is not int for key in keys) or sorted(keys) != list(range(len(keys))):
+            odd = [key for key in keys if type(key) is not int] or sorted(set(keys) - set(range(len(keys)))) or keys
+            raise ConfigError(f"{path}: names: found the key {odd[0]!r}, expected {expected} without gaps.")
+        found = [name for _, name in sorted(zip(keys, found.values(), strict=True), key=lambda item: item[0])]
+    for number, name in enumerate(found):
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
+            raise ConfigError(f"{path}: names: class {number} is {name!r}, expected a name. Put it in quotes.")
+    names = tuple(map(str, found))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        places = " and ".join(str(number) for number, name in enumerate(names) if name == twice)
+        raise ConfigError(f"{path}: names: '{twice}' is the name of classes {places}. Give each its own.")
+    nc = content.get("nc")
+    if nc is not None and (type(nc) is not int or nc != len(names)):
+        raise ConfigError(
+            f"{path}: nc is {nc!r}, but names has {len(names)} classes. Make them agree, or leave nc out."
+        )
+    return names
+
+
+def _entries(path: Path, content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Split → its entries as written; empty ones are as good as missing."""
+    entries: dict[str, tuple[str, ...]] = {}
+    for split in SPLITS:
+        found = content.get(split)
+        if found is None or found in ("", []):
+            continue
+        texts = found if isinstance(found, list) else [found]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ConfigError(
+                f"{path}: {split}: found {found!r}, expected a folder, a list of images (.txt), a glob, a COCO file "
+                "(.json), or a list of those."
+            )
+        entries[split] = tuple(texts)
+    if not entries:
+        raise ConfigError(f"{path}: found none of train, val and test, expected at least one with images.")
+    return entries
+
+
+def _archives(path: Path, found: Any) -> tuple[Archive, ...]:
+    """The archives of `download`. Anything but addresses is refused: Tessera never runs what a dataset brings."""
+    if found is None or found == "":
+        return ()
+    archives: list[Archive] = []
+    for item in found if isinstance(found, list) else [found]:
+        known = isinstance(item, dict) and "url" in item and set(item) <= {"url", "into"}
+        url, into = (item["url"], item.get("into", "")) if known else (item, "")
+        text = url.strip() if isinstance(url, str) else ""
+        if not text.startswith(("http://", "https://")) or len(text.split()) != 1:
+            shown = str(item).strip().splitlines()[0] if str(item).strip() else "nothing"
+            raise ConfigError(
+                f"{path}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or .tar.gz)"
+                " or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset by hand "
+                "and remove `download`."
+            )
+        if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
+            raise ConfigError(
+                f"{path}: download: into: found {into!r}, expected a folder below the folder of datasets."
+            )
+        archives.append(Archive(text, into))
+    return tuple(archives)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What finding and getting a dataset takes."""
+
+    yaml_path: Path
+    entries: Mapping[str, Sequence[str]]
+    archives: tuple[Archive, ...]
+    generate: str | None
+
+    def is_in(self, root: Path, splits: Iterable[str] = SPLITS) -> bool:
+        """Whether `root` is a folder with an entry of any of `splits`."""
+        texts = [text for split in splits for text in self.entries.get(split, ())]
+        return root.is_dir() and any(_exists(_resolve(root, text)) for text in texts)
+
+
+def _find_root(plan: _Plan, stated: str | None) -> Path:
+    """The dataset's folder; it is downloaded or drawn where it is nowhere."""
+    relative = Path(stated or ".").expanduser()
+    if relative.is_absolute():
+        target, tried = relative, [relative]
+    else:
+        target = datasets_dir() / _below(relative)
+        bases = (plan.yaml_path.parent, Path.cwd(), REPO, datasets_dir())
+        tried = [*(base / relative for base in bases), target]
+    tried = list(dict.fromkeys(_absolute(path) for path in tried))
+    for path in tried:
+        if plan.is_in(path):
+            return path
+    if stated is not None and (plan.archives or plan.generate):
+        _obtain(plan, _absolute(target))
+        return _absolute(target)
+    if stated is None and any(Path(text).is_absolute() for texts in plan.entries.values() for text in texts):
+        return plan.yaml_path.parent  # not a matter of `path`: `build_index` names the missing entry
+    wanted = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
+    places = "\n  ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in tried)
+    raise UserError(
+        f"{plan.yaml_path}: the dataset is in none of these folders (wanted {wanted}):\n  {places}\n"
+        "Correct `path`, or set TESSERA_DATASETS to the folder that datasets are in."
+    )
+
+
+def _below(relative: Path) -> Path:
+    """A path such as ../datasets/coco128, which other trainers write for their folder of datasets, inside ours."""
+    parts = [part for part in relative.parts if part not in ("..", ".")]
+    return Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
+
+
+def _resolve(root: Path, text: str) -> Path:
+    """An entry as a path. Exports that say ../train/images and mean their own folder are understood."""
+    path = _absolute(root / Path(text).expanduser())
+    if text.startswith("../") and not _exists(path):
+        inside = _absolute(root / text.removeprefix("../"))
+        if _exists(inside):
+            return inside
+    return path
+
+
+def _exists(path: Path) -> bool:
+    if path.exists() or not glob.has_magic(str(path)):
+        return path.exists()
+    return next(glob.iglob(str(path), recursive=True), None) is not None  # noqa: PTH207 - the pattern is absolute
+
+
+def _absolute(path: Path) -> Path:
+    """Without `..`, links kept: labels are looked for beside the path as written."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+
+
+def _obtain(plan: _Plan, target: Path) -> None:
+    """Draw or download the dataset so that `target` appears whole; one process does, others wait for it."""
+    if target.exists() and any(target.iterdir()):
+        wanted = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
+        raise UserError(
+            f"{plan.yaml_path}: {target} exists, but has none of {wanted}. Move it away to have the dataset "
+            f"{'drawn' if plan.generate else 'downloaded'} there, or correct `path`."
+        )
+    if plan.generate is not None:
+        logger.info("Drawing the dataset %s in %s", plan.generate, target)
+        _DRAWN[plan.generate](target)
+        return
+    staging = target.with_name(f".{target.name}.download")
+    try:
+        with locked(staging / "lock"):
+            if not plan.is_in(target):
+                _download(plan, staging, target)
+                shutil.rmtree(staging)
+    except OSError as error:
+        raise UserError(
+            f"{plan.yaml_path}: cannot download the dataset to {target} ({error.strerror or error}). Set "
+            "TESSERA_DATASETS to a folder that can be written and has room."
+        ) from error
+
+
+def _download(plan: _Plan, staging: Path, target: Path) -> None:
+    """Fetch and unpack every archive below `staging`, then rename the result. An interrupted call is continued."""
+    contents = staging / "contents"
+    for archive in plan.archives:
+        name = PurePosixPath(urlsplit(archive.url).path).name or "archive"
+        key = hashlib.blake2b("\0".join(archive).encode(), digest_size=4).hexdigest()
+        done = staging / f"{key}.done"
+        if not done.exists():
+            logger.info("Downloading %s for %s", archive.url, target)
+            file = fetch(archive.url, staging / f"{key}-{name}")
+            unpack(file, contents / archive.into)
+            done.touch()
+            file.unlink()
+    # An archive may hold the dataset's folder, or what belongs inside it.
+    found = contents / target.name
+    if not found.is_dir():
+        found = contents
+    needed = [split for split in ("train", "val") if split in plan.entries] or list(plan.entries)
+    for split in needed:
+        if not plan.is_in(found, [split]):
+            held = ", ".join(sorted(path.name for path in found.iterdir())) if found.is_dir() else "nothing"
+            shutil.rmtree(staging)
+            raise UserError(
+                f"{plan.yaml_path}: the archives of `download` hold {held}, but not {split}: "
+                f"{', '.join(plan.entries[split])}. Correct `{split}` or `download`."
+            )
+    found.rename(target)

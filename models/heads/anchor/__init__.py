@@ -1,0 +1,1 @@
+"""The anchor-based head of YOLOv5."""

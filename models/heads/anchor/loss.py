@@ -1,0 +1,283 @@
+"""The training loss of an anchor-based head, and the same loss measured over a validation set.
+
+The loss is computed as sums over what this rank holds; a mean is such a sum over a count, and the count may be that of
+the whole batch on all ranks. Losses and gradients then simply add up: nothing depends on how a batch is cut into ranks,
+nor a validation loss on its batch size.
+
+    assignment = criterion.assign(targets, batch_size, size_hw)        # on the host, before the forward
+    counts = all-reduced assignment.counts                             # optional, alongside the forward
+    loss, items = criterion(model(images), assignment.to(device), counts)
+
+Legend: B images, L detection layers, A anchors of a layer, C classes, P positives, U cells (see assignment.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.heads.anchor.assignment import Assignment, assign_targets
+from models.heads.anchor.layers import Detect
+from utils.boxes import complete_iou
+from utils.config import Hyp
+from utils.errors import ConfigError
+
+OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
+FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017
+
+
+class AnchorHead(Protocol):
+    """What the loss asks of a head: `models.detector.Detect`, or anything shaped like it."""
+
+    nc: int
+    nl: int
+    na: int
+    anchors: Tensor
+
+    @property
+    def stride(self) -> Tensor: ...
+
+
+class DetectionLoss:
+    """Box, objectness and class loss of an anchor-based head, in float32 whatever the model computes in.
+
+    Per level, box = mean(1 - CIoU) over the positives; objectness = mean binary cross-entropy over all predictions
+    against the detached CIoU of the cell's owner, clamped at 0; class = mean binary cross-entropy over positives and
+    classes, for more than one class. Levels are added up, objectness with the weights of `objectness_balance`.
+    """
+
+    def __init__(self, head: AnchorHead, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> None:
+        """Prepare the loss.
+
+        Args:
+            head: the model's last module; its anchors are followed when they change.
+            hyp: hyperparameters; box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
+            imgsz: training size in pixels, which the objectness gain is scaled by.
+            label_smoothing: ε of the class targets 1 - ε/2 and ε/2.
+        """
+        self.nc, self.nl = head.nc, head.nl
+        self.label_smoothing = label_smoothing
+        self.gains = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
+        self._hyp = hyp
+        self._head = head
+        self._strides: NDArray[np.float32] = head.stride.detach().cpu().float().numpy()
+        self._anchors = head.anchors.detach().cpu().float().numpy().copy()
+        self._anchors_seen = (head.anchors, head.anchors._version)
+        box, obj, cls = self.gains
+        self._weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
+
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> Assignment:
+        """Decide which predictions answer for which targets; host work, to be done before the forward.
+
+        Args:
+            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+            batch_size: images of the batch.
+            size_hw: height and width of the images as the model gets them.
+        """
+        assert len(targets) == 0 or int(targets[:, 1].max()) < self.nc, f"class outside the head's {self.nc}"
+        return assign_targets(targets, self._anchors_on_host(), self._strides, self._hyp.anchor_t, batch_size, size_hw)
+
+    def __call__(
+        self, predictions: Sequence[Tensor], assignment: Assignment, global_counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a batch: this rank's sums over the counts of all ranks.
+
+        Args:
+            predictions: L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
+            assignment: of the same batch, on the same device.
+            global_counts: (L, 2), `assignment.counts` added up over the ranks; None with a single rank.
+
+        Returns:
+            The loss, a scalar; and its parts box, obj, cls, detached (3,). Added up over the ranks, both are the mean
+            losses of the whole batch (not multiplied by its size).
+        """
+        counts = assignment.counts if global_counts is None else global_counts
+        parts = self._means(self.sums(predictions, assignment), counts)
+        return parts.sum(), parts.detach()
+
+    def sums(self, predictions: Sequence[Tensor], assignment: Assignment) -> Tensor:
+        """Sums of the plain losses, before gains and means: float32 (L, 3), columns box, obj, cls."""
+        for prediction, (ny, nx) in zip(predictions, assignment.grids_hw, strict=True):
+            expected = (assignment.batch_size, self._head.na, ny, nx, 5 + self.nc)
+            assert prediction.shape == expected, (prediction.shape, expected)
+        cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
+        cells = assignment.cells.split(cells_per_level, dim=1)
+        objectness: list[Tensor] = []
+        claimed: list[Tensor] = []
+        for prediction, level_cells in zip(predictions, cells, strict=True):
+            # In float32 from here on; autocast lowers none of the operations below.
+            logits, rows = _TakeCells.apply(prediction, level_cells)
+            objectness.append(logits)
+            claimed.append(rows)
+        # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order.
+        candidates = F.embedding(assignment.cell_of, torch.cat(claimed))
+
+        centre = candidates[:, :2].sigmoid() * 2 - 0.5
+        size = (candidates[:, 2:4].sigmoid() * 2).square() * assignment.anchors
+        iou = complete_iou(torch.cat((centre, size), 1), assignment.boxes)
+        box = [part.sum() for part in (1 - iou).split(positives_per_level)]
+
+        quality = iou.detach().clamp(min=0).index_select(0, assignment.owners).split(cells_per_level)
+        obj = [
+            self._binary_loss(logits, _scatter(logits, level_cells, values), self._hyp.obj_pw).sum()
+            for logits, level_cells, values in zip(objectness, cells, quality, strict=True)
+        ]
+
+        if self.nc > 1:
+            logits = candidates[:, 5:]
+            low = self.label_smoothing / 2
+            truth = torch.full_like(logits, low).scatter_(1, assignment.classes[:, None], 1 - low)
+            per_positive = self._binary_loss(logits, truth, self._hyp.cls_pw).sum(1)
+        else:
+            per_positive = torch.zeros_like(iou)
+        cls = [part.sum() for part in per_positive.split(positives_per_level)]
+        return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
+
+    def losses(self, total: NDArray[np.float64]) -> tuple[float, float, float]:
+        """Box, objectness and class loss from the total of one or more `LossMeter`s, (L, 5)."""
+        sums_and_counts = torch.from_numpy(total)
+        box, obj, cls = self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist()
+        return box, obj, cls
+
+    def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
+        """Parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
+        if self._weights.device != sums.device:
+            with torch.inference_mode(False):  # kept for training, even where validation asks for it first
+                self._weights = self._weights.to(sums.device)
+        positives, cells = counts.to(sums.device, non_blocking=True).clamp(min=1).unbind(1)
+        return (sums * self._weights / torch.stack((positives, cells, positives), 1)).sum(0)
+
+    def _binary_loss(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
+        """Binary cross-entropy, element by element; focal where fl_gamma is not 0."""
+        weight = None if positive_weight == 1 else logits.new_full((1,), positive_weight)
+        loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        if self._hyp.fl_gamma == 0:
+            return loss
+        probability = logits.sigmoid()
+        miss = targets + probability - 2 * targets * probability  # 1 - p_t, of soft targets too
+        alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
+        # At 0 the gradient of a power below 1 is infinite, and a saturated sigmoid would make it NaN.
+        return loss * alpha * miss.clamp(min=1e-6) ** self._hyp.fl_gamma
+
+    def _anchors_on_host(self) -> NDArray[np.float32]:
+        """The head's anchors (L, A, 2), copied again only after AutoAnchor, a checkpoint or a move changed them."""
+        buffer = self._head.anchors
+        seen, version = self._anchors_seen
+        if buffer is not seen or buffer._version != version:
+            self._anchors = buffer.detach().cpu().float().numpy().copy()
+            self._anchors_seen = (buffer, buffer._version)
+        return self._anchors
+
+
+class LossMeter:
+    """Validation losses as means over the whole set, whatever its batches and ranks.
+
+    Totals of several ranks are added up and handed to `DetectionLoss.losses`.
+    """
+
+    def __init__(self, criterion: DetectionLoss) -> None:
+        self.criterion = criterion
+        self._batches: list[Tensor] = []
+
+    @torch.no_grad()
+    def update(self, predictions: Sequence[Tensor], assignment: Assignment) -> None:
+        """Add a batch; nothing is read back from the device."""
+        self._batches.append(torch.cat((self.criterion.sums(predictions, assignment), assignment.counts), 1))
+
+    def total(self) -> NDArray[np.float64]:
+        """What was added up so far: float64 (L, 5), columns box, obj, cls, positives, predictions."""
+        if not self._batches:
+            return np.zeros((self.criterion.nl, 5))
+        return torch.stack(self._batches).cpu().double().sum(0).numpy()
+
+    def losses(self, totals: Iterable[NDArray[np.float64]] | None = None) -> tuple[float, float, float]:
+        """Box, objectness and class loss over the `totals` of all ranks; over this meter's own where None."""
+        merged = self.total() if totals is None else np.sum(list(totals), axis=0)
+        return self.criterion.losses(merged)
+
+
+def build_criterion(head: nn.Module, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> DetectionLoss:
+    """The loss that belongs to a model's head: head and criterion are a pair, and this is where they meet.
+
+    Another head brings another criterion with the methods of `DetectionLoss`; the scripts know no more of it.
+
+    Args:
+        head: the model's last layer.
+        hyp, imgsz, label_smoothing: as for `DetectionLoss`.
+
+    Raises:
+        ConfigError: a head that no loss is known for.
+    """
+    if isinstance(head, Detect):
+        return DetectionLoss(head, hyp, imgsz=imgsz, label_smoothing=label_smoothing)
+    raise ConfigError(
+        f"model YAML: the last module is {type(head).__name__}, and a loss is known for Detect only. "
+        f"End the head with Detect."
+    )
+
+
+def scaled_gains(hyp: Hyp, *, nc: int, nl: int, imgsz: int) -> tuple[float, float, float]:
+    """Gains of box, objectness and class loss for nl layers, nc classes and a training size in pixels.
+
+    hyp's own were tuned on COCO: 3 layers, 80 classes, 640 pixels.
+    """
+    layers = 3 / nl
+    return hyp.box * layers, hyp.obj * (imgsz / 640) ** 2 * layers, hyp.cls * nc / 80 * layers
+
+
+def objectness_balance(nl: int) -> tuple[float, ...]:
+    """Weight of each level's objectness loss, finest first: the finer, the fewer of its predictions are positive.
+
+    Raises:
+        ConfigError: more than 5 layers.
+    """
+    if nl == 3:
+        return 4.0, 1.0, 0.4
+    weights = (4.0, 1.0, 0.25, 0.06, 0.02)
+    if nl > len(weights):
+        raise ConfigError(
+            f"model YAML: the Detect layer has {nl} inputs, and the loss knows weights for at most {len(weights)}. "
+            f"Give Detect fewer inputs."
+        )
+    return weights[:nl]
+
+
+def _scatter(like: Tensor, cells: Tensor, values: Tensor) -> Tensor:
+    """Zeros (B, A, ny, nx) with `values` (U,) at `cells` (4, U)."""
+    dense = torch.zeros_like(like)
+    dense[cells.unbind(0)] = values
+    return dense
+
+
+class _TakeCells(torch.autograd.Function):
+    """Objectness everywhere and the whole rows of some cells, as float32.
+
+    The gradient of a layer's output is dense and large (137 MB for 16 images at 640 pixels and 80 classes). Left to
+    autograd, each of the two selections would fill one of its own, to be added up afterwards; here both write into
+    the same. It has the layout of the output, and since no cell occurs twice, it is the same in every run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, prediction: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, A, ny, nx, 5 + C) and int64 (4, U) to float32 (B, A, ny, nx) and (U, 5 + C)."""
+        ctx.save_for_backward(cells)
+        ctx.layout = torch.empty_like(prediction, device="meta")
+        # A copy, dense: all that follows reads it several times, and the original lies 5 + C values apart.
+        objectness = prediction[..., OBJECTNESS].to(torch.float32, copy=True)
+        return objectness, prediction[cells.unbind(0)].float()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_objectness: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
+        """The gradient of the prediction, in its dtype."""
+        (cells,) = ctx.saved_tensors
+        grad = torch.zeros_like(ctx.layout, device=cells.device)
+        grad[cells.unbind(0)] = grad_rows.to(grad.dtype)
+        grad[..., OBJECTNESS] += grad_objectness
+        return grad, None

@@ -1,0 +1,1 @@
+"""The building blocks of a model. Imports torch alone."""

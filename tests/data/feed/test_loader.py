@@ -1,0 +1,379 @@
+"""The stream of batches, with real workers: the same for any number of workers and ranks, and after any resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import multiprocessing
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data.feed import loader as loader_module
+from data.feed import sampler as sampler_module
+from data.feed.images import ImageStore, open_images
+from data.feed.loader import (
+    Loader,
+    TrainDataset,
+    TrainLoader,
+    ValDataset,
+    build_train_loader,
+    build_val_loader,
+    cap_workers,
+)
+from data.feed.recent import RecentImages
+from data.feed.sampler import EpochSampler
+from tests.data.counted import CountedStore
+from tests.data.made_index import draw_images, make_index
+from utils.config import Hyp
+from utils.errors import UserError
+from utils.ranks.world import World
+from utils.types import Batch, DatasetIndex, Draw
+
+SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20)]
+EPOCHS = 3
+
+
+def rank(number: int, size: int) -> Any:
+    """What the loader looks at of a World."""
+    return SimpleNamespace(
+        rank=number, size=size, local_rank=number, local_size=size, is_main=number == 0, node_first=lambda value: value
+    )
+
+
+@pytest.fixture(autouse=True)
+def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "usable_cpus", lambda: 16)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES), polygons=True)
+
+
+@pytest.fixture(scope="module")
+def hyp() -> Hyp:
+    names = dict.fromkeys(Hyp.__dataclass_fields__, 0.0)
+    strong = {"hsv_h": 0.1, "hsv_s": 0.5, "scale": 0.5, "translate": 0.1, "degrees": 10.0, "fliplr": 0.5}
+    return Hyp(**{**names, **strong, "mosaic": 1.0, "mixup": 0.3, "copy_paste": 0.5})
+
+
+def train_loader(index: DatasetIndex, hyp: Hyp, world: Any = None, **options: Any) -> TrainLoader:
+    settings = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": 0, **options}
+    return build_train_loader(index, ImageStore(index, 64, "linear"), hyp=hyp, world=world or rank(0, 1), **settings)
+
+
+def fingerprint(batch: Batch) -> tuple[bytes, ...]:
+    tensors = (batch.images, batch.targets, batch.indices, batch.sizes_hw, batch.placements)
+    return tuple(tensor.numpy().tobytes() for tensor in tensors)
+
+
+def stream(loader: TrainLoader, start: tuple[int, int] = (0, 0)) -> list[tuple[bytes, ...]]:
+    with loader:
+        return [
+            fingerprint(batch)
+            for epoch in range(start[0], EPOCHS)
+            for batch in loader.batches(epoch, start[1] if epoch == start[0] else 0)
+        ]
+
+
+@pytest.mark.parametrize("options", [{}, {"rect": True}, {"close_mosaic": 2}], ids=str)
+def test_the_stream_is_the_same_for_any_number_of_workers(
+    index: DatasetIndex, hyp: Hyp, options: dict[str, Any]
+) -> None:
+    alone = stream(train_loader(index, hyp, **options))
+    assert len(alone) == EPOCHS * 2 and len(set(alone)) == len(alone)
+    for workers in (1, 2):
+        assert stream(train_loader(index, hyp, workers=workers, **options)) == alone
+
+
+@pytest.mark.parametrize("rect", [False, True])
+def test_the_ranks_shares_make_up_the_global_batch(index: DatasetIndex, hyp: Hyp, rect: bool) -> None:
+    with train_loader(index, hyp, rect=rect) as loader:
+        whole = [batch for epoch in range(EPOCHS) for batch in loader.batches(epoch)]
+    for size in (2, 4):
+        loaders = [train_loader(index, hyp, rank(number, size), rect=rect) for number in range(size)]
+        parts = [[batch for epoch in range(EPOCHS) for batch in loader.batches(epoch)] for loader in loaders]
+        for together, shares in zip(whole, zip(*parts, strict=True), strict=True):
+            assert torch.equal(torch.cat([share.images for share in shares]), together.images)
+            assert torch.equal(torch.cat([share.indices for share in shares]), together.indices)
+            for number, share in enumerate(shares):
+                share.targets[:, 0] += number * 4 // size
+            assert torch.equal(torch.cat([share.targets for share in shares]), together.targets)
+
+
+@pytest.mark.parametrize("start", [(0, 1), (1, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_anywhere_the_stream_is_the_tail_of_the_whole(
+    index: DatasetIndex, hyp: Hyp, start: tuple[int, int], workers: int
+) -> None:
+    whole = stream(train_loader(index, hyp))
+    assert stream(train_loader(index, hyp, workers=workers), start) == whole[start[0] * 2 + start[1] :]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_broken_off_does_not_disturb_the_next(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    whole = stream(train_loader(index, hyp))
+    with train_loader(index, hyp, workers=workers) as loader:
+        loader.seek(0)
+        assert fingerprint(next(loader.batches(0))) == whole[0]
+        assert [fingerprint(batch) for batch in loader.batches(1)] == whole[2:4]
+        assert [fingerprint(batch) for batch in loader.batches(0, 1)] == whole[1:2]
+        assert [fingerprint(batch) for batch in loader.batches(1)] == whole[2:4]
+
+
+def test_two_iterations_at_once_are_refused(index: DatasetIndex, hyp: Hyp) -> None:
+    loader = train_loader(index, hyp)
+    first = loader.batches(0)
+    next(first)
+    next(loader.batches(1))
+    with pytest.raises(AssertionError, match="moved the stream"):
+        next(first)
+
+
+class Witness(TrainDataset):
+    """Leaves a file for every epoch that a sample is made of."""
+
+    folder: Path
+
+    def _place(self, draw: Draw, out: np.ndarray) -> Any:
+        (self.folder / str(draw.epoch)).touch()
+        return super()._place(draw, out)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_next_epoch_begins_as_the_last_batch_is_handed_over(
+    index: DatasetIndex, hyp: Hyp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighted: bool
+) -> None:
+    monkeypatch.setattr(Witness, "folder", tmp_path, raising=False)
+    monkeypatch.setattr(loader_module, "TrainDataset", Witness)
+    with train_loader(index, hyp, workers=1, image_weights=weighted) as loader:
+        batches = loader.batches(0)
+        next(batches), next(batches)
+        deadline = time.monotonic() + (0.3 if weighted else 20)
+        while not (tmp_path / "1").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / "1").exists() != weighted  # with weights, the next epoch is not known yet
+        assert len(list(itertools.chain(*map(loader.batches, range(1, EPOCHS))))) == 2 * (EPOCHS - 1)
+        time.sleep(0.1)
+        assert not (tmp_path / str(EPOCHS)).exists()  # nothing is prepared beyond the last epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_hold_from_the_next_epoch_on(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    with train_loader(index, hyp, workers=workers, image_weights=True) as loader:
+        for epoch, favourite in ((0, 3), (1, 5)):
+            loader.reweight(np.eye(len(index))[favourite])
+            seen = torch.cat([batch.indices for batch in loader.batches(epoch)])
+            assert set(seen.tolist()) == {favourite} and len(seen) == 8
+
+
+def test_workers_are_gone_after_close(index: DatasetIndex, hyp: Hyp) -> None:
+    loader = train_loader(index, hyp, workers=2)
+    batches = loader.batches(0)
+    next(batches)  # stays suspended in the middle of an epoch
+    workers = [child for child in multiprocessing.active_children() if child.is_alive()]
+    assert len(workers) == 2
+    loader.close()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mistake_in_the_data_arrives_as_its_own_message(
+    index: DatasetIndex, hyp: Hyp, workers: int, training: bool
+) -> None:
+    path = index.path(4)
+    path.write_bytes(b"broken")
+    if training:
+        loader: Any = train_loader(index, hyp, workers=workers)
+        batches: Iterator[Batch] = loader.batches(0)
+    else:
+        store = ImageStore(index, 64, "area")
+        loader = build_val_loader(index, store, imgsz=64, stride=32, batch_size=2, world=rank(0, 1), workers=workers)
+        batches = iter(loader)
+    with loader, pytest.raises(UserError) as caught:
+        list(batches)
+    assert type(caught.value) is UserError
+    assert str(caught.value).startswith(f"{path}: found 6 bytes") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_validation_sees_every_image_once_and_can_be_undone(index: DatasetIndex, workers: int, size: int) -> None:
+    store = ImageStore(index, 64, "area")
+    seen: list[int] = []
+    for number in range(size):
+        loader = build_val_loader(
+            index, store, imgsz=64, stride=32, batch_size=3, world=rank(number, size), workers=workers
+        )
+        with loader:
+            for _ in range(2):  # each validation alike
+                batches = list(loader)
+                assert len(batches) == len(loader)
+        for batch in batches:
+            seen += batch.indices.tolist()
+            assert torch.equal(batch.sizes_hw, torch.from_numpy(index.sizes_hw[batch.indices.numpy()].astype(np.int64)))
+            for i, image in enumerate(batch.indices.tolist()):
+                check_placed(index, store, image, batch, i)
+    assert sorted(seen) == list(range(len(index)))
+
+
+def check_placed(index: DatasetIndex, store: ImageStore, image: int, batch: Batch, row: int) -> None:
+    """The picture lies unchanged where the placement says, grey around it, and the boxes lead back to the labels."""
+    scale_x, scale_y, left, top = batch.placements[row].tolist()
+    loaded = store.load(image)
+    height, width = loaded.shape[:2]
+    assert (width, height) == pytest.approx((index.sizes_hw[image] * (scale_y, scale_x))[::-1])
+    canvas = np.full(batch.images.shape[1:], 114, np.uint8)
+    canvas[int(top) : int(top) + height, int(left) : int(left) + width] = loaded
+    np.testing.assert_array_equal(batch.images[row].numpy(), canvas)
+    own = batch.targets[batch.targets[:, 0] == row].numpy()
+    classes, boxes_xyxy = index.labels(image)
+    np.testing.assert_array_equal(own[:, 1], classes)
+    undone = (own[:, 2:] - (left, top, left, top)) / (scale_x, scale_y, scale_x, scale_y)
+    np.testing.assert_allclose(undone, boxes_xyxy, rtol=1e-5)
+
+
+def test_labels_and_polygons_are_scaled_with_the_image(index: DatasetIndex, hyp: Hyp) -> None:
+    sample = ValDataset(index, ImageStore(index, 120, "linear")).sample(1)  # 90 x 30 to 120 x 40
+    assert sample.image.shape == (120, 40, 3)
+    classes, boxes_xyxy = index.labels(1)
+    np.testing.assert_allclose(sample.boxes_xyxy, boxes_xyxy * 4 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(sample.classes, classes)
+    np.testing.assert_allclose(sample.segments[0], index.segments(1)[0] * 4 / 3, rtol=1e-6)
+    assert sample.boxes_xyxy.dtype == sample.segments[0].dtype == np.float32
+
+
+def test_types_and_shapes_of_a_batch(index: DatasetIndex, hyp: Hyp) -> None:
+    with train_loader(index, hyp, workers=1) as loader:
+        batch = next(loader.batches(0))
+    assert batch.images.shape == (4, 64, 64, 3) and batch.images.dtype == torch.uint8
+    assert batch.images.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
+    assert batch.targets.shape[1] == 6 and batch.targets.dtype == torch.float32
+    assert batch.indices.dtype == batch.sizes_hw.dtype == torch.int64
+    assert batch.placements.dtype == torch.float64 and batch.placements.isnan().all()
+    assert len(batch) == 4
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 8])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
+    tmp_path: Path, hyp: Hyp, monkeypatch: pytest.MonkeyPatch, batch_size: int, workers: int
+) -> None:
+    monkeypatch.setattr(sampler_module, "NEAR", 8)
+    sizes = [(16, 16)] * 200
+    index = make_index(sizes, paths=draw_images(tmp_path / "many", sizes), polygons=True)
+    store = ImageStore(index, 64, "linear")
+    loaded: list[int] = []
+    monkeypatch.setattr(store, "load", lambda image: loaded.append(image) or ImageStore.load(store, image))
+    first = RecentImages(store, 8 + workers * batch_size)
+    # Workers side by side, each at its own batch: they see one another's slots as other processes do.
+    shared = [first] + [RecentImages(store, first.slots, first.share()) for _ in range(workers - 1)]
+    datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
+    draws = list(EpochSampler(200, batch_size, seed=5, imgsz=64))
+    out = np.empty((64, 64, 3), np.uint8)
+    for start in range(0, len(draws), workers):
+        for side_by_side in itertools.zip_longest(*draws[start : start + workers]):
+            for dataset, draw in zip(datasets, side_by_side, strict=False):
+                dataset._place(draw, out)
+    assert set(loaded) == set(range(200)) and len(loaded) <= 210  # the first windows reach back to the epoch's end
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_small_set_is_decoded_once_for_the_run(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    store = CountedStore(index, 64, "linear")
+    settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": workers}
+    assert len(stream(build_train_loader(index, store, hyp=hyp, world=rank(0, 1), **settings))) == EPOCHS * 2
+    # An image whose slot another worker reads or fills with it at that moment may be decoded twice.
+    assert store.decoded == len(index) if workers == 0 else store.decoded <= 2 * len(index)
+
+
+def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetIndex, hyp: Hyp) -> None:
+    def held(loader: TrainLoader) -> bool:
+        with loader:
+            assert loader._loader is not None
+            dataset = loader._loader.dataset
+            assert isinstance(dataset, TrainDataset)
+            return isinstance(dataset.store, RecentImages)
+
+    assert held(train_loader(index, hyp))
+    assert not held(train_loader(index, hyp, rect=True))
+    assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
+    assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
+    with open_images(index, 64, "ram", "linear", World()) as cached:
+        settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": 0}
+        assert not held(build_train_loader(index, cached, hyp=hyp, world=World(), **settings))
+
+
+class Drawing:
+    """A dataset whose batches are what the process-level generators give, and the threads in use."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitems__(self, draws: Sequence[Draw]) -> tuple[int, float, float, int, int]:
+        threads = cv2.getNumThreads(), torch.get_num_threads()
+        return (torch.initial_seed(), float(np.random.random()), random.random(), *threads)  # noqa: NPY002
+
+
+def test_workers_have_one_thread_and_generators_of_their_own() -> None:
+    def drawn(number: int) -> list[Any]:
+        sampler: Any = [[0], [1]]
+        dataset: Any = Drawing()
+        loader = Loader(dataset, sampler, world=rank(number, 2), workers=2, pin_memory=False, seed=7)
+        with loader:
+            loader._start()
+            return [loader._take(), loader._take()]
+
+    twice = [drawn(0), drawn(0)]
+    assert twice[0] == twice[1]
+    everything = twice[0] + drawn(1)
+    for source in zip(*everything, strict=True):
+        if source != (1, 1, 1, 1):
+            assert len(set(source)) == 4, source
+    assert all(item[3:] == (1, 1) for item in everything)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
+)
+def test_workers_are_capped_by_the_processors_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
+) -> None:
+    monkeypatch.setattr(loader_module, "usable_cpus", lambda: cpus)
+    assert cap_workers(asked, rank(0, ranks)) == workers
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+@pytest.mark.parametrize(("batches", "workers"), [(100, 8), (18, 8), (17, 7), (3, 0), (0, 0)])
+def test_workers_are_capped_by_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, batches: int, workers: int
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=batches * 1000 * 2))
+    with caplog.at_level(logging.WARNING):
+        assert loader_module._affordable_workers(8, 1000, rank(0, 2)) == workers
+    assert ("--shm-size" in caplog.text) == (workers < 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_come_pinned_for_a_gpu(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
+    plain = stream(train_loader(index, hyp))
+    loader = train_loader(index, hyp, workers=workers, pin_memory=True)
+    batch = next(loader.batches(0))
+    assert batch.images.is_pinned()
+    assert fingerprint(batch) == plain[0]
+    assert stream(loader) == plain  # and closes
+    assert not multiprocessing.active_children()

@@ -1,0 +1,271 @@
+"""The laws of training order, over all sizes, and the shares of a validation."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from data.feed.images import loaded_sizes
+from data.feed.sampler import (
+    BLOCK,
+    NEAR,
+    EpochSampler,
+    ShardSampler,
+    block_of,
+    epoch_order,
+    image_weights,
+    near_batches,
+    scaled_size,
+    validation_shapes,
+)
+from tests.data.made_index import make_index
+from utils.errors import ConfigError
+from utils.types import Draw
+
+lengths = st.integers(1, 60)
+ranks = st.sampled_from([1, 2, 3, 4])
+shares = st.integers(1, 5)  # images of one rank's batch
+epochs = st.integers(0, 1000)
+seeds = st.integers(0, 2**63 - 1)
+
+
+def make_sizes(length: int) -> np.ndarray:
+    """Sizes of all aspects, wide, tall and square."""
+    rng = np.random.default_rng(length)
+    return rng.integers(20, 400, (length, 2)).astype(np.int32)
+
+
+def epoch_of(sampler: EpochSampler, epoch: int) -> list[list[Draw]]:
+    sampler.seek(epoch)
+    return list(sampler)
+
+
+@given(lengths, ranks, shares, epochs, seeds, st.booleans(), st.booleans())
+@example(8, 2, 2, 0, 0, False, False)
+@example(6, 2, 2, 0, 0, False, False)
+@example(5, 2, 2, 0, 0, False, False)
+@example(10, 2, 2, 0, 0, False, False)
+@example(10, 2, 2, 0, 0, True, False)
+@example(1, 4, 5, 3, 0, False, True)
+def test_laws_of_an_epoch(
+    length: int, ranks: int, share: int, epoch: int, seed: int, drop_last: bool, rect: bool
+) -> None:
+    batch = ranks * share
+    if drop_last and length < batch:
+        with pytest.raises(ConfigError, match=f"at most {length}"):
+            EpochSampler(length, batch, seed=seed, imgsz=64, drop_last=True)
+        return
+
+    def sampler(rank: int, size: int) -> EpochSampler:
+        sizes_hw = make_sizes(length) if rect else None
+        return EpochSampler(
+            length, batch, seed=seed, imgsz=64, rank=rank, size=size, drop_last=drop_last, sizes_hw=sizes_hw
+        )
+
+    whole = epoch_of(sampler(0, 1), epoch)
+    parts = [epoch_of(sampler(rank, ranks), epoch) for rank in range(ranks)]
+
+    # The number of batches, whole ones only, the same on every rank.
+    steps = length // batch if drop_last else -(-length // batch)
+    assert [len(part) for part in parts] == [steps] * ranks == [len(sampler(0, ranks))] * ranks
+    assert all(len(mine) == share for part in parts for mine in part)
+
+    # The ranks' slices, end to end, are the global batch of a single rank; positions count through the epoch.
+    assert [list(itertools.chain(*slices)) for slices in zip(*parts, strict=True)] == whole
+    assert [draw.position for draws in whole for draw in draws] == list(range(steps * batch))
+    assert {draw.epoch for draws in whole for draw in draws} == {epoch}
+    assert all(len({draw.size_hw for draw in draws}) == 1 for draws in whole)
+
+    # Every image once; padding repeats images of the epoch's own start, evenly.
+    counts = Counter(draw.index for draws in whole for draw in draws)
+    times, extra = divmod(steps * batch, length)
+    if drop_last:
+        assert set(counts.values()) == {1}
+    else:
+        assert (
+            Counter(counts[i] for i in range(length)) == Counter({times: length - extra, times + 1: extra}) - Counter()
+        )
+        order = epoch_order(length, batch, seed, epoch)
+        assert {i for i in counts if counts[i] == times + 1} == set(order[:extra].tolist())
+        if not rect:
+            assert [draw.index for draws in whole for draw in draws] == order.tolist()
+
+
+@given(lengths, epochs, seeds, shares, st.data())
+def test_entered_anywhere_the_stream_goes_on_alike(
+    length: int, epoch: int, seed: int, batch: int, data: st.DataObject
+) -> None:
+    uninterrupted, resumed = (EpochSampler(length, batch, seed=seed, imgsz=64) for _ in range(2))
+    step = data.draw(st.integers(0, len(resumed)))
+    uninterrupted.seek(epoch)
+    resumed.seek(epoch, step)
+    assert list(uninterrupted)[step:] == list(resumed)
+    assert list(uninterrupted) == list(resumed)  # and both have gone to the next epoch by themselves
+
+
+def test_epochs_and_seeds_differ_and_so_does_the_padding() -> None:
+    orders = [epoch_order(10, 4, seed, epoch).tolist() for seed in (0, 1) for epoch in range(4)]
+    assert len({tuple(order) for order in orders}) == 8
+    assert len({tuple(order[10:]) for order in orders}) > 1
+
+
+def test_an_epoch_begun_early_is_not_repeated() -> None:
+    sampler = EpochSampler(6, 2, seed=0, imgsz=64)
+    first = iter(sampler)
+    head = next(first)
+    second = iter(sampler)  # a loader prefetches the next epoch before it has finished this one
+    assert {draw.epoch for draw in itertools.chain(head, *first)} == {0}
+    assert {draw.epoch for draw in itertools.chain(*second)} == {1}
+
+
+def test_an_iterator_that_nobody_draws_from_is_no_epoch() -> None:
+    sampler = EpochSampler(6, 2, seed=0, imgsz=64)
+    iter(sampler)  # as torch's loader with persistent workers does, once
+    assert {draw.epoch for draws in sampler for draw in draws} == {0}
+
+
+def test_as_batch_sampler_of_a_loader() -> None:
+    class Echo:
+        def __getitems__(self, draws: list[Draw]) -> list[Draw]:
+            return draws
+
+    loader = DataLoader(Echo(), batch_sampler=EpochSampler(7, 2, seed=3, imgsz=64), collate_fn=list)
+    seen = [[draw for draws in loader for draw in draws] for _ in range(2)]
+    assert len(loader) == 4
+    assert [{draw.epoch for draw in draws} for draws in seen] == [{0}, {1}]
+    assert [draw.index for draw in seen[0]] != [draw.index for draw in seen[1]]
+
+
+def test_a_batch_that_ranks_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match=r"--batch-size 10 .* 4 ranks .* 8 or 12"):
+        EpochSampler(100, 10, seed=0, imgsz=64, rank=0, size=4)
+
+
+def test_rect_batches_are_as_tight_as_their_images_and_shuffled() -> None:
+    sizes_hw = np.array([(100, 200)] * 40 + [(200, 100)] * 40 + [(150, 150)] * 40, np.int32)
+    sampler = EpochSampler(120, 8, seed=0, imgsz=128, sizes_hw=sizes_hw, stride=32)
+    epochs_seen = [epoch_of(sampler, epoch) for epoch in range(2)]
+    for batches in epochs_seen:
+        for draws in batches:
+            loaded = loaded_sizes(sizes_hw[[draw.index for draw in draws]], 128)
+            assert draws[0].size_hw == tuple((-(-loaded.max(0) // 32) * 32).tolist())
+        # 40 images of a shape fill 5 batches: no batch mixes shapes, and shapes come in random order.
+        shapes = [draws[0].size_hw for draws in batches]
+        assert Counter(shapes) == {(64, 128): 5, (128, 64): 5, (128, 128): 5}
+        assert shapes != sorted(shapes, key=lambda s: s[0] - s[1])
+    sets = [{frozenset(draw.index for draw in draws) for draws in batches} for batches in epochs_seen]
+    assert not sets[0] & sets[1]  # other companions in the next epoch
+
+
+def test_image_weights_decide_the_order_until_changed() -> None:
+    sampler = EpochSampler(50, 8, seed=0, imgsz=64)
+    plain = epoch_of(sampler, 2)
+    weights = np.zeros(50)
+    weights[[3, 4]] = 1, 3
+    sampler.reweight(weights)
+    drawn = [draw.index for draws in epoch_of(sampler, 2) for draw in draws]
+    assert len(drawn) == 56 and set(drawn) == {3, 4} and drawn.count(4) > drawn.count(3)
+    assert drawn == [draw.index for draws in epoch_of(sampler, 2) for draw in draws]
+    sampler.reweight(np.ones(50))
+    assert epoch_of(sampler, 2) != plain  # with replacement
+    for useless in (np.zeros(50), np.full(50, np.nan), -np.ones(50), np.ones(49)):
+        with pytest.raises(AssertionError):
+            sampler.reweight(useless)
+
+
+@given(st.lists(st.sampled_from([(64, 96), (96, 64), (96, 96)]), min_size=1, max_size=40), st.integers(1, 8), shares)
+@example([(64, 96)] * 3, 8, 4)
+def test_validation_shards(shapes: list[tuple[int, int]], ranks: int, batch: int) -> None:
+    table = np.array(shapes)
+    shards = [ShardSampler(len(table), rank, ranks, batch, table) for rank in range(ranks)]
+    counts = [sum(map(len, shard)) for shard in shards]
+    assert sorted(draw.index for shard in shards for draws in shard for draw in draws) == list(range(len(table)))
+    assert max(counts) - min(counts) <= 1
+    for shard in shards:
+        batches = list(shard)
+        assert batches == list(shard) and len(batches) == len(shard)
+        assert all(0 < len(draws) <= batch for draws in batches)
+        assert all(draw.size_hw == draws[0].size_hw == shapes[draw.index] for draws in batches for draw in draws)
+        # No batch could have been merged into another.
+        partial = [draws[0].size_hw for draws in batches if len(draws) < batch]
+        assert len(partial) == len(set(partial))
+
+
+@pytest.mark.parametrize(
+    ("size_hw", "shape_hw"),
+    [((640, 640), (672, 672)), ((480, 640), (512, 672)), ((427, 640), (448, 672)), ((1, 1000), (32, 672))],
+)
+def test_validation_shape_by_hand(size_hw: tuple[int, int], shape_hw: tuple[int, int]) -> None:
+    assert validation_shapes(np.array([size_hw], np.int32), 640, 32).tolist() == [list(shape_hw)]
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([64, 640, 1280]), st.sampled_from([8, 32, 64]))
+def test_a_loaded_image_fits_into_its_validation_shape(height: int, width: int, imgsz: int, stride: int) -> None:
+    sizes_hw = np.array([[height, width]], np.int32)
+    shape = validation_shapes(sizes_hw, imgsz, stride)
+    assert (shape % stride == 0).all() and (shape >= loaded_sizes(sizes_hw, imgsz)).all()
+
+
+def test_multi_scale_sizes() -> None:
+    sizes = [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
+    assert sizes == [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
+    assert set(sizes) == set(range(320, 960, 32))  # [0.5, 1.5) · 640
+    assert scaled_size(0, 0, 0, 32, 32) == 32
+
+
+def test_image_weights_by_hand() -> None:
+    # Objects: class 0 four times, class 1 once, class 2 never; mAP 0.5, 0, 1.
+    index = make_index([(10, 10)] * 4, classes=[[0, 0, 0], [0, 1], [], []])
+    weights = image_weights(index, [0.5, 0.0, 1.0])
+    rare = 1.0
+    common = 0.5**2 / 4
+    expected = np.array([3 * common, common + rare, 3 * common, 3 * common])
+    np.testing.assert_allclose(weights, expected / expected.sum())
+
+
+def test_image_weights_when_nothing_weighs() -> None:
+    np.testing.assert_allclose(image_weights(make_index([(10, 10)] * 4), [1.0, 1.0, 1.0]), 0.25)
+
+
+@given(st.integers(1, 100), ranks, shares, epochs)
+def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, share: int, epoch: int) -> None:
+    batch_size = size * share
+    order = epoch_order(length, batch_size, 3, epoch)
+    batches = len(order) // batch_size
+    for rank in range(size):
+        sampler = EpochSampler(length, batch_size, seed=3, imgsz=64, rank=rank, size=size)
+        for draw in itertools.chain(*epoch_of(sampler, epoch)):
+            batch = draw.position // batch_size
+            block = block_of(draw.position, batch_size)
+            near = {
+                int(order[place])
+                for back in range(min(near_batches(batch_size), batches))
+                for place in range((batch - back) % batches * batch_size, ((batch - back) % batches + 1) * batch_size)
+                if block_of(place, batch_size) == block
+            }
+            assert set(draw.neighbours) == near and draw.index in near
+            assert all(order[place] == image for image, place in draw.neighbours.items())
+
+
+@given(st.integers(1, 700))
+def test_a_batch_is_cut_into_equal_blocks(batch_size: int) -> None:
+    sizes = np.bincount([block_of(place, batch_size) for place in range(batch_size)])
+    assert sizes.max() <= BLOCK and np.ptp(sizes) <= 1 and len(sizes) == -(-batch_size // BLOCK)
+    assert NEAR <= near_batches(batch_size) * batch_size / len(sizes) < NEAR + BLOCK
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(16, 1), (64, 2), (1024, 32), (96, 3)])
+def test_a_rank_with_whole_blocks_needs_no_image_of_another(batch_size: int, size: int) -> None:
+    share = batch_size // size
+    for rank in range(size):
+        sampler = EpochSampler(batch_size * 12, batch_size, seed=3, imgsz=64, rank=rank, size=size)
+        draws = list(itertools.chain(*epoch_of(sampler, 0)))
+        own = {draw.index for draw in draws}
+        assert len(own) == share * 12 and all(set(draw.neighbours) <= own for draw in draws)
+        assert {len(draw.neighbours) for draw in draws} == {NEAR}

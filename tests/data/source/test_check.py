@@ -1,0 +1,93 @@
+"""--check-data: every problem of every split, and the verdict."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from data.source.check import DatasetCheck, check_dataset
+from data.source.spec import load_spec
+from tests.data.make import write_dataset, write_image
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def check(yaml: Path) -> DatasetCheck:
+    return check_dataset(load_spec(yaml))
+
+
+def test_clean(tmp_path: Path) -> None:
+    found = check(write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "", "val/c": BOX}))
+    assert found.safe
+    assert found.lines() == ["3 images with 2 objects can be used; 0 errors, 0 problems, 0 notes: training is safe"]
+
+
+def test_every_place_of_every_split(tmp_path: Path) -> None:
+    bad = "7 0.5 0.5 0.1 0.1\n"
+    found = check(
+        write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX + bad * 9 for n in "ab" for split in ("train", "val")})
+    )
+    assert not found.safe
+    assert len(found.errors) == 36
+    assert (
+        "labels/val/b.txt:10: class 7, but pets.yaml names 2 classes. Fix the label or add the class." in found.errors
+    )
+
+
+def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
+    found = check(
+        write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x\ny\n", "train/c": BOX * 3, "val/d": BOX})
+    )
+    assert found.safe
+    assert [line.split(" ")[0] for line in found.problems] == [
+        "labels/train/b.txt:1:",
+        "labels/train/b.txt:2:",
+        "labels/train/c.txt:",
+    ]
+
+
+def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
+    path = write_image(tmp_path / "pets/images/train/c.png", (64, 64))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:200] + raw[-100:])
+    found = check(yaml)
+    assert not found.safe
+    assert found.errors[0].startswith("images/train/c.png: ")
+
+
+def test_jpeg_that_breaks_off_is_a_note(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
+    path = write_image(tmp_path / "pets/images/train/c.jpg", (200, 200))
+    path.write_bytes(path.read_bytes()[:-500])
+    found = check(yaml)
+    assert found.safe
+    assert found.notes == ["images/train/c.jpg: the end of the file is missing; what decodes is used"]
+
+
+def test_images_shared_by_splits_are_noted_whatever_their_names(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX, "train/b": BOX, "val/c": BOX})
+    shutil.copy(root / "images/train/a.jpg", root / "images/val/d.jpg")
+    (note,) = check(yaml).notes
+    assert note == "1 image is both in train and in val, such as images/train/a.jpg = images/val/d.jpg"
+
+
+def test_flat_boxes_are_noted(tmp_path: Path) -> None:
+    found = check(
+        write_dataset(tmp_path / "pets", {"train/a": BOX + "0 0.5 0.5 0 0.1\n", "train/b": BOX, "val/c": BOX})
+    )
+    assert found.notes == ["labels/train/a.txt: 1 box without width or height"]
+
+
+def test_a_class_too_many_is_not_a_missing_label(tmp_path: Path) -> None:
+    found = check(write_dataset(tmp_path / "pets", {"train/a": "7 0.5 0.5 0.1 0.1\n", "val/b": BOX}))
+    assert len(found.errors) == 1 and "train/a.txt:1: class 7" in found.errors[0]
+
+
+def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": None})
+    yaml.write_text(yaml.read_text() + "val: images/val\n")
+    found = check(yaml)
+    assert ["no labels found" in line or "does not exist" in line for line in found.errors] == [True, True]
+    assert found.lines()[-1].endswith("training would not be safe")

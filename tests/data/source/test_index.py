@@ -1,0 +1,374 @@
+"""The index: what is in it, what is refused, and when it is built anew."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.source import index as module
+from data.source import scan as scan_module
+from data.source.headers import image_size
+from data.source.index import build_index, problem_report, read_index, write_index
+from data.source.listing import label_path
+from data.source.spec import load_spec
+from tests.data.make import write_dataset, write_image
+from utils.errors import UserError
+from utils.types import DatasetIndex
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def build(yaml: Path, split: str = "train", **options: bool) -> DatasetIndex:
+    return build_index(load_spec(yaml), split, **options)
+
+
+def same(a: DatasetIndex, b: DatasetIndex) -> bool:
+    plain = (a.split, a.names, a.digest, a.problems) == (b.split, b.names, b.digest, b.problems)
+    return plain and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) and getattr(a, name).dtype == getattr(b, name).dtype
+        for name in module._ARRAYS
+    )
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of images of all scans that really happen."""
+    seen: list[int] = []
+    real = module.scan
+
+    def counted(listing, names):  # type: ignore[no-untyped-def]
+        seen.append(len(listing.images))
+        return real(listing, names)
+
+    monkeypatch.setattr(module, "scan", counted)
+    return seen
+
+
+def test_contents(tmp_path: Path) -> None:
+    yaml = write_dataset(
+        tmp_path / "pets",
+        {
+            "train/b": "1 0.5 0.5 0.25 0.5\n0 0.25 0.25 0.5 0.5",
+            "train/a": BOX,
+            "train/c": None,
+            "train/d": "",
+            "val/a": BOX,
+        },
+    )
+    index = build(yaml)
+    assert [index.path(i) for i in range(4)] == [tmp_path / f"pets/images/train/{name}.jpg" for name in "abcd"]
+    assert index.sizes_hw.tolist() == [[48, 64]] * 4
+    classes, boxes = index.labels(1)
+    assert classes.tolist() == [1, 0]
+    np.testing.assert_array_equal(boxes, [[24, 12, 40, 36], [0, 0, 32, 24]])
+    assert [len(index.labels(i)[0]) for i in range(4)] == [1, 2, 0, 0]
+    assert index.segments(0) == [] and len(index.segment_offsets) == 0
+    assert (index.names, index.problems, index.split) == (("cat", "dog"), (), "train")
+    assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
+
+
+def test_polygons(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "1 0.25 0.25 0.5 0.25 0.5 0.75\n" + BOX, "train/b": BOX})
+    index = build(yaml)
+    np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 36], [16, 12, 48, 36]])
+    polygon, none = index.segments(0)
+    np.testing.assert_array_equal(polygon, [[16, 12], [32, 12], [32, 36]])
+    assert none.shape == (0, 2) and [len(p) for p in index.segments(1)] == [0]
+
+
+def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
+    yaml = write_dataset(
+        tmp_path / "pets",
+        {
+            "train/a": BOX,
+            "train/b": BOX + "1 0.5 2 0.1 0.1\n1 x 1 1 1\n",
+            "train/c": BOX + BOX,
+            "train/d": "\ufeff" + BOX,
+        },
+    )
+    write_image(tmp_path / "pets/images/train/small.png", (9, 50))
+    (tmp_path / "pets/images/train/torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    index = build(yaml)
+    assert [index.path(i).stem for i in range(len(index))] == ["a", "c", "d"]
+    assert len(index.classes) == 3
+    left_out = "; the image is left out"
+    assert index.problems == (
+        "labels/train/b.txt:2: y is 2, expected at most 1 (a fraction of the image's width or height)" + left_out,
+        "labels/train/b.txt:3: 'x' is not a number" + left_out,
+        "labels/train/c.txt: 1 row is a duplicate, used once",
+        "images/train/small.png: 50 x 9 pixels, expected at least 10 on each side" + left_out,
+        "images/train/torn.png: not an image that OpenCV can decode, or damaged" + left_out,
+    )
+    assert problem_report(index).startswith("train: 5 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
+
+
+def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
+    yaml = write_dataset(
+        tmp_path / "pets", {"train/a": BOX, "train/0123": BOX * 1 + "\n\n81 0.5 0.5 0.1 0.1\n2 0 0 1 1"}
+    )
+    with pytest.raises(UserError) as caught:
+        build(yaml)
+    assert str(caught.value) == (
+        "labels/train/0123.txt:4: class 81, but pets.yaml names 2 classes. Fix the label or add the class. "
+        "There are 2 such rows; the next are\n  labels/train/0123.txt:5: class 2"
+    )
+
+
+def test_single_cls(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "81 0.5 0.5 0.1 0.1\n" + BOX})
+    index = build(yaml, single_cls=True)
+    assert (index.classes.tolist(), index.names) == ([0, 0], ("item",))
+
+
+def test_no_labels_in_train_says_where_it_looked(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": None, "train/b": "", "val/a": None})
+    with pytest.raises(UserError, match="no labels found for 2 images: 1 of them have a label file") as caught:
+        build(yaml)
+    assert str(tmp_path / "pets/labels/train/a.txt") in str(caught.value)
+    assert len(build(yaml, "val")) == 1
+
+
+def test_missing_split_folder_and_images(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
+    with pytest.raises(UserError, match="found train, expected `val`"):
+        build(yaml, "val")
+    yaml.write_text(yaml.read_text() + f"val: images/val\ntest: {tmp_path}/empty\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"val: {tmp_path}/pets/images/val does not exist"):
+        build(yaml, "val")
+    with pytest.raises(UserError, match=f"test: no image found in\n  {tmp_path}/empty"):
+        build(yaml, "test")
+
+
+def test_no_usable_image(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "x", "train/b": "y"})
+    with pytest.raises(UserError, match=r"none of the 2 images can be used:\n  labels/train/a\.txt:1: 1 field"):
+        build(yaml)
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [
+        ("/d/images/train/a.jpg", "/d/labels/train/a.txt"),
+        ("/images/images/a.b.jpeg", "/images/labels/a.b.txt"),
+        ("/d/train/a.jpg", "/d/train/a.txt"),
+        ("/d/images.v2/images/x/a.png", "/d/images.v2/labels/x/a.txt"),
+    ],
+)
+def test_label_path(image: str, label: str) -> None:
+    assert label_path(image) == label
+
+
+def test_list_file(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX, "train/b": BOX, "train/c": BOX})
+    lines = [
+        "./images/train/c.jpg",
+        "images/train/a.jpg",
+        f"{root}/images/train/a.jpg",
+        "./lists/../images/train/b.jpg",
+    ]
+    lines += ["./images/train/gone.jpg", "readme", ""]
+    (root / "train.txt").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    yaml.write_text(f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n")
+    index = build(yaml)
+    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert index.problems == (
+        f"{root}/train.txt: 'readme' is not the path of an image; it is left out",
+        "pets.yaml: train lists 1 images more than once; each is used once",
+        "images/train/gone.jpg: no such file; the image is left out",
+    )
+
+
+def test_globs_lists_and_nested_folders(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"one/x/a": BOX, "one/b": BOX, "two/c": BOX, "two/d": BOX})
+    (root / "images/one/.hidden.jpg").write_bytes(b"")
+    (root / "images/one/loop").symlink_to(root / "images/one")
+    yaml.write_text(f"path: {root}\ntrain: [images/one, 'images/t*/c.*']\nval: 'images/*'\nnames: [cat, dog]\n")
+    assert {build(yaml).path(i).stem for i in range(len(build(yaml)))} == {"a", "b", "c"}
+    assert len(build(yaml, "val")) == 4
+
+
+def test_odd_file_names(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/ä b[1]": BOX, "train/猫": BOX})
+    strange = os.fsdecode(b"\xff.jpg")
+    (tmp_path / "pets/images/train/猫.jpg").rename(tmp_path / "pets/images/train" / strange)
+    index = build(yaml)
+    assert {index.path(i).name for i in range(2)} == {"ä b[1].jpg", strange}
+    assert all(index.path(i).exists() for i in range(2))
+    assert same(index, build(yaml))
+
+
+def test_second_start_maps_the_file(tmp_path: Path, scans: list[int]) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x", "train/c": "0 0 0 1 0 1 1"})
+    first, second = build(yaml), build(yaml)
+    assert scans == [3]
+    assert same(first, second)
+    assert not second.boxes_xyxy.flags.writeable and not first.boxes_xyxy.flags.writeable
+    assert same(pickle.loads(pickle.dumps(second)), first)
+
+
+def _touch_image(root: Path) -> None:
+    os.utime(root / "images/train/a.jpg", ns=(1, 1))
+
+
+def _grow_image(root: Path) -> None:
+    write_image(root / "images/train/a.jpg", (50, 60))
+
+
+def _add_image(root: Path) -> None:
+    write_image(root / "images/train/new.jpg")
+
+
+def _remove_image(root: Path) -> None:
+    (root / "images/train/a.jpg").unlink()
+
+
+def _change_label(root: Path) -> None:
+    (root / "labels/train/a.txt").write_text("1 0.5 0.5 0.5 0.5 \n")
+
+
+def _add_label(root: Path) -> None:
+    (root / "labels/train/b.txt").write_text(BOX)
+
+
+def _remove_label(root: Path) -> None:
+    (root / "labels/train/a.txt").unlink()
+
+
+def _mend_left_out(root: Path) -> None:
+    (root / "labels/train/bad.txt").write_text(BOX)
+
+
+def _rename_class(root: Path) -> None:
+    yaml = root.parent / "pets.yaml"
+    yaml.write_text(yaml.read_text().replace("dog", "wolf"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _touch_image,
+        _grow_image,
+        _add_image,
+        _remove_image,
+        _change_label,
+        _add_label,
+        _remove_label,
+        _mend_left_out,
+        _rename_class,
+    ],
+)
+def test_any_change_builds_anew(tmp_path: Path, scans: list[int], change) -> None:  # type: ignore[no-untyped-def]
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX, "train/b": None, "train/bad": "x", "train/z": BOX})
+    first = build(yaml)
+    change(root)
+    second = build(yaml)
+    assert len(scans) == 2
+    assert first.digest != second.digest
+    assert same(second, build(yaml)) and len(scans) == 2
+
+
+def test_format_version_builds_anew(tmp_path: Path, scans: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
+    build(yaml)
+    monkeypatch.setattr(module, "_FORMAT", module._FORMAT + 1)
+    build(yaml)
+    assert len(scans) == 2
+
+
+def test_moved_dataset_keeps_its_digest(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
+    before = build(yaml)
+    (tmp_path / "pets").rename(tmp_path / "animals")
+    yaml.write_text(yaml.read_text().replace("path: " + str(tmp_path / "pets"), "path: " + str(tmp_path / "animals")))
+    after = build(yaml)
+    assert before.digest == after.digest
+    assert after.path(0) == tmp_path / "animals/images/train/a.jpg"
+
+
+def cache_file(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "cache" / "index").iterdir()
+    return path
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_damaged_cache_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("damage")
+    empty = np.zeros(0, np.int64)
+    index = DatasetIndex(
+        "train", ("a",), np.zeros(3, np.uint8), np.array([0, 3]), np.ones((1, 2), np.int32), np.array([0, 0]),
+        np.zeros(0, np.int32), np.zeros((0, 4), np.float32), empty, np.zeros((0, 2), np.float32), "digest", ("p",),
+    )  # fmt: skip
+    write_index(folder / "a.index", index, {})
+    stored = read_index(folder / "a.index")
+    assert stored is not None and same(stored.content, index)
+    raw = bytearray((folder / "a.index").read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    (folder / "b.index").write_bytes(raw)
+    assert read_index(folder / "b.index") is None
+    (folder / "c.index").write_bytes(raw[:at])
+    assert read_index(folder / "c.index") is None
+
+
+def test_damaged_cache_does_not_matter(tmp_path: Path, scans: list[int]) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
+    first = build(yaml)
+    path = cache_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert same(build(yaml), first) and len(scans) == 2
+    assert same(build(yaml), first) and len(scans) == 2
+
+
+def test_unwritable_cache_warns_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file" / "cache"))
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
+    assert len(build(yaml)) == 1
+    assert "Set TESSERA_CACHE to a folder that can be written" in caplog.text
+
+
+def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX + BOX, "train/b": "x"})
+    image = root / "images/train/torn.jpg"
+    image.write_bytes((root / "images/train/a.jpg").read_bytes()[:-20])
+    before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
+    build(yaml)
+    assert before == {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
+
+
+def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = write_dataset(tmp_path / "pets", {f"train/{n:03}": f"{n % 2} 0.5 0.5 0.{n % 9 + 1} 0.1" for n in range(30)})
+    expected = build(yaml)
+    cache_file(tmp_path).unlink()
+    monkeypatch.setattr(scan_module, "_STRETCH", 4)
+    monkeypatch.setattr(scan_module, "_SLOW_S", 0.0)
+    assert same(build(yaml), expected)
+
+
+def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_DATASETS", str(shared))
+    index = build_index(load_spec("coco128"), "train")
+    assert (len(index), len(index.classes), index.problems) == (128, 929, ())
+    assert sum(len(index.labels(i)[0]) == 0 for i in range(128)) == 2
+    for i in range(0, 128, 16):
+        path = index.path(i)
+        assert tuple(index.sizes_hw[i]) == image_size(str(path), path.stat().st_size)
+        label = Path(label_path(str(path)))
+        rows = np.loadtxt(label, ndmin=2) if label.exists() else np.zeros((0, 5))
+        height, width = index.sizes_hw[i]
+        centres, sizes = rows[:, 1:3] * (width, height), rows[:, 3:] * (width, height)
+        np.testing.assert_allclose(index.labels(i)[1], np.hstack((centres - sizes / 2, centres + sizes / 2)), atol=1e-4)

@@ -1,0 +1,108 @@
+"""Blocks of the model YAML."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """Give every normalisation statistics and parameters that are not the identity."""
+    generator = torch.Generator().manual_seed(0)
+    for bn in module.modules():
+        if isinstance(bn, nn.BatchNorm2d):
+            for tensor in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return module.eval()
+
+
+def image(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "size"),
+    [
+        (1, 1, None, 1, (8, 10)),
+        (3, 2, None, 1, (4, 5)),
+        (6, 2, 2, 1, (4, 5)),
+        (3, 1, None, 2, (8, 10)),
+        ((3, 1), 1, None, 1, (8, 10)),
+    ],
+)
+def test_conv_sizes(kernel: int, stride: int, padding: int | None, dilation: int, size: tuple[int, int]) -> None:
+    conv = Conv(4, 6, kernel, stride, padding, dilation=dilation)
+    assert conv(image(2, 4, 8, 10)).shape == (2, 6, *size)
+
+
+def test_conv_uses_the_familys_batch_norm() -> None:
+    bn = Conv(3, 8).bn
+    assert isinstance(bn, nn.BatchNorm2d)
+    assert (bn.eps, bn.momentum) == (1e-3, 0.03)
+
+
+@pytest.mark.parametrize("block", [Conv(4, 8, 3), DWConv(4, 8, 3), C3(4, 8, 2), Focus(4, 8, 3)])
+def test_folding_changes_parameters_not_results(block: nn.Module) -> None:
+    randomised(block)
+    x = image(2, 4, 8, 10)
+    with torch.no_grad():
+        expected = block(x.clone())
+        for _ in range(2):  # the second time there is nothing left to fold
+            for module in block.modules():
+                if isinstance(module, Conv):
+                    module.fold_batch_norm()
+            assert not any(isinstance(module, nn.BatchNorm2d) for module in block.modules())
+            torch.testing.assert_close(block(x.clone()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_silu_overwrites_only_while_no_gradients_are_recorded() -> None:
+    x = torch.linspace(-4, 4, 9)
+    expected = x * torch.sigmoid(x)
+    kept = x.clone().requires_grad_()
+    y = SILU(kept)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(kept.detach(), x)
+    assert torch.autograd.gradcheck(SILU, x.double().requires_grad_())
+    with torch.no_grad():
+        overwritten = x.clone()
+        assert SILU(overwritten).data_ptr() == overwritten.data_ptr()
+        torch.testing.assert_close(overwritten, expected)
+
+
+def test_bottleneck_adds_its_input_only_where_it_can() -> None:
+    x = image(1, 8, 4, 4)
+    for c_out, shortcut, adds in ((8, True, True), (8, False, False), (16, True, False)):
+        block = randomised(Bottleneck(8, c_out, shortcut))
+        with torch.no_grad():
+            plain = block.cv2(block.cv1(x))
+            torch.testing.assert_close(block(x), x + plain if adds else plain)
+
+
+def test_chained_pools_see_what_wide_pools_see() -> None:
+    slow, fast = randomised(SPP(8, 8, (5, 9, 13))), SPPF(8, 8, 5)
+    fast.load_state_dict(slow.state_dict())
+    x = image(2, 8, 20, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fast.eval()(x), slow(x), atol=0, rtol=0)
+
+
+def test_focus_orders_channels_as_checkpoints_expect() -> None:
+    block = Focus(3, 12)
+    seen: list[Tensor] = []
+    block.conv.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x = image(2, 3, 6, 8)
+    block(x)
+    corners = [x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+    torch.testing.assert_close(seen[0], torch.cat(corners, 1), atol=0, rtol=0)
+
+
+def test_c3_joins_a_deep_and_a_shallow_branch() -> None:
+    block = randomised(C3(8, 16, repeats=3, shortcut=False))
+    assert len(block.m) == 3
+    x = image(1, 8, 4, 4)
+    with torch.no_grad():
+        joined = Concat(1)([block.m(block.cv1(x)), block.cv2(x)])
+        torch.testing.assert_close(block(x), block.cv3(joined))

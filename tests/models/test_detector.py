@@ -1,0 +1,254 @@
+"""The model family, its head, and what a checkpoint of the original expects of both."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.detector import DetectionModel
+from models.heads.anchor.layers import Detect
+from models.layers.blocks import Conv
+from utils.checkpoints.legacy import load_legacy
+from utils.errors import ConfigError
+
+# Parameters at 80 classes, and those after folding batch normalisation.
+PARAMETERS = {
+    "n": (1_872_157, 1_867_405),
+    "s": (7_235_389, 7_225_885),
+    "m": (21_190_557, 21_172_173),
+    "l": (46_563_709, 46_533_693),
+    "x": (86_749_405, 86_705_005),
+    "n6": (3_246_940, None),
+    "s6": (12_626_620, None),
+    "m6": (35_731_932, None),
+    "l6": (76_770_172, None),
+    "x6": (140_794_780, None),
+}
+
+
+@lru_cache(maxsize=1)
+def fresh() -> DetectionModel:
+    torch.manual_seed(0)
+    return DetectionModel("yolov5n.yaml", nc=3)
+
+
+@pytest.fixture
+def small() -> DetectionModel:
+    """yolov5n with three classes, in training mode."""
+    return copy.deepcopy(fresh())
+
+
+@pytest.fixture(scope="module")
+def official(shared: Path) -> DetectionModel:
+    """The official yolov5n, in evaluation mode."""
+    checkpoint = load_legacy(shared / "weights" / "yolov5n.pt")
+    model = DetectionModel(checkpoint.model_yaml, names=checkpoint.names)
+    model.load_state_dict({name: tensor.float() for name, tensor in checkpoint.state_dict.items()})
+    return model.eval()
+
+
+def images(batch: int = 2, height: int = 64, width: int = 96) -> Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("size", PARAMETERS)
+def test_parameter_counts(size: str) -> None:
+    with torch.device("meta"):
+        model = DetectionModel(f"yolov5{size}.yaml")
+    plain, fused = PARAMETERS[size]
+    assert sum(p.numel() for p in model.parameters()) == plain
+    assert model.nc == 80
+    assert model.head.stride.tolist() == [8, 16, 32, 64][: model.head.nl]
+    model.fuse()
+    if fused is not None:
+        assert sum(p.numel() for p in model.parameters()) == fused
+
+
+def test_tensors_of_an_original_checkpoint_fit_by_name_and_shape(shared: Path) -> None:
+    original = load_legacy(shared / "weights" / "yolov5n.pt").state_dict
+    ours = DetectionModel("yolov5n.yaml").state_dict()
+    assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in original.items()}
+    # The anchors are in grid units there and here.
+    torch.testing.assert_close(ours["model.24.anchors"], original["model.24.anchors"].float())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_predictions_of_the_original(
+    official: DetectionModel, shared: Path, fused: bool, memory_format: torch.memory_format
+) -> None:
+    with np.load(shared / "reference" / "forward.npz") as reference:
+        x = torch.from_numpy(reference["images_uint8_rgb_nchw"]).float() / 255
+        expected = torch.from_numpy(reference["decoded"])
+    model = copy.deepcopy(official).to(memory_format=memory_format)
+    if fused:
+        model.fuse()
+    with torch.no_grad():
+        decoded, raw = model(x.contiguous(memory_format=memory_format))
+    assert [tuple(level.shape) for level in raw] == [(2, 3, 24, 32, 85), (2, 3, 12, 16, 85), (2, 3, 6, 8, 85)]
+    torch.testing.assert_close(decoded[..., :4], expected[..., :4], atol=1e-3, rtol=0)
+    torch.testing.assert_close(decoded[..., 4:], expected[..., 4:], atol=1e-5, rtol=0)
+
+
+def test_building_leaves_a_fresh_model(small: DetectionModel) -> None:
+    assert all(module.training for module in small.modules())
+    for bn in small.modules():
+        if isinstance(bn, nn.BatchNorm2d):
+            assert (bn.eps, bn.momentum) == (1e-3, 0.03)
+            assert int(bn.num_batches_tracked) == 0
+            assert bool((bn.running_mean == 0).all()) and bool((bn.running_var == 1).all())
+
+
+def test_raw_outputs_are_views_with_rows_side_by_side(small: DetectionModel) -> None:
+    small.to(memory_format=torch.channels_last)
+    outputs: list[Tensor] = []
+    for conv in small.head.m:
+        conv.register_forward_hook(lambda _, __, output: outputs.append(output))
+    raw = small(images().contiguous(memory_format=torch.channels_last))
+    assert [tuple(level.shape) for level in raw] == [(2, 3, 8, 12, 8), (2, 3, 4, 6, 8), (2, 3, 2, 3, 8)]
+    for level, output in zip(raw, outputs, strict=True):
+        assert level.data_ptr() == output.data_ptr()
+        assert level.stride(-1) == 1
+
+
+def test_every_parameter_gets_a_gradient(small: DetectionModel) -> None:
+    sum(level.square().mean() for level in small(images())).backward()
+    assert [name for name, p in small.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+
+
+def test_decode_by_hand() -> None:
+    head = Detect(nc=2, anchors=[[8, 16, 32, 24]], channels=[4], strides=[8])
+    raw = torch.zeros(1, 2, 3, 5, 7)
+    raw[0, 1, 2, 4] = torch.tensor([math.log(3), 0, math.log(3), -math.log(3), 0, math.log(4), -math.log(4)])
+    decoded = head.decode([raw])
+    assert decoded.shape == (1, 2 * 3 * 5, 7)
+    # σ(0) = 0.5: the middle of the cell, the anchor itself.
+    torch.testing.assert_close(decoded[0, 0], torch.tensor([4, 4, 8, 16, 0.5, 0.5, 0.5]))
+    # σ(log 3) = 0.75 in cell x 4, y 2 of the second anchor, which is the last row.
+    expected = torch.tensor([(4 + 1) * 8, (2 + 0.5) * 8, 32 * 1.5**2, 24 * 0.5**2, 0.5, 0.8, 0.2])
+    torch.testing.assert_close(decoded[0, -1], expected)
+
+
+def test_bias_starts_from_priors() -> None:
+    torch.manual_seed(0)
+    head = Detect(nc=4, anchors=3, channels=[256] * 2, strides=[8, 32])
+    for conv, stride in zip(head.m, (8, 32), strict=True):
+        bias = conv.bias.view(3, 9)
+        # torch's default is uniform within ±1/√fan_in = ±1/16.
+        assert (bias[:, :4].abs() <= 1 / 16).all()
+        assert ((bias[:, 4] - math.log(8 / (640 / stride) ** 2)).abs() <= 1 / 16).all()
+        assert ((bias[:, 5:] - math.log(0.6 / (4 - 0.99999))).abs() <= 1 / 16).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decoding_is_float32_under_autocast(small: DetectionModel, dtype: torch.dtype) -> None:
+    small.eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        decoded, raw = small(images())
+    assert raw[0].dtype == dtype and decoded.dtype == torch.float32
+    with torch.no_grad():
+        expected, _ = small(images())
+    torch.testing.assert_close(decoded, expected, atol=0.5, rtol=0.05)
+
+
+def test_fuse_keeps_predictions(small: DetectionModel) -> None:
+    small(images())  # statistics that are not the identity
+    small.eval()
+    with torch.no_grad():
+        expected, _ = small(images())
+        fused = copy.deepcopy(small).fuse()
+        torch.testing.assert_close(fused(images())[0], expected, atol=1e-3, rtol=1e-4)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    assert any(isinstance(module, nn.BatchNorm2d) for module in small.modules())
+
+
+def every_kind_of_step() -> DetectionModel:
+    """Every kind of step of the forward, in few layers: dynamo takes its time."""
+    layers = [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [[-1, 0], 1, "Concat", [1]], [-1, 1, "SPPF", [16]]]
+    head = [[[1, 3], 1, "Detect", ["nc", "anchors"]]]
+    return DetectionModel({"nc": 2, "anchors": 3, "backbone": layers, "head": head})
+
+
+def test_compiles_without_a_graph_break() -> None:
+    model = every_kind_of_step()
+    for training in (True, False):
+        model.train(training)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images()), model(images()))
+
+
+def test_compiles_once_for_all_image_sizes() -> None:
+    compilations = []
+
+    def compiler(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compilations.append(graph)
+        return graph.forward
+
+    model = every_kind_of_step().train()
+    model.compile(backend=compiler, dynamic=True)  # as under --multi-scale
+    for size in (64, 96, 128, 160, 64, 192):
+        sum(output.sum() for output in model(torch.rand(2, 3, size, size))).backward()
+    assert len(compilations) == 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_for_any_size(small: DetectionModel) -> None:
+    small.eval()
+    with torch.no_grad():
+        traced = torch.jit.trace(small, images(1, 64, 64), check_trace=False)
+        for x in (images(1, 64, 64), images(3, 96, 64)):
+            torch.testing.assert_close(traced(x)[0], small(x)[0])
+
+
+def test_classes_names_and_anchors_can_be_replaced() -> None:
+    model = DetectionModel("yolov5n", names={0: "cat", 1: "dog"})
+    assert (model.nc, model.names, model.head.no) == (2, ("cat", "dog"), 7)
+    assert DetectionModel("yolov5n", nc=2).names == ("0", "1")
+    with pytest.raises(ConfigError, match="nc is 3, but there are 2 class names"):
+        DetectionModel("yolov5n", nc=3, names=["cat", "dog"])
+
+    pairs = [[[8, 16], [24, 32]], [[32, 32], [48, 64]], [[64, 64], [320, 96]]]
+    for anchors in (pairs, [[side for pair in row for side in pair] for row in pairs]):
+        model = DetectionModel("yolov5n", anchors=anchors)
+        assert model.head.na == 2
+        torch.testing.assert_close(model.head.anchors * model.head.stride.view(-1, 1, 1), torch.tensor(pairs).float())
+    squares = DetectionModel("yolov5n", anchors=2).head.anchors
+    torch.testing.assert_close(squares[:, :, 0], torch.tensor([[4, 4 * math.sqrt(2)]] * 3))
+    torch.testing.assert_close(squares[:, :, 0], squares[:, :, 1])
+
+
+def test_the_description_rebuilds_the_model() -> None:
+    model = DetectionModel("yolov5s6.yaml", nc=7, anchors=2, ch=1)
+    again = DetectionModel(model.yaml)
+    assert (again.name, again.nc, again.channels, again.stride) == ("yolov5s6", 7, 1, 64)
+    assert again.yaml == model.yaml
+    again.load_state_dict(model.state_dict())
+
+
+def test_layer_parameters() -> None:
+    model = DetectionModel("yolov5n")
+    names = [name for name, _ in model.layer_parameters([0, 9])]
+    assert names[0] == "model.0.conv.weight"
+    assert {name.split(".")[1] for name in names} == {"0", "9"}
+    assert dict(model.layer_parameters(range(25))).keys() == dict(model.named_parameters()).keys()
+    with pytest.raises(ConfigError, match=r"no layer 25; the layers are 0 to 24"):
+        list(model.layer_parameters([25]))
+
+
+def test_outputs_that_no_layer_reads_are_not_kept(small: DetectionModel) -> None:
+    assert small._kept == {4, 6, 10, 14, 17, 20}
+
+
+def test_activation_of_the_yaml() -> None:
+    model = DetectionModel({**DetectionModel("yolov5n").yaml, "activation": "nn.LeakyReLU(0.1)"})
+    activations = [module.act for module in model.modules() if isinstance(module, Conv)]
+    assert all(isinstance(act, nn.LeakyReLU) and act.negative_slope == 0.1 for act in activations)

@@ -1,0 +1,172 @@
+"""Non-maximum suppression against a plain oracle and reference values; letterbox undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.suppression import non_max_suppression, undo_letterbox
+from utils.boxes import box_iou
+from utils.types import Detections
+
+
+def crowd(images: int, predictions: int, nc: int, seed: int, levels: int = 0) -> Tensor:
+    """Overlapping boxes; with `levels`, probabilities take so many values only, so that scores are often equal."""
+    generator = torch.Generator().manual_seed(seed)
+    boxes = torch.rand(images, predictions, 4, generator=generator) * torch.tensor([60.0, 60, 40, 40])
+    boxes[..., 2:] += 5
+    probabilities = torch.rand(images, predictions, 1 + nc, generator=generator)
+    if levels:
+        probabilities = (probabilities * levels).round() / levels
+    return torch.cat((boxes, probabilities), 2)
+
+
+def oracle(
+    rows: Tensor, conf: float, iou: float, max_det: int, multi_label: bool, agnostic: bool, most: int
+) -> list[tuple[int, int, float]]:
+    """(prediction, class, score) of one image's detections, by plain loops."""
+    candidates = []
+    for index, row in enumerate(rows):
+        if not row[4] > conf:
+            continue
+        scores = [float(row[4] * p) for p in row[5:]]
+        labels = range(len(scores)) if multi_label else [scores.index(max(scores))]
+        candidates += [(index, label, scores[label]) for label in labels if scores[label] > conf]
+    candidates = sorted(candidates, key=lambda candidate: -candidate[2])[:most]  # stable: ties in order of rows
+
+    centre, size = rows[:, :2], rows[:, 2:4]
+    boxes = torch.cat((centre - size / 2, centre + size / 2), 1).double()
+    overlap = box_iou(boxes, boxes)
+    kept: list[tuple[int, int, float]] = []
+    for index, label, score in candidates:
+        rivals = [other for other, other_label, _ in kept if agnostic or other_label == label]
+        if all(overlap[index, other] <= iou for other in rivals):
+            kept.append((index, label, score))
+    return kept[:max_det]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 25),
+    st.integers(1, 4),
+    st.sampled_from([0, 4]),
+    st.sampled_from([0.0, 0.1, 0.3]),
+    st.sampled_from([0.2, 0.45, 0.7]),
+    st.sampled_from([1, 3, 300]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([7, 30_000]),
+)
+def test_detections_equal_the_oracle(
+    seed: int,
+    predictions: int,
+    nc: int,
+    levels: int,
+    conf: float,
+    iou: float,
+    max_det: int,
+    multi_label: bool,
+    agnostic: bool,
+    most: int,
+) -> None:
+    decoded = crowd(2, predictions, nc, seed, levels)
+    options = {"max_det": max_det, "multi_label": multi_label, "agnostic": agnostic, "max_candidates": most}
+    results = non_max_suppression(decoded, conf, iou, **options)  # type: ignore[arg-type]
+    assert len(results) == 2
+    for rows, found in zip(decoded, results, strict=True):
+        expected = oracle(rows, conf, iou, max_det, multi_label and nc > 1, agnostic, most)
+        assert found.classes.tolist() == [label for _, label, _ in expected]
+        assert found.scores.tolist() == pytest.approx([score for _, _, score in expected])
+        boxes = [rows[index, :4] for index, _, _ in expected]
+        centre_size = torch.stack(boxes) if boxes else torch.zeros(0, 4)
+        low, high = centre_size[:, :2] - centre_size[:, 2:] / 2, centre_size[:, :2] + centre_size[:, 2:] / 2
+        assert torch.equal(found.boxes_xyxy, torch.cat((low, high), 1))
+
+
+def test_detections_equal_the_reference(shared: Path) -> None:
+    reference = np.load(shared / "reference" / "forward.npz")
+    results = non_max_suppression(torch.from_numpy(reference["decoded"]), 0.25, 0.45, multi_label=False)
+    rows = [
+        np.column_stack((np.full(len(found), image), found.boxes_xyxy, found.scores, found.classes))
+        for image, found in enumerate(results)
+    ]
+    ours, theirs = np.concatenate(rows), reference["nms_conf025_iou045"]
+    assert ours.shape == theirs.shape
+    np.testing.assert_array_equal(ours[:, [0, 6]], theirs[:, [0, 6]])
+    np.testing.assert_allclose(ours[:, 1:5], theirs[:, 1:5], atol=1e-3)
+    np.testing.assert_allclose(ours[:, 5], theirs[:, 5], atol=1e-5)
+
+
+def test_types_and_order() -> None:
+    (found,) = non_max_suppression(crowd(1, 200, 3, 0), 0.05, 0.5)
+    assert found.boxes_xyxy.dtype == found.scores.dtype == torch.float32 and found.classes.dtype == torch.int64
+    assert len(found) > 20 and (found.scores.diff() <= 0).all()
+
+
+def test_an_image_does_not_depend_on_its_company() -> None:
+    decoded = crowd(3, 400, 5, 1)
+    decoded[1] *= 50  # another image's large coordinates
+    decoded[1, :, 4:] /= 50
+    together = non_max_suppression(decoded, 0.01, 0.6)
+    for alone, found in zip(decoded, together, strict=True):
+        (expected,) = non_max_suppression(alone[None], 0.01, 0.6)
+        assert torch.equal(found.boxes_xyxy, expected.boxes_xyxy) and torch.equal(found.scores, expected.scores)
+
+
+def test_classes_do_not_compete_however_far_out_the_boxes_lie() -> None:
+    box = torch.tensor([8000.0, 8000.0, 16000.0, 16000.0])
+    rows = torch.stack([torch.cat((box, torch.tensor([0.9]), torch.eye(80)[label])) for label in range(80)])
+    (found,) = non_max_suppression(rows[None], 0.1, 0.5)
+    assert sorted(found.classes.tolist()) == list(range(80))
+    (found,) = non_max_suppression(rows[None], 0.1, 0.5, agnostic=True)
+    assert found.classes.tolist() == [0]
+
+
+def test_the_first_survivors_are_the_same_however_many_are_wanted() -> None:
+    """`max_det` only cuts: the search for few must not stop at other boxes than the search for all."""
+    decoded = crowd(1, 3000, 2, 2)
+    (everything,) = non_max_suppression(decoded, 0.0, 0.3, max_det=10_000)
+    assert 40 < len(everything) < 10_000
+    for max_det in (1, 5, 40):
+        (few,) = non_max_suppression(decoded, 0.0, 0.3, max_det=max_det)
+        assert torch.equal(few.boxes_xyxy, everything.boxes_xyxy[:max_det])
+        assert torch.equal(few.scores, everything.scores[:max_det])
+
+
+def test_equal_scores_at_the_limit_of_candidates_keep_their_order() -> None:
+    rows = torch.zeros(1, 50, 6)
+    rows[0, :, 0] = torch.arange(50) * 100.0
+    rows[0, :, 2:4] = 10
+    rows[0, :, 4:] = 0.5
+    (found,) = non_max_suppression(rows, 0.1, 0.5, max_candidates=20)
+    assert ((found.boxes_xyxy[:, 0] + 5) / 100).tolist() == list(range(20))
+
+
+def test_nothing_found() -> None:
+    decoded = crowd(2, 30, 4, 3)
+    for found in non_max_suppression(decoded, 1.0, 0.5) + non_max_suppression(decoded[:, :0], 0.1, 0.5):
+        assert found.boxes_xyxy.shape == (0, 4) and len(found) == 0 and found.classes.shape == (0,)
+    assert non_max_suppression(decoded[:0], 0.1, 0.5) == []
+
+
+def test_broken_numbers_are_no_detections() -> None:
+    decoded = torch.full((1, 10, 8), float("nan"))
+    assert len(non_max_suppression(decoded, 0.001, 0.6)[0]) == 0
+
+
+def test_letterbox_is_undone_and_clipped() -> None:
+    original = torch.tensor([[0.0, 10, 100, 50], [-5, 20, 400, 300]])
+    scale, pad = torch.tensor([0.5, 0.25]), torch.tensor([7.0, 3.0])
+    in_batch = original * scale.repeat(2) + pad.repeat(2)
+    detections = Detections(in_batch, torch.tensor([0.9, 0.8]), torch.tensor([1, 2]))
+    placement = torch.tensor([0.5, 0.25, 7, 3], dtype=torch.float64)
+    undone = undo_letterbox(detections, placement, (200, 300))
+    torch.testing.assert_close(undone.boxes_xyxy, torch.tensor([[0.0, 10, 100, 50], [0, 20, 300, 200]]))
+    assert undone.scores is detections.scores and undone.classes is detections.classes

@@ -1,0 +1,34 @@
+"""Going on with a run: what of the flags counts, and which data fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.checkpoints.resume import ResumedRun, going_on
+from utils.config import TrainConfig, load_hyp
+from utils.errors import UserError
+from utils.ranks.world import World
+
+
+def checkpoint() -> dict[str, Any]:
+    hyp = load_hyp("hyp.scratch-low.yaml")
+    return {"config": TrainConfig(name="mine", epochs=5).as_dict(), "hyp": hyp.as_dict(), "names": ["cat", "dog"]}
+
+
+def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_path: Path) -> None:
+    last = tmp_path / "mine" / "weights" / "last.pt"
+    given = {"epochs": 9, "name": "other", "project": "elsewhere"}
+    config, _, resumed = going_on(given, last, checkpoint(), World())
+    assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
+    assert resumed.run == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
+def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
+    run = ResumedRun(tmp_path, checkpoint(), has_best=False)
+    run.check_classes(["cat", "mouse"], TrainConfig(data="pets.yaml"))
+    with pytest.raises(UserError, match=rf"pets.yaml has another number of classes, {len(names)}, than the run, 2"):
+        run.check_classes(names, TrainConfig(data="pets.yaml"))

@@ -1,0 +1,64 @@
+"""The moving average, against the formula written out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from utils.engine.ema import ModelEMA, move
+
+
+def test_average_of_parameters_and_buffers_follows_the_formula() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    ema = ModelEMA(model)
+    expected = {k: v.clone().double() for k, v in model.state_dict().items()}
+    for n in range(1, 6):
+        model(torch.randn(2, 3, 4, 4))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        ema.update(model)
+        d = 0.9999 * (1 - math.exp(-n / 2000))
+        for key, value in model.state_dict().items():
+            expected[key] = d * expected[key] + (1 - d) * value.double()
+    for key, value in ema.model.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value.double(), expected[key], rtol=1e-5, atol=1e-6)
+    assert ema.updates == 5
+    assert ema.model[1].num_batches_tracked == model[1].num_batches_tracked == 5
+
+
+def test_model_is_untouched_and_the_average_needs_no_gradient() -> None:
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    ema = ModelEMA(model)
+    ema.update(model)
+    assert torch.equal(model.weight, before)
+    assert not any(p.requires_grad for p in ema.model.parameters())
+    assert not ema.model.training
+
+
+def test_an_unwanted_update_changes_nothing() -> None:
+    model = nn.Linear(2, 2)
+    ema = ModelEMA(model)
+    before = ema.model.weight.clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    ema.update(model, torch.tensor(False))
+    assert torch.equal(ema.model.weight, before)
+    ema.update(model, torch.tensor(True))
+    assert not torch.equal(ema.model.weight, before)
+
+
+def test_a_share_on_the_device_moves_as_a_number_does() -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(3), torch.randn(2, 2)]
+    for share in (0.0, 0.3, 1.0):
+        averages = [torch.zeros(3), torch.ones(2, 2)]
+        expected = [torch.lerp(a, v, share) for a, v in zip(averages, values, strict=True)]
+        move(averages, values, torch.tensor(share))
+        for a, e in zip(averages, expected, strict=True):
+            torch.testing.assert_close(a, e)

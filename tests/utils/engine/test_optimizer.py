@@ -1,0 +1,120 @@
+"""Groups, schedule and accumulation (SPEC: optimisation rules)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from utils.config import Hyp, load_hyp
+from utils.engine.optimizer import Schedule, accumulation, build_optimizer, step_where
+
+
+@pytest.fixture(scope="module")
+def hyp() -> Hyp:
+    return load_hyp("hyp.scratch-low.yaml")
+
+
+def test_groups_are_biases_weights_norms(hyp: Hyp) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    biases, weights, norms = build_optimizer(model, "SGD", hyp, 16).param_groups
+    assert [len(g["params"]) for g in (biases, weights, norms)] == [2, 2, 1]
+    assert norms["params"][0] is model[1].weight
+    assert biases["weight_decay"] == norms["weight_decay"] == 0
+    assert weights["weight_decay"] == pytest.approx(hyp.weight_decay)
+    assert all(g["nesterov"] for g in (biases, weights, norms))
+
+
+def test_frozen_parameters_are_in_no_group(hyp: Hyp) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+    model[0].requires_grad_(False)
+    assert sum(len(g["params"]) for g in build_optimizer(model, "AdamW", hyp, 16).param_groups) == 2
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 64), (16, 4), (48, 1), (64, 1), (128, 1), (24, 3)])
+def test_accumulation_and_decay(hyp: Hyp, batch: int, steps: int) -> None:
+    assert accumulation(batch) == steps
+    decay = build_optimizer(nn.Linear(2, 2), "Adam", hyp, batch).param_groups[1]["weight_decay"]
+    assert decay == pytest.approx(hyp.weight_decay * batch * steps / 64)
+
+
+def test_linear_and_cosine_factor(hyp: Hyp) -> None:
+    line = Schedule(hyp, 10, 100, 64)
+    assert line.factor(0) == 1
+    assert line.factor(5) == pytest.approx(0.5 * (1 - 0.01) + 0.01)
+    cosine = Schedule(hyp, 10, 100, 64, cosine=True)
+    assert cosine.factor(0) == 1
+    assert cosine.factor(10) == pytest.approx(hyp.lrf)
+    assert cosine.factor(5) == pytest.approx((1 + math.cos(math.pi / 2)) / 2 * 0.99 + 0.01)
+
+
+def test_warmup_ends_where_the_schedule_begins(hyp: Hyp) -> None:
+    schedule = Schedule(hyp, 100, 50, 16)
+    assert schedule.warmup_iterations == 150
+    assert Schedule(hyp, 100, 8, 16).warmup_iterations == 100
+    assert schedule.learning_rates(0) == (hyp.warmup_bias_lr, 0.0, 0.0)
+    assert schedule.learning_rates(150) == pytest.approx((hyp.lr0 * schedule.factor(3),) * 3)
+    assert schedule.momentum(0) == hyp.warmup_momentum
+    assert schedule.momentum(150) == schedule.momentum(400) == hyp.momentum
+
+
+def test_apply_sets_rates_and_momentum(hyp: Hyp) -> None:
+    schedule = Schedule(hyp, 100, 50, 16)
+    for name in ("SGD", "Adam"):
+        optimizer = build_optimizer(nn.Linear(2, 2), name, hyp, 16)
+        schedule.apply(optimizer, 75)
+        assert tuple(g["lr"] for g in optimizer.param_groups) == schedule.learning_rates(75)
+        group = optimizer.param_groups[0]
+        assert (group["betas"][0] if name == "Adam" else group["momentum"]) == schedule.momentum(75)
+
+
+@given(st.integers(1, 200), st.integers(1, 300), st.floats(0, 5))
+def test_windows_tile_every_epoch(batch: int, per_epoch: int, warmup_epochs: float) -> None:
+    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), warmup_epochs=warmup_epochs)
+    schedule = Schedule(hyp, 3, per_epoch, batch)
+    iteration, sizes = 0, []
+    while iteration < 3 * per_epoch:
+        size = schedule.window(iteration)
+        assert 1 <= size <= accumulation(batch) or size == 1
+        assert iteration // per_epoch == (iteration + size - 1) // per_epoch
+        sizes.append(size)
+        iteration += size
+    assert iteration == 3 * per_epoch
+    assert sizes[0] == 1
+
+
+def test_the_step_is_torchs(hyp: Hyp) -> None:
+    """One Nesterov step by hand: v = g, w -= lr (g + momentum v)."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 2.0)
+    optimizer = build_optimizer(layer, "SGD", dataclasses.replace(hyp, weight_decay=0.0), 64)
+    layer(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert layer.weight.item() == pytest.approx(2 - hyp.lr0 * (1 + hyp.momentum))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_an_unwanted_step_leaves_everything_alone_even_the_first(name: str, hyp: Hyp) -> None:
+    def trained(skipped: tuple[int, ...]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+        optimizer = build_optimizer(layer, name, hyp, 16)
+        steps = iter(range(3))
+        for number in range(3 + len(skipped)):
+            wanted = number not in skipped
+            value = float(next(steps) + 1) if wanted else float("nan")
+            for parameter in layer.parameters():
+                parameter.grad = torch.full_like(parameter, value)
+            step_where(torch.tensor(wanted), optimizer)
+        states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        return [*layer.parameters(), *states]
+
+    plain = trained(())
+    for skipped in ((0,), (0, 1), (2,)):
+        for expected, found in zip(plain, trained(skipped), strict=True):
+            assert torch.equal(expected, found)

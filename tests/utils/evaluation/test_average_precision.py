@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from utils.evaluation.average_precision import (
+    RECALLS,
+    Accumulator,
+    MatchState,
+    average_precision,
+    merge,
+    rank,
+    smooth,
+    summarize,
+)
+from utils.evaluation.bootstrap import bootstrap_interval, bootstrap_maps
+from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.matching import IOU_THRESHOLDS, match_image
+from utils.types import Detections
+
+Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
+
+
+def make_image(boxes: object, scores: object, classes: object, target_boxes: object, target_classes: object) -> Image:
+    return (
+        Detections(
+            torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+            torch.as_tensor(scores, dtype=torch.float32),
+            torch.as_tensor(classes, dtype=torch.int64),
+        ),
+        np.array(target_boxes, np.float32).reshape(-1, 4),
+        np.array(target_classes, np.int32).reshape(-1),
+    )
+
+
+def random_image(
+    rng: np.random.Generator, nc: int, *, coarse: bool, crowded: bool = False, distinct: bool = False
+) -> Image:
+    """Objects and detections scattered around them; coarse boxes and scores make ties of IoU and of score common."""
+    n_targets = int(rng.choice([0, 1, 2, 6, 25])) if crowded else int(rng.integers(0, 5))
+    n_detections = int(rng.integers(0, 120)) if crowded else int(rng.integers(0, 15))
+    area = 40 if crowded else 120
+    corner = rng.integers(0, area, (n_targets, 2))
+    targets = np.concatenate((corner, corner + rng.integers(10, 60, (n_targets, 2))), 1).astype(np.float32)
+    target_classes = rng.integers(0, max(nc - 1, 1), n_targets)  # the last class has no objects
+    if n_targets:
+        source = rng.integers(0, n_targets, n_detections)
+        shift = rng.choice([0, 0, 2, 5, 12], (n_detections, 4)) * rng.choice([-1, 1], (n_detections, 4))
+        boxes = targets[source] + shift + (0 if coarse else rng.normal(0, 2, (n_detections, 4)))
+        classes = np.where(rng.random(n_detections) < 0.7, target_classes[source], rng.integers(0, nc, n_detections))
+    else:
+        boxes = rng.integers(0, 50, (n_detections, 4)).astype(np.float64)
+        classes = rng.integers(0, nc, n_detections)
+    boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
+    scores = rng.integers(1, 9, n_detections) / 8 if coarse and not distinct else rng.random(n_detections)
+    order = np.argsort(-scores, kind="stable")
+    return make_image(boxes[order], scores[order], classes[order], targets, target_classes)
+
+
+def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
+    rng = np.random.default_rng(seed)
+    return [random_image(rng, nc, **kinds) for _ in range(n)]
+
+
+def accumulate(images: list[Image], indices: list[int] | None = None) -> MatchState:
+    accumulator = Accumulator()
+    for i in range(len(images)) if indices is None else indices:
+        accumulator.add(i, match_image(*images[i]))
+    return accumulator.state()
+
+
+def coco_evaluate(images: list[Image], nc: int) -> COCOeval:
+    """The same data through pycocotools, every detection allowed."""
+    annotations, results = [], []
+    for i, (detections, targets, target_classes) in enumerate(images):
+        for (x1, y1, x2, y2), category in zip(
+            targets.astype(np.float64).tolist(), target_classes.tolist(), strict=True
+        ):
+            box = [x1, y1, x2 - x1, y2 - y1]
+            area = box[2] * box[3]
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": i,
+                    "category_id": category,
+                    "bbox": box,
+                    "area": area,
+                    "iscrowd": 0,
+                }
+            )
+        rows = zip(
+            detections.boxes_xyxy.double().tolist(),
+            detections.scores.tolist(),
+            detections.classes.tolist(),
+            strict=True,
+        )
+        for (x1, y1, x2, y2), score, category in rows:
+            results.append({"image_id": i, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score})
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO()
+        truth.dataset = {
+            "info": {},
+            "images": [{"id": i} for i in range(len(images))],
+            "annotations": annotations,
+            "categories": [{"id": c} for c in range(nc)],
+        }
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.params.maxDets = [1, 10, 1000]
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation
+
+
+def assert_equals_coco(images: list[Image], nc: int) -> None:
+    state = accumulate(images)
+    metrics, curves = summarize(state, nc)
+    if not any(len(d) for d, _, _ in images):  # pycocotools cannot load an empty list of results
+        assert metrics.map == metrics.map50 == 0
+        return
+    precision = coco_evaluate(images, nc).eval["precision"][:, :, :, 0, -1]  # (T, 101, nc), -1 without objects
+    present = precision[0, 0] > -1
+    np.testing.assert_array_equal(np.flatnonzero(present), metrics.class_ids)
+    if not present.any():
+        assert metrics.map == 0
+        return
+    expected = precision[:, :, present]
+    ap, _ = average_precision(rank(state), np.ones((len(images), 1), np.float32))
+    np.testing.assert_allclose(ap[..., 0], expected.mean(1).T, atol=1e-9)
+    np.testing.assert_allclose(curves.precision_at_recall, expected[0].T, atol=1e-9)
+    assert metrics.map == pytest.approx(expected.mean(), abs=1e-9)
+    assert metrics.map50 == pytest.approx(expected[0].mean(), abs=1e-9)
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_equals_pycocotools(seed: int, n: int, nc: int, coarse: bool) -> None:
+    assert_equals_coco(random_images(seed, n, nc, coarse=coarse), nc)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("nc", [1, 3])
+def test_equals_pycocotools_in_crowds(nc: int, coarse: bool) -> None:
+    assert_equals_coco(random_images(nc, 12, nc, coarse=coarse, crowded=True), nc)
+
+
+def test_equals_pycocotools_at_recalls_that_doubles_cannot_hold() -> None:
+    """100 objects, so that recall meets 0.07, 0.14, 0.28 ... which a grid of doubles puts a hair above."""
+    images = []
+    for i in range(100):
+        box = [[10.0, 10.0, 50.0, 50.0]]
+        images.append(make_image([*box, [200.0, 200, 220, 220]], [1 - i / 200, 0.999 - i / 200], [0, 0], box, [0]))
+    assert_equals_coco(images, 1)
+
+
+def test_worked_example() -> None:
+    """Two objects; hit, miss, hit: precision 1 up to recall 0.5, 2/3 beyond."""
+    image = make_image(
+        [[0, 0, 10, 10], [50, 50, 60, 60], [20, 20, 30, 30]],
+        [0.9, 0.8, 0.7],
+        [0, 0, 0],
+        [[0, 0, 10, 10], [20, 20, 30, 30]],
+        [0, 0],
+    )
+    metrics, curves = summarize(accumulate([image]), 2)
+    assert metrics.map == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert metrics.fitness == pytest.approx(metrics.map)
+    assert metrics.class_ids.tolist() == [0]
+    assert metrics.images_per_class.tolist() == [1, 0] and metrics.objects_per_class.tolist() == [2, 0]
+    assert (metrics.images, metrics.objects) == (1, 2)
+    # F1 is 2/3 with one detection, 0.8 with all three.
+    assert metrics.precision == pytest.approx(2 / 3) and metrics.recall == 1
+    assert metrics.confidence < 0.7
+    at = np.searchsorted(curves.confidence, [0.5, 0.75, 0.85, 0.95])
+    np.testing.assert_allclose(curves.precision[0, at], [2 / 3, 1 / 2, 1, 1])
+    np.testing.assert_allclose(curves.recall[0, at], [1, 1 / 2, 1 / 2, 0])
+    np.testing.assert_allclose(curves.f1[0, at], [0.8, 0.5, 2 / 3, 0])
+
+
+def test_equal_scores_go_first_come_first_served() -> None:
+    """IoUs 1 and 0.6 with one object at one score: the first takes it at every threshold it reaches."""
+    good, poor, target = [0, 0, 10, 10], [0, 0, 10, 6], [[0, 0, 10, 10]]
+    first = match_image(*make_image([poor, good], [0.5, 0.5], [0, 0], target, [0])).correct
+    np.testing.assert_array_equal(first[0], IOU_THRESHOLDS <= 0.6)
+    np.testing.assert_array_equal(first[1], IOU_THRESHOLDS > 0.6)
+
+
+def test_equal_ious_take_the_later_object() -> None:
+    """The first detection overlaps both objects by 2/3; it takes the second and leaves the first to the other."""
+    left, middle, right = [0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]
+    image = make_image([middle, left], [0.9, 0.8], [0, 0], [left, right], [0, 0])
+    correct = match_image(*image).correct
+    np.testing.assert_array_equal(correct[0], IOU_THRESHOLDS < 2 / 3)
+    assert correct[1].all()
+    other = match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct
+    np.testing.assert_array_equal(other[1], IOU_THRESHOLDS > 2 / 3)
+    assert_equals_coco([image], 1)
+
+
+def test_detections_need_not_be_sorted() -> None:
+    image = random_images(3, 1, 2, coarse=False, crowded=True)[0]
+    shuffle = torch.randperm(len(image[0]), generator=torch.Generator().manual_seed(0))
+    d = image[0]
+    mixed = Detections(d.boxes_xyxy[shuffle], d.scores[shuffle], d.classes[shuffle])
+    expected, found = match_image(*image), match_image(mixed, *image[1:])
+    np.testing.assert_array_equal(found.correct, expected.correct)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_targets_may_be_tensors() -> None:
+    image = random_images(4, 1, 2, coarse=False, crowded=True)[0]
+    found = match_image(image[0], torch.from_numpy(image[1]), torch.from_numpy(image[2]))
+    np.testing.assert_array_equal(found.correct, match_image(*image).correct)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 11])
+def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
+    """Also with more ranks than images, in any order of arrival, after a pickled gather."""
+    images = random_images(5, 9, 3, coarse=True)
+    whole = merge([accumulate(images)])
+    shards = [accumulate(images, list(range(len(images)))[r::ranks][::-1]) for r in range(ranks)]
+    merged = merge([pickle.loads(pickle.dumps(s)) for s in reversed(shards)])
+    for item in fields(MatchState):
+        a, b = getattr(whole, item.name), getattr(merged, item.name)
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_image_counted_twice_is_a_defect() -> None:
+    images = random_images(6, 3, 2, coarse=True)
+    with pytest.raises(AssertionError, match="twice"):
+        merge([accumulate(images, [0, 1]), accumulate(images, [1, 2])])
+
+
+def test_nothing_at_all() -> None:
+    for images in ([], [make_image([], [], [], [], [])], [make_image([[0, 0, 9, 9]], [0.9], [1], [], [])]):
+        state = merge([accumulate(images)])
+        metrics, curves = summarize(state, 3)
+        assert (metrics.map, metrics.map50, metrics.precision, metrics.recall, metrics.fitness) == (0,) * 5
+        assert metrics.per_class.shape == (0, 4) and curves.f1.shape == (0, 1000)
+        assert metrics.images == len(images) and metrics.objects_per_class.tolist() == [0, 0, 0]
+        assert np.isnan(bootstrap_interval(state, np.random.default_rng(0), rounds=5)).all()
+
+
+def test_class_without_detections_counts_as_zero() -> None:
+    box = [[0.0, 0, 10, 10]]
+    images = [make_image(box, [0.9], [0], box, [0]), make_image([], [], [], box, [2])]
+    metrics, _ = summarize(accumulate(images), 3)
+    assert metrics.class_ids.tolist() == [0, 2]
+    assert metrics.map == pytest.approx(0.5)
+    np.testing.assert_allclose(metrics.per_class, [[1, 1, 1, 1], [0, 0, 0, 0]])
+
+
+def test_smooth_keeps_a_constant_and_its_length() -> None:
+    np.testing.assert_allclose(smooth(np.full(1000, 0.3)), np.full(1000, 0.3))
+    spike = np.zeros(1000)
+    spike[500] = 1
+    assert smooth(spike).shape == (1000,) and smooth(spike).max() == pytest.approx(1 / 101)
+
+
+def test_weights_of_one_give_the_metric() -> None:
+    images = random_images(7, 10, 3, coarse=False, crowded=True)
+    state = accumulate(images)
+    ap, present = average_precision(rank(state), np.ones((10, 3), np.float32))
+    metrics, _ = summarize(state, 3)
+    assert present.all()
+    np.testing.assert_allclose(ap.mean((0, 1)), metrics.map, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_weights_equal_repeated_images(seed: int) -> None:
+    """Brute force: an image that counts k times is the same as k copies of it (scores distinct between images)."""
+    rng = np.random.default_rng(seed)
+    images = random_images(seed, 7, 3, coarse=True, distinct=True)
+    weights = rng.integers(0, 4, (7, 3)).astype(np.float32)
+    state = accumulate(images)
+    ranking = rank(state)
+    ap, present = average_precision(ranking, weights)
+    for r in range(3):
+        copies = [image for image, times in zip(images, weights[:, r].astype(int), strict=True) for _ in range(times)]
+        repeated, _ = summarize(accumulate(copies), 3)
+        np.testing.assert_array_equal(ranking.class_ids[present[:, r]], repeated.class_ids)
+        np.testing.assert_allclose(ap[present[:, r], :, r].mean(1), repeated.per_class[:, 3], atol=1e-12)
+        assert not ap[~present[:, r], :, r].any()
+
+
+def test_bootstrap_interval() -> None:
+    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
+    metrics, _ = summarize(state, 3)
+    wide = bootstrap_interval(state, np.random.default_rng(0), rounds=130)
+    narrow = bootstrap_interval(state, np.random.default_rng(0), rounds=130, level=0.5)
+    assert wide == bootstrap_interval(state, np.random.default_rng(0), rounds=130)
+    assert wide.map[0] < narrow.map[0] < metrics.map < narrow.map[1] < wide.map[1]
+    assert wide.map50[0] < metrics.map50 < wide.map50[1]
+    samples = bootstrap_maps(state, np.random.default_rng(0), 130)
+    assert ((samples[1] >= wide.map[0]) & (samples[1] <= wide.map[1])).mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_bootstrap_of_one_image_has_no_width() -> None:
+    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
+    metrics, _ = summarize(state, 3)
+    assert metrics.map > 0
+    interval = bootstrap_interval(state, np.random.default_rng(0), rounds=10)
+    np.testing.assert_allclose(interval.map, metrics.map)
+
+
+def test_recall_axis() -> None:
+    np.testing.assert_array_equal(RECALLS, np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1))
+    assert len(IOU_THRESHOLDS) == 10
+
+
+class TestConfusionMatrix:
+    box = (0.0, 0.0, 10.0, 10.0)
+    far = (50.0, 50.0, 60.0, 60.0)
+
+    def count(self, *images: Image, nc: int = 2) -> NDArray[np.int64]:
+        confusion = ConfusionMatrix(nc)
+        for image in images:
+            confusion.add(*image)
+        return confusion.matrix
+
+    def test_rows_are_predicted_columns_true(self) -> None:
+        matrix = self.count(make_image([self.box], [0.9], [1], [self.box], [0]))
+        assert matrix.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+    def test_background(self) -> None:
+        matrix = self.count(
+            make_image([self.far], [0.9], [1], [self.box], [0]),  # a false positive and a miss
+            make_image([self.box], [0.9], [0], [], []),  # a false positive on an image without labels
+            make_image([], [], [], [self.box], [1]),  # a miss on an image without detections
+        )
+        assert matrix.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+
+    def test_thresholds(self) -> None:
+        shifted = (0.0, 0.0, 10.0, 4.5)  # IoU 0.45 exactly is not above it
+        matrix = self.count(make_image([self.box, shifted], [0.24, 0.25], [0, 0], [self.box], [0]))
+        assert matrix.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
+
+    def test_pairs_by_iou_each_once(self) -> None:
+        near = (0.0, 0.0, 10.0, 9.0)
+        matrix = self.count(
+            make_image([near, self.box, self.box], [0.9, 0.8, 0.3], [1, 0, 1], [self.box, near], [0, 0])
+        )
+        assert matrix.tolist() == [[1, 0, 0], [1, 0, 1], [0, 0, 0]]
+
+    def test_two_labels_of_one_box(self) -> None:
+        matrix = self.count(make_image([self.box, self.box], [0.4, 0.6], [0, 1], [self.box], [1]))
+        assert matrix.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
+
+    @given(seed=st.integers(0, 2**32 - 1))
+    @settings(max_examples=20, deadline=None)
+    def test_sums_and_merge(self, seed: int) -> None:
+        images = random_images(seed, 6, 3, coarse=True, crowded=True)
+        total = self.count(*images, nc=3)
+        halves = ConfusionMatrix(3)
+        halves.merge([self.count(*images[::2], nc=3), self.count(*images[1::2], nc=3)])
+        np.testing.assert_array_equal(halves.matrix, total)
+        true = np.bincount(np.concatenate([c for _, _, c in images]), minlength=3)
+        np.testing.assert_array_equal(total[:, :3].sum(0), true)
+        sure = np.concatenate([d.classes.numpy()[d.scores.numpy() >= 0.25] for d, _, _ in images])
+        np.testing.assert_array_equal(total[:3].sum(1), np.bincount(sure, minlength=3))
+        shares = halves.normalized().sum(0)
+        np.testing.assert_allclose(shares[total.sum(0) > 0], 1)

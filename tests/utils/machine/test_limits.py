@@ -1,0 +1,73 @@
+"""Processors and memory: the affinity and control groups of both versions, from a made-up /proc and /sys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from utils.machine.limits import available_memory, usable_cpus
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def sixteen_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+
+def test_affinity_without_control_groups(tmp_path: Path) -> None:
+    assert usable_cpus(tmp_path) == 16
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "max 100000"}, 16),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "3200000 100000"}, 16),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2),
+    ],
+)
+def test_cpu_quota_version_2(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a/b\n"})
+    write(tmp_path / "sys/fs/cgroup", files)
+    assert usable_cpus(tmp_path) == cpus
+
+
+def test_cpu_quota_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"})
+    write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"})
+    assert usable_cpus(tmp_path) == 3
+
+
+def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) is None
+    write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n", "proc/self/cgroup": "0::/job\n"})
+    assert available_memory(tmp_path) == 8000 * 1024
+    group = {"memory.max": "5000000", "memory.current": "3000000", "memory.stat": "anon 1\ninactive_file 500000\n"}
+    write(tmp_path / "sys/fs/cgroup/job", group)
+    assert available_memory(tmp_path) == 2500000
+
+
+def test_memory_version_1(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/x\n"})
+    write(
+        tmp_path / "sys/fs/cgroup/memory/x",
+        {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 50\n"},
+    )
+    assert available_memory(tmp_path) == 150
+
+
+def test_this_machine() -> None:
+    assert usable_cpus() >= 1
+    memory = available_memory()
+    assert memory is None or memory > 0

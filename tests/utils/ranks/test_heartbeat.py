@@ -1,0 +1,103 @@
+"""Signs of life: what a rank makes of another one's silence, without any job around it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed import HashStore
+
+from utils.ranks import heartbeat as pulse
+from utils.ranks.heartbeat import FAILURE_KEY, Pulse, Sign
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(pulse, "GRACE_S", 0.1)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def watch(store: HashStore, sign: Sign, timeout_s: float) -> tuple[Pulse, list[str]]:
+    """Rank 0 of two, the other of which has given `sign` and no more."""
+    store.set("pulse/1", sign.encode())
+    said: list[str] = []
+    return Pulse(store, 0, 2, "here", timeout_s, said.append), said
+
+
+def until(said: list[str]) -> None:
+    end = time.monotonic() + 5
+    while not said and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def sign_of(number: int, kernel: str, tick: int = 7) -> Sign:
+    return Sign(tick, 3, "here", "training epoch 4", f"{number} {kernel}")
+
+
+def test_a_sign_survives_the_wire() -> None:
+    sign = sign_of(12, "boot/pid:[1]")
+    assert Sign.decode(sign.encode().encode()) == sign
+    assert Sign.decode(Sign(1, 2, "h", "a|b", "3 ").encode().encode()).doing == "a|b"
+
+
+def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
+    sleeper: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = HashStore()
+    one, said = watch(store, sign_of(sleeper.pid, pulse._kernel()), timeout_s=60)
+    time.sleep(0.2)
+    assert not said
+    sleeper.kill()
+    sleeper.wait()
+    until(said)
+    one.close()
+    assert said == [""]
+    assert "rank 1 on here (last: training epoch 4) is gone" in capfd.readouterr().err
+    assert store.get(FAILURE_KEY) == b"pulse 0"
+
+
+def test_a_silent_rank_of_this_machine_is_put_down(sleeper: subprocess.Popen[bytes]) -> None:
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    one, said = watch(HashStore(), sign_of(sleeper.pid, pulse._kernel()), timeout_s=0.2)
+    until(said)
+    one.close()
+    assert said[0].startswith("rank 1 on here has not answered for")
+    assert sleeper.wait(5) == -signal.SIGKILL
+
+
+def test_a_silent_rank_of_another_machine_is_only_reported(sleeper: subprocess.Popen[bytes]) -> None:
+    one, said = watch(HashStore(), sign_of(sleeper.pid, "another boot"), timeout_s=0.2)
+    until(said)
+    one.close()
+    assert "has not answered" in said[0]
+    assert sleeper.poll() is None
+
+
+def test_a_rank_that_said_goodbye_is_not_missed(sleeper: subprocess.Popen[bytes]) -> None:
+    one, said = watch(HashStore(), sign_of(2**22 + 1, pulse._kernel(), tick=-1), timeout_s=0.1)
+    time.sleep(0.5)
+    one.close()
+    assert not said
+
+
+def test_who_is_not_the_first_to_see_a_failure_keeps_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    store = HashStore()
+    store.set(FAILURE_KEY, "1")
+    one, said = watch(store, sign_of(2**22 + 1, pulse._kernel()), timeout_s=60)
+    until(said)
+    one.close()
+    assert said == [""]
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,46 @@
+"""How ranks agree on a name for their start, in a store that remembers earlier ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from utils.errors import UserError
+from utils.ranks.rendezvous import meet
+
+
+def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:
+    """All ranks at once, or some later; the names they came to."""
+    names: dict[int, str] = {}
+
+    def one(rank: int) -> None:
+        time.sleep((delays or {}).get(rank, 0))
+        names[rank] = meet(store, rank, size, 10)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(names) == size
+    return set(names.values())
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_all_ranks_find_one_new_name_at_each_start(late: int) -> None:
+    store = HashStore()
+    names = [start(store, size, {late: 0.2}) for size in (3, 3, 2, 4, 1)]
+    assert all(len(found) == 1 for found in names)
+    assert len(set.union(*names)) == len(names)
+
+
+def test_who_is_missing_is_named() -> None:
+    store = HashStore()
+    store.set("meet/word/1", "of a rank that died")
+    with pytest.raises(UserError, match="of 3 ranks 1, 2 did not start"):
+        meet(store, 0, 3, 0.2)
+    with pytest.raises(UserError, match="rank 2 has waited"):
+        meet(store, 2, 3, 0.2)

@@ -1,0 +1,179 @@
+"""A process tells where its threads are, as often as it is asked, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from utils.ranks.stack_dumps import answer_where
+
+ROOT = Path(__file__).resolve().parents[3]
+BUSY = """
+import signal, sys, threading
+from utils.ranks.stack_dumps import answer_where
+
+def deep(n):
+    return n and deep(n - 1)
+
+def work():
+    while not over.is_set():
+        deep(100)
+
+def wait():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+signal.alarm(60)  # ends a process that hangs
+end = answer_where('the one')
+over = threading.Event()
+threads = [threading.Thread(target=work, name="busy") for _ in range(2)]
+for thread in threads:
+    thread.start()
+wait()
+over.set()
+for thread in threads:
+    thread.join()
+end()
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+FORKED = """
+import os, signal, sys
+from utils.ranks.stack_dumps import answer_where
+
+end = answer_where('the one')
+def child_waits():
+    answer_where('the one')
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+
+def parent_waits():
+    os.waitpid(child, 0)
+
+child = os.fork()
+signal.alarm(60)
+if child == 0:
+    child_waits()
+parent_waits()
+end()
+"""
+
+WITHOUT_STDERR = """
+import signal, sys
+from utils.ranks.stack_dumps import answer_where
+
+before = signal.getsignal(signal.SIGUSR2)
+sys.__stderr__ = None
+answer_where('the one')
+print(signal.getsignal(signal.SIGUSR2) == before)
+"""
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="there is no SIGUSR2 here")
+
+
+@contextmanager
+def program(text: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program in the background."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", text], cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as it:
+        try:
+            yield it
+        finally:
+            it.kill()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """Write a line to the program."""
+    assert process.stdin
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def ask(process: subprocess.Popen[str], pid: int) -> str:
+    """Signal `pid`, and return its answer."""
+    assert process.stderr
+    os.kill(pid, signal.SIGUSR2)
+    text = ""
+    for line in process.stderr:
+        text += line
+        if line == f"the one (process {pid}) goes on\n":
+            assert text.startswith(f"the one (process {pid}) is here:\n")
+            return text
+    raise AssertionError(f"no answer of {pid}\n{text}")
+
+
+def rest_of(process: subprocess.Popen[str]) -> str:
+    """What the program still prints as it ends in order."""
+    assert process.stderr
+    text = process.stderr.read()
+    assert process.wait(30) == 0, text
+    return text
+
+
+def test_a_busy_process_answers_every_time_and_outlives_it() -> None:
+    with program(BUSY) as process:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        for _ in range(100):
+            answer = ask(process, process.pid)
+            assert answer.count(", in wait\n") == 1
+            assert answer.count('Thread "busy"') == 2
+            assert 'Thread "where"' not in answer
+        tell(process, "over")
+        assert process.stdout.readline() == "ended\n"
+        process.send_signal(signal.SIGUSR2)  # late, and overheard
+        tell(process, "end")
+        assert rest_of(process) == ""
+
+
+def test_a_forked_process_answers_for_itself() -> None:
+    with program(FORKED) as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        answers = [ask(process, child), ask(process, process.pid)]
+        tell(process, "end")
+        assert rest_of(process) == ""
+    assert [", in child_waits\n" in answer for answer in answers] == [True, False]
+    assert [", in parent_waits\n" in answer for answer in answers] == [False, True]
+
+
+def test_a_path_that_is_no_text_is_told_too() -> None:
+    waits = "end = answer_where('the one'); print(1, flush=True); sys.stdin.readline(); end()"
+    odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
+    with program(f"import sys\nfrom utils.ranks.stack_dumps import answer_where\n{odd}") as process:
+        assert process.stdout and process.stdout.readline() == "1\n"
+        assert r"caf\udce9.py" in ask(process, process.pid)
+        tell(process, "end")
+        assert rest_of(process) == ""
+
+
+def test_without_stderr_nothing_is_told() -> None:
+    with program(WITHOUT_STDERR) as process:
+        assert process.stdout and process.stdout.readline() == "True\n"
+
+
+def test_what_listened_before_listens_again() -> None:
+    heard = []
+    handler = signal.signal(signal.SIGUSR2, lambda *_: heard.append(1))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wake = signal.set_wakeup_fd(writer)
+    try:
+        answer_where("the one")()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert os.read(reader, 9) == bytes([signal.SIGUSR2])
+        assert heard == [1]
+    finally:
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGUSR2, handler)
+        os.close(reader)
+        os.close(writer)

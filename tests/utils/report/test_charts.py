@@ -1,0 +1,317 @@
+"""Laws of charts: what they show, and that it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
+
+from utils.evaluation.average_precision import Curves
+from utils.report import charts as plots
+from utils.report.charts import (
+    plot_confidence_curve,
+    plot_confusion_matrix,
+    plot_labels,
+    plot_pr_curve,
+    plot_results,
+    plot_validation,
+)
+from utils.types import DatasetIndex
+
+LONG = "a very long class name that goes on and on and on"
+AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
+    """The figures that were saved."""
+    made: list[Figure] = []
+    save = plots._save
+
+    def keep(figure: Figure, target: Path) -> None:
+        save(figure, target)
+        made.append(figure)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    yield made
+
+
+def names(count: int, kind: str) -> list[str]:
+    return [f"{i} {LONG}" if kind == "long" else f"class {i}" for i in range(count)]
+
+
+def index(class_names: list[str], objects: int) -> DatasetIndex:
+    rng = np.random.default_rng(objects)
+    images = max(objects // 5, 1)
+    offsets = np.concatenate(([0], np.sort(rng.integers(0, objects + 1, images - 1)), [objects])).astype(np.int64)
+    centres, half = rng.uniform(0, 1, (objects, 2)), rng.beta(1, 5, (objects, 2)) / 2
+    boxes = np.concatenate((centres - half, centres + half), 1).clip(0, 1) * [640, 480, 640, 480]
+    return DatasetIndex(
+        split="train",
+        names=tuple(class_names),
+        path_bytes=np.zeros(0, np.uint8),
+        path_offsets=np.zeros(images + 1, np.int64),
+        sizes_hw=np.tile(np.array([[480, 640]], np.int32), (images, 1)),
+        box_offsets=offsets,
+        classes=rng.integers(0, len(class_names), objects).astype(np.int32),
+        boxes_xyxy=boxes.astype(np.float32),
+        segment_offsets=np.zeros(0, np.int64),
+        segment_points=np.zeros((0, 2), np.float32),
+        digest="0",
+    )
+
+
+def results(epochs: int, **columns: Any) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    keys = [column for _, series in plots._PANELS for column in series]
+    frame = pd.DataFrame({"epoch": np.arange(epochs), **{key: rng.uniform(0.1, 0.9, epochs) for key in keys}})
+    return frame.assign(**columns)
+
+
+def curves(classes: int) -> Curves:
+    axis = np.linspace(0, 1, 1000)
+    power = 1 + np.arange(classes, dtype=float)[:, None]
+    recall, precision = 1 - axis**power, 0.5 + 0.5 * axis**power
+    return Curves(
+        class_ids=np.arange(classes),
+        confidence=axis,
+        precision=precision,
+        recall=recall,
+        f1=2 * precision * recall / (precision + recall),
+        recall_axis=np.linspace(0, 1, 101),
+        precision_at_recall=1 - np.linspace(0, 1, 101) ** power,
+        ap50=power[:, 0] / (power[:, 0] + 1),
+        best=500,
+    )
+
+
+def shown(texts: list[Text]) -> list[Bbox]:
+    return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
+
+
+def assert_legible(figure: Figure) -> None:
+    """All text lies within the figure, no tick label on another of its axis, no title on another."""
+    page = figure.bbox.padded(1)
+    titles = [axes.title for axes in figure.axes]
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            drawn = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            assert_apart(shown(drawn), page)
+    assert_apart(shown(titles), page)
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
+    for legend in legends:
+        assert_apart(shown(list(legend.get_texts())), page)
+
+
+def assert_apart(boxes: list[Bbox], page: Bbox) -> None:
+    for box in boxes:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+    for a, b in combinations(boxes, 2):
+        shared = Bbox.intersection(a, b)
+        assert shared is None or min(shared.width, shared.height) < 1.5
+
+
+def panel(figure: Figure, title: str) -> Axes:
+    (found,) = [axes for axes in figure.axes if axes.get_title().startswith(title)]
+    return found
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    picture = cv2.imread(str(path))
+    assert picture is not None
+    return picture.shape[0], picture.shape[1]
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 300])
+def test_results_are_legible_for_any_number_of_epochs(epochs: int, tmp_path: Path, figures: list[Figure]) -> None:
+    plot_results(results(epochs), tmp_path / "results.png")
+    assert size_of(tmp_path / "results.png") == (1200, 1500)
+    assert len(figures[0].axes) == 9
+    assert_legible(figures[0])
+
+
+def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path: Path, figures: list[Figure]) -> None:
+    frame = results(100)
+    plot_results(frame, tmp_path / "results.png")
+    raw, smooth = panel(figures[0], "Precision").lines
+    assert np.array_equal(raw.get_ydata(), frame["metrics/precision"])
+    assert np.std(smooth.get_ydata()) < np.std(raw.get_ydata()) / 2
+    assert [line.get_label() for line in panel(figures[0], "Box loss").get_legend().get_lines()] == ["train", "val"]
+    for line, column in zip(panel(figures[0], "Learning rate").lines, ("x/lr0", "x/lr1", "x/lr2"), strict=True):
+        assert np.array_equal(line.get_ydata(), frame[column])
+
+
+def test_smoothing_keeps_lines_and_ends() -> None:
+    assert plots._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
+    ramp = np.arange(200.0)
+    assert plots._smoothed(ramp)[20:-20] == pytest.approx(ramp[20:-20])
+    step = plots._smoothed(np.repeat([0.0, 1.0], 50))
+    assert (np.diff(step) >= 0).all() and step[0] == 0 and step[-1] == 1
+
+
+def test_the_best_epoch_is_that_of_the_highest_fitness(tmp_path: Path, figures: list[Figure]) -> None:
+    values = {"metrics/mAP_0.5": [0.9, 0.5, 0.6], "metrics/mAP_0.5:0.95": [0.1, 0.4, 0.3]}
+    plot_results(results(3, **values), tmp_path / "results.png")
+    assert panel(figures[0], "mAP 0.5:0.95").get_title() == "mAP 0.5:0.95: 0.400 at the best epoch, 1"
+
+
+def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: list[Figure]) -> None:
+    frame = results(12)
+    frame[[column for column in frame if column.startswith(("metrics/", "val/"))]] = np.nan
+    plot_results(frame, tmp_path / "results.png")
+    titles = [axes.get_title() for axes in figures[0].axes]
+    assert titles == ["Box loss", "Objectness loss", "Class loss", "Learning rate", "Images per second"]
+    assert all(axes.lines for axes in figures[0].axes)
+
+
+def test_gaps_infinities_and_an_empty_table_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_results(results(20, **{"train/box_loss": [np.inf, np.nan] * 5 + [1.0] * 10}), tmp_path / "gaps.png")
+    assert len(panel(figures[0], "Box loss").lines[0].get_ydata()) == 10
+    plot_results(results(0), tmp_path / "empty.png")
+    assert figures[1].axes[0].texts[0].get_text() == "no epoch has been completed yet"
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+@pytest.mark.parametrize("count", [1, 3, 8, 80])
+def test_labels_name_every_class_legibly(count: int, kind: str, tmp_path: Path, figures: list[Figure]) -> None:
+    data = index(names(count, kind), 200)
+    plot_labels(data, tmp_path / "labels.jpg")
+    histogram = figures[0].axes[0]
+    assert [bar.get_height() for bar in histogram.patches] == np.bincount(data.classes, minlength=count).tolist()
+    assert len(shown(histogram.get_xticklabels())) == count
+    assert_legible(figures[0])
+
+
+def test_labels_of_many_objects_and_of_many_classes(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_labels(index(names(300, "short"), 30_000), tmp_path / "labels.jpg")
+    histogram, overlay, centres, sizes = figures[0].axes
+    assert histogram.get_xlabel() == "Class index"
+    assert len(overlay.lines) == 1000
+    assert np.nansum(centres.collections[0].get_array()) == np.nansum(sizes.collections[0].get_array()) == 30_000
+    assert_legible(figures[0])
+
+
+def test_sizes_and_centres_are_those_of_the_boxes(tmp_path: Path, figures: list[Figure]) -> None:
+    data = index(["a"], 1)
+    data.boxes_xyxy[:] = [0, 240, 320, 480]  # left half, lower half of 640 x 480
+    plot_labels(data, tmp_path / "labels.jpg")
+    _, _, centres, sizes = figures[0].axes
+    assert centres.lines[0].get_xydata().tolist() == [[0.25, 0.75]]
+    assert sizes.lines[0].get_xydata().tolist() == [[0.5, 0.5]]
+    assert centres.get_ylim() == (1, 0)  # as in an image, y points down
+
+
+def test_a_dataset_without_objects_says_so(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_labels(index(["a", "b"], 0), tmp_path / "labels.jpg")
+    assert [axes.texts[0].get_text() for axes in figures[0].axes[1:]] == ["no objects"] * 3
+
+
+def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: Path, figures: list[Figure]) -> None:
+    matrix = np.array([[6, 0, 1], [2, 0, 3], [2, 0, 0]])  # rows predicted, columns true; class 1 has no objects
+    plot_confusion_matrix(matrix, ["cat", "dog"], tmp_path / "confusion_matrix.png")
+    axes = figures[0].axes[0]
+    image = axes.images[0].get_array()
+    assert image[:, 0].tolist() == pytest.approx([0.6, 0.2, 0.2])
+    assert image[1, 2] == pytest.approx(0.75)
+    assert image[:, 1].mask.all()
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("True class", "Predicted class")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "background"]
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "0.60", (0, 1): "0.20", (0, 2): "0.20", (2, 0): "0.25", (2, 1): "0.75"}
+
+
+@pytest.mark.parametrize(("count", "kind"), [(1, "short"), (20, "long"), (40, "long"), (80, "long")])
+def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, figures: list[Figure]) -> None:
+    matrix = np.eye(count + 1) + np.eye(count + 1, k=1)
+    plot_confusion_matrix(matrix, names(count, kind), tmp_path / "confusion_matrix.png")
+    axes = figures[0].axes[0]
+    assert len(shown(axes.get_xticklabels())) == len(shown(axes.get_yticklabels())) == count + 1
+    assert_legible(figures[0])
+    cell = axes.get_window_extent().width / (count + 1)
+    assert all(text.get_window_extent().width < cell for text in axes.texts)
+
+
+def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_confusion_matrix(np.eye(366), names(365, "long"), tmp_path / "confusion_matrix.png")
+    assert all(
+        label.get_text().isdigit() or not label.get_visible() for label in figures[0].axes[0].get_xticklabels()[1:-1]
+    )
+    assert_legible(figures[0])
+
+
+@pytest.mark.parametrize("count", [1, 20, 21])
+def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Path, figures: list[Figure]) -> None:
+    data = curves(count)
+    plot_confidence_curve(
+        data.confidence, data.f1, data.class_ids, names(count, "long"), "F1", tmp_path / "F1_curve.png"
+    )
+    plot_pr_curve(
+        data.recall_axis, data.precision_at_recall, data.ap50, data.class_ids, names(count, "long"), tmp_path / "PR.png"
+    )
+    mean = data.f1.mean(0)
+    for figure in figures:
+        assert_legible(figure)
+        labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        assert len(labels) == (1 if count == 1 else count + 1 if count <= 20 else 2)
+    first = figures[0].axes[0].get_legend().get_texts()[0].get_text()
+    assert f"{mean.max():.3f} at {data.confidence[mean.argmax()]:.3f}" in first
+    assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
+
+
+def test_rows_are_named_by_their_class_id(tmp_path: Path, figures: list[Figure]) -> None:
+    values = np.array([[0.1, 0.9], [0.8, 0.2]])
+    plot_confidence_curve(
+        np.array([0.0, 1.0]), values, np.array([3, 1]), ["a", "b", "c", "d"], "Recall", tmp_path / "R_curve.png"
+    )
+    labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    assert labels[1:] == ["d 0.900 at 1.000", "b 0.800 at 0.000"]
+
+
+def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_validation(tmp_path, curves(0), np.zeros((3, 3), np.int64), ["a", "b"])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "confusion_matrix.png",
+        "P_curve.png",
+        "R_curve.png",
+        "F1_curve.png",
+        "PR_curve.png",
+    }
+    assert [figure.axes[0].texts[0].get_text() for figure in figures[1:]] == ["no labelled objects"] * 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]) -> None:
+    count = len(AWKWARD)
+    plot_validation(tmp_path, curves(count), np.eye(count + 1, dtype=np.int64), AWKWARD)
+    plot_labels(index(AWKWARD, 50), tmp_path / "labels.jpg")
+    legend: NDArray[Any] = figures[1].axes[0].get_legend()
+    assert len(legend.get_texts()) == count + 1
+    assert "$5 or $6" in legend.get_texts()[2].get_text().replace("\\$", "$")
+
+
+def test_charts_may_be_drawn_by_several_threads_at_once(tmp_path: Path) -> None:
+    frame = results(20)[["epoch", "metrics/precision", "x/lr0"]]
+    plot_results(frame, tmp_path / "alone.png")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: plot_results(frame, tmp_path / f"{i}.png"), range(4)))
+    alone = cv2.imread(str(tmp_path / "alone.png"))
+    assert all(np.array_equal(cv2.imread(str(tmp_path / f"{i}.png")), alone) for i in range(4))
+
+
+def test_a_chart_that_cannot_be_written_raises(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        plot_results(results(3), tmp_path / "file" / "results.png")

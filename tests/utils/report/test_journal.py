@@ -1,0 +1,79 @@
+"""What rank 0 keeps of a run, and what happens where it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from utils.config import TrainConfig, load_hyp
+from utils.errors import UserError
+from utils.ranks.world import World
+from utils.report.journal import Journal
+from utils.report.results import read_results
+from utils.types import DatasetIndex
+
+EPOCH: dict[str, Any] = {
+    "losses": (0.1, 0.2, 0.3),
+    "metrics": None,
+    "rates": (0.01, 0.01, 0.01),
+    "seconds": 1.0,
+    "data_wait": 0.5,
+    "images_per_s": 10.0,
+}
+
+
+def index() -> DatasetIndex:
+    zeros = {f.name: np.zeros(0) for f in dataclasses.fields(DatasetIndex)}
+    return DatasetIndex(**{**zeros, "split": "train", "names": ("a",), "digest": "0", "problems": ()})
+
+
+def open_journal(run: Path, start_epoch: int = 0) -> Journal:
+    config = TrainConfig(noplots=True, log="none")
+    hyp = load_hyp("hyp.scratch-low.yaml")
+    return Journal(run, config, hyp, index(), World(), start_epoch=start_epoch, resumed=start_epoch > 0)
+
+
+def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        for epoch in range(3):
+            journal.epoch(epoch, **EPOCH)
+    with open_journal(tmp_path, start_epoch=2) as journal:
+        journal.epoch(2, **{**EPOCH, "seconds": 7.0})
+    table = read_results(tmp_path / "results.csv")
+    assert table["epoch"].tolist() == [0, 1, 2]
+    assert table["time/epoch_s"].tolist() == [1, 1, 7]
+    assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
+
+
+def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
+    events = tmp_path / "events.out.tfevents.1"
+    with open_journal(tmp_path) as journal:
+        journal.epoch(0, **EPOCH)
+    events.touch()
+    with open_journal(tmp_path, start_epoch=1):
+        assert events.is_file()
+    with open_journal(tmp_path):
+        assert not events.exists()
+    events.touch()
+    (tmp_path / "results.csv").write_text("epoch,somebody's\n0,1\n")
+    with pytest.raises(UserError):
+        open_journal(tmp_path)
+    assert events.is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "exp").write_text("a file")
+    with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
+        open_journal(tmp_path / "exp")
+
+
+def test_a_row_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        (tmp_path / "results.csv").unlink()
+        (tmp_path / "results.csv").mkdir()
+        with pytest.raises(UserError, match=r"cannot be written to .*--resume"):
+            journal.epoch(0, **EPOCH)

@@ -1,0 +1,163 @@
+"""Laws of pictures with boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from utils.report.palette import class_colour, font_file, printable, text_colour
+from utils.report.pictures import MAX_SIDE, Annotations, _free_place, draw_detections, draw_targets, grid
+from utils.types import Batch, Detections
+
+NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
+
+
+def grey(count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.full((count, height, width, 3), 128, np.uint8)
+
+
+def batch(images: NDArray[np.uint8], targets: torch.Tensor) -> Batch:
+    count = len(images)
+    return Batch(
+        torch.from_numpy(images),
+        targets,
+        torch.arange(count),
+        torch.zeros((count, 2), dtype=torch.int64),
+        torch.zeros((count, 4), dtype=torch.float64),
+    )
+
+
+def marks(boxes: list[list[float]], classes: list[int], scores: list[float] | None = None) -> Annotations:
+    return Annotations(
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.array(classes, np.int64),
+        None if scores is None else np.array(scores, np.float32),
+    )
+
+
+def luminance(colour: tuple[int, int, int]) -> float:
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in colour)]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_a_box_is_drawn_in_its_class_colour_where_it_lies() -> None:
+    picture = grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]], [1])], NAMES, [])
+    assert picture.shape == (640, 640, 3)
+    for x, y in ((100, 300), (300, 300), (200, 200), (200, 400)):
+        assert tuple(picture[y, x]) == class_colour(1)
+    assert tuple(picture[300, 200]) == (128, 128, 128)
+
+
+def test_boxes_shrink_with_their_image_in_a_grid() -> None:
+    annotations = [marks([], []) for _ in range(16)]
+    annotations[6] = marks([[0, 320, 320, 639]], [0])  # second row, third column of 4 x 4
+    picture = grid(grey(16, 640, 640), annotations, NAMES, [])
+    assert picture.shape == (1920, 1920, 3)
+    left, top = 2 * 480, 480
+    assert tuple(picture[top + 350, left + 240]) == class_colour(0)
+    coloured = np.argwhere((picture == class_colour(0)).all(-1))
+    assert (coloured.min(0) >= (top, left)).all() and (coloured.max(0) < (top + 480, left + 480)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 20), height=st.integers(1, 700), width=st.integers(1, 700))
+def test_any_batch_fits_the_picture(count: int, height: int, width: int) -> None:
+    picture = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
+    assert max(picture.shape[:2]) <= MAX_SIDE
+    assert min(picture.shape[:2]) >= 1
+
+
+def test_small_images_are_enlarged_until_labels_are_legible() -> None:
+    assert grid(grey(4, 64, 64), [marks([], [])] * 4, NAMES, []).shape == (640, 640, 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    box=st.tuples(*[st.integers(0, 319)] * 4),
+    label=st.tuples(st.integers(8, 24), st.integers(10, 160)),
+    taken=st.lists(st.tuples(*[st.integers(0, 320)] * 4), max_size=5),
+)
+def test_labels_lie_in_the_image_and_on_no_other(
+    box: tuple[int, ...], label: tuple[int, int], taken: list[tuple[int, int, int, int]]
+) -> None:
+    x1, x2 = sorted((box[0], box[2]))
+    y1, y2 = sorted((box[1], box[3]))
+    place = _free_place(np.array([x1, y1, x2, y2]), label, (320, 320), taken, 2)
+    if place is None:
+        assert taken  # an empty image has room for every label
+        return
+    x, y = place
+    assert 0 <= x <= 320 - label[1] and 0 <= y <= 320 - label[0]
+    for left, top, right, bottom in taken:
+        apart = x >= right or y >= bottom or x + label[1] <= left or y + label[0] <= top
+        assert apart
+
+
+def test_what_cannot_be_drawn_well_is_still_drawn_without_an_error() -> None:
+    boxes = [[-50, -50, 700, 700], [10, 10, 10, 10], [630, 630, 640, 640], [700, 700, 800, 800], [0, 0, 5, 5]]
+    picture = grid(grey(1, 640, 640), [marks(boxes, [3, 2, 1, 0, 99])], NAMES, ["ü" * 300])
+    assert (picture != 128).any()
+
+
+def test_text_is_readable_on_every_class_colour() -> None:
+    for class_id in range(30):
+        colour = class_colour(class_id)
+        light, dark = sorted((luminance(colour), luminance(text_colour(colour))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, level AA
+
+
+def test_the_first_colours_differ() -> None:
+    colours = np.array([class_colour(i) for i in range(24)], np.float32)
+    lab = cv2.cvtColor(colours[None] / 255, cv2.COLOR_RGB2LAB)[0]
+    distances = np.linalg.norm(lab[:, None] - lab[None], axis=-1) + 1e3 * np.eye(24)
+    assert distances.min() > 12
+    assert class_colour(24) == class_colour(0)
+
+
+def test_text_is_one_line_of_characters_that_a_font_has() -> None:
+    assert printable("a\n\tb") == "a b"
+    assert printable("Größe 5 €") == "Größe 5 €"
+    assert printable("x" * 50, 10) == "x" * 9 + "…"
+    assert printable("\U0010fffd") == "?"
+    assert font_file("person").name == "DejaVuSans.ttf"
+
+
+def test_targets_become_a_jpeg(tmp_path: Path) -> None:
+    targets = torch.tensor([[0, 0, 10, 10, 200, 200], [1, 1, 50, 60, 300, 310]], dtype=torch.float32)
+    path = tmp_path / "deep" / "train_batch0.jpg"
+    draw_targets(batch(grey(2, 320, 320), targets), NAMES, ["a.jpg", "b.jpg"], path)
+    picture = cv2.imread(str(path))
+    assert picture is not None and picture.shape == (320, 640, 3)
+    assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_images_without_objects_and_more_than_sixteen(tmp_path: Path) -> None:
+    draw_targets(batch(grey(20, 64, 96), torch.zeros((0, 6))), NAMES, [], tmp_path / "a.jpg")
+    picture = cv2.imread(str(tmp_path / "a.jpg"))
+    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
+
+
+def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
+    boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
+    found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
+    nothing = Detections(torch.zeros((0, 4)), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    draw_detections(batch(grey(2, 320, 320), torch.zeros((0, 6))), [found, nothing], NAMES, [], tmp_path / "p.png")
+    picture = cv2.imread(str(tmp_path / "p.png"))
+    assert picture is not None
+    red = np.abs(picture[:, :, ::-1].astype(int) - class_colour(0)).max(-1) < 60
+    green = np.abs(picture[:, :, ::-1].astype(int) - class_colour(1)).max(-1) < 60
+    assert red.sum() > 500 and green.sum() == 0
+
+
+def test_a_picture_that_cannot_be_written_raises(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        draw_targets(batch(grey(1, 32, 32), torch.zeros((0, 6))), NAMES, [], tmp_path / "file" / "a.jpg")

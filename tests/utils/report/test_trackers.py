@@ -1,0 +1,341 @@
+"""Trackers report what they are given, and can neither break nor delay a run.
+
+The remote ones are exercised against small fakes of their packages that know only what those packages document.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from utils.config import LOGGER_NAMES
+from utils.errors import ConfigError
+from utils.report import trackers as loggers
+from utils.report.trackers import TRACKERS, Loggers, check_trackers
+
+CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
+REMOTE = ("wandb", "mlflow", "clearml", "comet")
+
+
+class Recorder:
+    """Stands for any object of a tracker's package; every call lands in one list as (name, args, kwargs)."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str, **attributes: Any) -> None:
+        self.calls, self.path = calls, path
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Callable[..., Recorder]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Recorder:
+            self.calls.append((f"{self.path}.{name}", args, kwargs))
+            return Recorder(self.calls, f"{self.path}.{name}()", id="id-1", info=SimpleNamespace(run_id="id-1"))
+
+        return call
+
+    def named(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+class Wall:
+    """A call that blocks until the test is over."""
+
+    def __init__(self) -> None:
+        self.fell = threading.Event()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.fell.wait(100)
+
+
+@pytest.fixture
+def wall() -> Iterator[Wall]:
+    made = Wall()
+    yield made
+    made.fell.set()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Recorder:
+    """Put a fake package where the import of `tracker` finds it."""
+    fake = Recorder([], tracker)
+    module = ModuleType(TRACKERS[tracker].module)
+    module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, TRACKERS[tracker].module, module)
+    return fake
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "val_batch0_pred.jpg"
+    cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
+    return path
+
+
+def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
+    with Loggers(names, run, CONFIG, is_main=True, resume=resume) as log:
+        log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
+        log.image("val_batch0_pred", picture, 2)
+        log.checkpoint(run / "best.pt")
+
+
+def test_the_names_of_the_flag_are_the_trackers() -> None:
+    assert tuple(TRACKERS) == LOGGER_NAMES
+
+
+def test_tensorboard_holds_scalars_and_pictures(tmp_path: Path, picture: Path) -> None:
+    use(["tensorboard"], tmp_path / "run", picture)
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert events.Tags()["scalars"] == ["train/box_loss"]
+    assert [(event.step, event.value) for event in events.Scalars("train/box_loss")] == [(2, 0.5)]
+    (shown,) = events.Images("val_batch0_pred")
+    assert (shown.step, shown.width, shown.height) == (2, 30, 20)
+    blue, _, red = cv2.imdecode(np.frombuffer(shown.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)[10, 15]
+    assert red > 200 and blue < 50
+    assert "config/text_summary" in events.Tags()["tensors"]
+
+
+def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, "wandb")
+    use(["wandb"], tmp_path, picture)
+    ((_, init),) = fake.named("wandb.init")
+    assert (init["project"], init["name"], init["config"], init["id"]) == ("tessera", tmp_path.name, CONFIG, None)
+    logged = fake.named("wandb.init().log")
+    assert logged[0] == (({"train/box_loss": 0.5},), {"step": 2})
+    assert list(logged[1][0][0]) == ["val_batch0_pred"] and logged[1][1] == {"step": 2}
+    assert fake.named("wandb.Image") == [((str(picture),), {})]
+    assert fake.named("wandb.Artifact().add_file") == [((str(tmp_path / "best.pt"),), {})]
+    assert len(fake.named("wandb.init().log_artifact")) == len(fake.named("wandb.init().finish")) == 1
+    use(["wandb"], tmp_path, picture, resume=True)
+    assert fake.named("wandb.init")[1][1]["id"] == "id-1"
+
+
+def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
+    fake = install(monkeypatch, "mlflow", entities=entities)
+    use(["mlflow"], tmp_path, picture)
+    client = "mlflow.MlflowClient()"
+    assert fake.named(f"{client}.get_experiment_by_name") == [(("tessera",), {})]
+    (_, params), (_, metrics) = fake.named(f"{client}.log_batch")
+    assert ("epochs", "3") in params["params"]
+    ((key, value, milliseconds, step),) = metrics["metrics"]
+    assert (key, value, step) == ("train/box_loss", 0.5, 2)
+    assert milliseconds == pytest.approx(time.time() * 1000, abs=60_000)
+    artifacts = fake.named(f"{client}.log_artifact")
+    assert [(args, kwargs["artifact_path"]) for args, kwargs in artifacts] == [
+        (("id-1", str(picture)), "images"),
+        (("id-1", str(tmp_path / "best.pt")), "weights"),
+    ]
+    assert fake.named(f"{client}.set_terminated") == [(("id-1",), {})]
+    use(["mlflow"], tmp_path, picture, resume=True)
+    assert fake.named(f"{client}.update_run") == [(("id-1",), {"status": "RUNNING"})]
+    assert len(fake.named(f"{client}.create_run")) == 1
+
+
+def test_mlflow_sends_parameters_in_batches_and_names_it_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install(monkeypatch, "mlflow", entities=SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a))
+    with Loggers(["mlflow"], tmp_path, {f"key{i}": i for i in range(250)}, is_main=True) as log:
+        log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 0)
+    *params, (_, metrics) = fake.named("mlflow.MlflowClient().log_batch")
+    assert [len(kwargs["params"]) for _, kwargs in params] == [100, 100, 50]
+    assert metrics["metrics"][0][0] == "metrics/mAP_0.5-0.95"
+
+
+def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    fake = install(monkeypatch, "clearml", Task=Recorder(calls, "Task"))
+    fake.calls = calls
+    use(["clearml"], tmp_path, picture)
+    ((_, init),) = fake.named("Task.init")
+    assert (init["project_name"], init["task_name"]) == ("tessera", tmp_path.name)
+    assert init["continue_last_task"] is False and init["auto_connect_frameworks"] is False
+    assert fake.named("Task.init().connect") == [((CONFIG,), {"name": "config"})]
+    reports = "Task.init().get_logger()"
+    assert fake.named(f"{reports}.report_scalar") == [
+        ((), {"title": "train", "series": "box_loss", "value": 0.5, "iteration": 2})
+    ]
+    ((_, image),) = fake.named(f"{reports}.report_image")
+    assert (image["series"], image["iteration"], image["local_path"]) == ("val_batch0_pred", 2, str(picture))
+    ((_, upload),) = fake.named("Task.init().upload_artifact")
+    assert (upload["name"], upload["artifact_object"]) == ("best", str(tmp_path / "best.pt"))
+    assert len(fake.named("Task.init().close")) == 1
+    use(["clearml"], tmp_path, picture, resume=True)
+    assert fake.named("Task.init")[1][1]["continue_last_task"] == "id-1"
+    assert fake.named("Task.init().set_initial_iteration") == [((0,), {})]
+
+
+def test_comet(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Experiment(Recorder):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(calls, "Experiment")
+            calls.append(("opened", (), kwargs))
+
+        def get_key(self) -> str:
+            return "key-1"
+
+    calls: list[Any] = []
+    fake = install(monkeypatch, "comet", Experiment=Experiment, ExistingExperiment=Experiment)
+    fake.calls = calls
+    use(["comet"], tmp_path, picture)
+    assert fake.named("opened")[0][1]["project_name"] == "tessera"
+    assert fake.named("Experiment.set_name") == [((tmp_path.name,), {})]
+    assert fake.named("Experiment.log_parameters") == [((CONFIG,), {})]
+    assert fake.named("Experiment.log_metrics") == [(({"train/box_loss": 0.5},), {"step": 2, "epoch": 2})]
+    assert fake.named("Experiment.log_image") == [((str(picture),), {"name": "val_batch0_pred", "step": 2})]
+    assert fake.named("Experiment.log_model") == [(("weights", str(tmp_path / "best.pt")), {"overwrite": True})]
+    assert len(fake.named("Experiment.end")) == 1
+    use(["comet"], tmp_path, picture, resume=True)
+    assert fake.named("opened")[1][1]["previous_experiment"] == "key-1"
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_new_run_does_not_continue_one_whose_id_lies_there(
+    name: str, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str | None] = []
+    install(monkeypatch, name)
+    (tmp_path / f"{name}.id").write_text("old")
+    monkeypatch.setattr(TRACKERS[name], "__init__", lambda self, api, run, config, previous: opened.append(previous))
+    for resume in (False, True):
+        Loggers([name], tmp_path, CONFIG, is_main=True, resume=resume).close()
+    assert opened == [None, "old"]
+
+
+def test_off_rank_0_and_with_none_nothing_is_imported_made_or_started(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    before = threading.active_count()
+    for names, is_main in ((["wandb", "tensorboard"], False), (["none"], True), ([], True), ([""], True)):
+        with Loggers(names, tmp_path / "run", CONFIG, is_main=is_main) as log:
+            log.scalars({"a": 1.0}, 0)
+            log.image("b", picture, 0)
+            log.checkpoint(picture)
+            assert log.active == () and threading.active_count() == before
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_is_not_installed_is_the_users_mistake(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)
+    for ask in (lambda: check_trackers([name]), lambda: Loggers([name], tmp_path, CONFIG, is_main=True)):
+        with pytest.raises(ConfigError, match=rf"--log {name}: .*pip install {TRACKERS[name].package}`"):
+            ask()
+
+
+def test_a_tracker_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> ModuleType:
+        raise RuntimeError("protobuf is too new")
+
+    monkeypatch.setattr(loggers.importlib, "import_module", fail)
+    with pytest.raises(ConfigError, match=r"cannot be imported \(RuntimeError: protobuf is too new\)"):
+        check_trackers(["wandb"])
+
+
+def test_an_unknown_tracker_is_named_with_a_suggestion(tmp_path: Path) -> None:
+    for ask in (lambda: check_trackers(["wandbb"]), lambda: Loggers(["wandbb"], tmp_path, CONFIG, is_main=True)):
+        with pytest.raises(ConfigError, match=r"unknown tracker 'wandbb'\. Did you mean 'wandb'"):
+            ask()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1)])
+def test_a_tracker_that_raises_is_switched_off_with_one_warning(
+    error: BaseException,
+    tmp_path: Path,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    install(monkeypatch, "wandb", init=fail)
+    with Loggers(["wandb", "tensorboard"], tmp_path, CONFIG, is_main=True) as log:
+        for epoch in range(5):
+            log.scalars({"a": 1.0}, epoch)
+            time.sleep(0.01)
+        assert log.active == ("tensorboard",)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"wandb is switched off, the run goes on without it: {type(error).__name__}: {error}"
+    ]
+    assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("a")) == 5
+
+
+def test_a_tracker_that_hangs_delays_nothing_and_is_switched_off(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "wandb", init=wall)
+    started = time.monotonic()
+    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True, call_timeout_s=1.0) as log:
+        log.scalars({"a": 1.0}, 0)
+        assert time.monotonic() - started < 20 and log.active == ("wandb",)
+        time.sleep(1.01)
+        log.scalars({"a": 1.0}, 1)
+        assert log.active == ()
+    assert time.monotonic() - started < 20
+    assert [r.getMessage() for r in caplog.records] == [
+        "wandb is switched off, the run goes on without it: a call has not returned for 1 s"
+    ]
+
+
+def test_closing_waits_a_bounded_time_for_all_trackers_together(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "wandb", init=wall)
+    install(monkeypatch, "clearml", Task=SimpleNamespace(init=wall))
+    started = time.monotonic()
+    with Loggers(["wandb", "clearml"], tmp_path, CONFIG, is_main=True, close_timeout_s=0.3) as log:
+        log.scalars({"a": 1.0}, 0)
+    assert 0.3 <= time.monotonic() - started < 20
+    log.close()
+    assert len(caplog.records) == 2 and all("did not finish in time" in r.getMessage() for r in caplog.records)
+
+
+def test_after_an_error_of_the_run_closing_is_quick(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "FAILED_CLOSE_TIMEOUT_S", 0.2)
+    install(monkeypatch, "wandb", init=wall)
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError), Loggers(["wandb"], tmp_path, CONFIG, is_main=True):
+        raise ZeroDivisionError
+    assert time.monotonic() - started < 20
+
+
+def test_a_tracker_that_falls_behind_is_switched_off_not_waited_for(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loggers, "QUEUE_LENGTH", 10)
+    install(monkeypatch, "wandb", init=wall)
+    started = time.monotonic()
+    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True) as log:
+        for epoch in range(50):
+            log.scalars({"a": 1.0}, epoch)
+        assert log.active == ()
+    assert time.monotonic() - started < 20
+    assert [r.getMessage() for r in caplog.records] == [
+        "wandb is switched off, the run goes on without it: it is 10 calls behind"
+    ]
+
+
+def test_a_slow_tracker_gets_everything_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, "wandb")
+    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True) as log:
+        for epoch in range(200):
+            log.scalars({"a": float(epoch)}, epoch)
+    assert [kwargs["step"] for _, kwargs in fake.named("wandb.init().log")] == list(range(200))
+    assert fake.calls[-1][0] == "wandb.init().finish"

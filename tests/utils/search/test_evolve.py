@@ -1,0 +1,79 @@
+"""Mutations stay in range, improve on the best, and survive a stop."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.errors import Diverged, UserError
+from utils.ranks.world import World
+from utils.search.evolve import Trial, best_trial, evolve, mutate, read_trials, write_trials
+from utils.types import Metrics
+
+START = load_hyp("hyp.scratch-low.yaml")
+NONE = np.zeros(0, np.int64)
+NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0)
+
+
+def trial(hyp: Hyp, fitness: float) -> Trial:
+    return Trial(hyp, 0.5, 0.4, 0.3, 0.2, fitness)
+
+
+def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
+    rng = np.random.default_rng(0)
+    assert mutate([], START, rng) == START
+    child = mutate([trial(START, 0.3)], START, rng)
+    assert child != START
+    assert child.mosaic <= 1 and child.iou_t == START.iou_t
+    assert child.degrees == 0, "what is off stays off"
+
+
+def test_values_stay_in_their_ranges() -> None:
+    rng = np.random.default_rng(1)
+    extreme = dataclasses.replace(START, fliplr=1.0, momentum=0.9999, anchor_t=1.001, perspective=0.001)
+    for _ in range(50):
+        child = mutate([trial(extreme, 0.1)], START, rng)
+        Hyp.from_dict(child.as_dict(), "child")
+
+
+def test_children_come_from_the_best() -> None:
+    good, bad = dataclasses.replace(START, lr0=1.0), dataclasses.replace(START, lr0=1e-4)
+    trials = [trial(bad, 0.1)] * 5 + [trial(good, 0.9)]
+    rates = [mutate(trials, START, np.random.default_rng(seed)).lr0 for seed in range(20)]
+    assert all(rate > 0.1 for rate in rates)
+    assert best_trial(trials).hyp is good
+
+
+def test_file_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "evolve.csv"
+    assert read_trials(path) == []
+    trials = [trial(START, 0.25), trial(mutate([trial(START, 0.25)], START, np.random.default_rng(2)), 0.5)]
+    write_trials(path, trials)
+    assert read_trials(path) == trials
+
+
+def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "evolve.csv"
+    write_trials(path, [trial(START, 0.25)])
+    path.write_text(path.read_text() + "1,nonsense\n")
+    with pytest.raises(UserError, match=r"evolve\.csv:3"):
+        read_trials(path)
+
+
+def test_a_training_that_diverges_is_a_trial_of_no_worth(tmp_path: Path) -> None:
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        (Path(config.project) / config.name).mkdir()
+        if config.name == "generation0":
+            raise Diverged("not finite")
+        return dataclasses.replace(NOTHING, map50=0.5, map=0.4)
+
+    config = TrainConfig(evolve=2, project=str(tmp_path), name="search")
+    metrics = evolve(config, START, World(), train)
+    trials = read_trials(tmp_path / "search" / "evolve.csv")
+    assert metrics is not None and metrics.map == 0.4
+    assert [round(t.fitness, 2) for t in trials] == [0, 0.41]
+    assert [path.name for path in (tmp_path / "search").iterdir() if path.is_dir()] == []

@@ -1,0 +1,121 @@
+"""Run directories: a new one for each run, the newest checkpoint among them, the YAML files inside."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from utils.errors import UserError
+from utils.files import atomic_write
+from utils.ranks.world import World
+
+
+def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:
+    """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank calls this.
+
+    Rank 0 makes it, all ranks learn its path; the others touch no disk. Making a folder is one atomic step, so that two
+    runs that start at the same instant get two folders.
+
+    Args:
+        project: folder of runs; made where it is missing.
+        name: such as "exp".
+        exist_ok: write into `project/name` even where it exists.
+        world: the ranks.
+
+    Returns:
+        The absolute path, the same on every rank; on another node it may mean nothing.
+
+    Raises:
+        UserError: on every rank, where the folder cannot be made or written to.
+    """
+    return world.from_main(lambda: _make_run(Path(project).expanduser().absolute() / name, exist_ok))
+
+
+def _make_run(first: Path, exist_ok: bool) -> Path:
+    try:
+        return _make_writable(first) if exist_ok else _make_new(first)
+    except OSError as error:
+        raise UserError(
+            f"Run directory {first}: cannot be made or written to ({error}). Expected a folder where this user may "
+            "write. Choose another with --project and --name, or mend its permissions."
+        ) from error
+
+
+def _make_writable(run: Path) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=run):
+        return run
+
+
+def _make_new(first: Path) -> Path:
+    first.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        run = first if number == 1 else first.with_name(f"{first.name}{number}")
+        try:
+            run.mkdir()
+        except FileExistsError:
+            continue
+        return run
+    raise AssertionError("count() never ends")
+
+
+def discard_if_empty(run: Path) -> bool:
+    """Remove a run directory that holds no file, only empty folders; return whether it was removed.
+
+    For a run that ends before it has written anything, so that no half-made one stays behind.
+    """
+    if not run.is_dir() or any(not path.is_dir() or path.is_symlink() for path in run.rglob("*")):
+        return False
+    for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
+        folder.rmdir()
+    run.rmdir()
+    return True
+
+
+def newest_last_checkpoint(project: str | Path) -> Path:
+    """The `weights/last.pt` under `project` that was written last: what a bare `--resume` means.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = Path(project).expanduser().absolute()
+    found = [(path.stat().st_mtime_ns, path) for path in folder.glob("**/weights/last.pt")]
+    if not found:
+        runs = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else None
+        seen = "no such folder" if runs is None else f"runs there: {', '.join(runs[:10]) or 'none'}"
+        raise UserError(
+            f"--resume: found no checkpoint, looked for {folder}/**/weights/last.pt ({seen}). "
+            "Name the file, --resume path/to/last.pt, or the folder of runs with --project."
+        )
+    return max(found)[1]
+
+
+def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+    """Write `values` as YAML, keys in their order, the file whole or not at all.
+
+    Paths become strings, tuples and arrays lists, NumPy numbers plain ones.
+
+    Raises:
+        OSError: the file cannot be written.
+        yaml.representer.RepresenterError: a value is nothing that YAML knows.
+    """
+    text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def _plain(value: Any) -> Any:
+    """The same value in YAML's own types."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -1,0 +1,140 @@
+"""Going on with a run: where a user asks for it, and where the launcher has started the ranks again."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.checkpoints.folder import newest_last_checkpoint
+from utils.checkpoints.format import TrainState, load_checkpoint
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.errors import ConfigError, UserError
+from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run to go on with.
+
+    Attributes:
+        run: its directory, on rank 0's host.
+        checkpoint: the content of its last.pt.
+        has_best: whether its best.pt is there too.
+        restarted: by the launcher, and not by a user, for whom a run that is done is a mistake to be told of.
+    """
+
+    run: Path
+    checkpoint: dict[str, Any]
+    has_best: bool
+    restarted: bool = False
+
+    def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
+        """Refuse data with another number of classes than the run's.
+
+        Raises:
+            UserError: `names`, those of the data now, are more or fewer.
+        """
+        had = len(self.checkpoint["names"])
+        if had != len(names):
+            single = " with --single-cls" if config.single_cls else ""
+            raise UserError(
+                f"--resume {self.run}: {config.data}{single} has another number of classes, {len(names)}, than the "
+                f"run, {had}. Give the data and flags that it began with, or start a new run from the checkpoint with "
+                f"--weights."
+            )
+
+    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
+        """Put everything where the checkpoint has it.
+
+        Raises:
+            UserError: the run is finished, or the checkpoint does not fit.
+        """
+        state.load(self.checkpoint, rank=world.rank, size=world.size)
+        progress = state.progress
+        if progress.epoch >= config.epochs and not self.restarted:
+            raise UserError(
+                f"--resume {self.run}: nothing is left to train: epochs done {progress.epoch}, --epochs "
+                f"{config.epochs}. To train further give a larger --epochs."
+            )
+        if self.checkpoint["dataset_hash"] != data_hash:
+            log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
+        before = self.checkpoint["config"]["batch_size"]
+        if before != config.batch_size:
+            progress.step_in_epoch = progress.step_in_epoch * before // config.batch_size
+            log.warning(
+                f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
+            )
+        log.info(f"Going on with {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
+
+
+def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
+    """Configuration of a run to go on with: the saved one, with the flags given now in place of its own.
+
+    Rank 0 reads the checkpoint and tells the others, so that it need not lie on their hosts.
+
+    Raises:
+        UserError: no such checkpoint.
+        ConfigError: a flag that would make another model of it.
+    """
+    for flag in ("weights", "cfg"):
+        if given.get(flag):
+            raise ConfigError(
+                f"--{flag} with --resume: a run goes on with the model it has. Leave --{flag} out, or start a new run "
+                f"from the checkpoint: --weights {given['resume']}."
+            )
+
+    wanted = str(given["resume"])
+
+    def read() -> tuple[Path, dict[str, Any]]:
+        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
+        path = path.expanduser().absolute()
+        path = path / "weights" / "last.pt" if path.is_dir() else path
+        checkpoint = load_checkpoint(path)
+        if path.parent.name != "weights":
+            raise UserError(
+                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results go on. To "
+                f"start a new run from it, give it as --weights."
+            )
+        return path, checkpoint
+
+    path, checkpoint = world.from_main(read)
+    idle = [flag for flag in ("project", "name") if flag in given and (flag, wanted) != ("project", "newest")]
+    if idle:
+        log.warning(f"--resume: the run stays in {path.parent.parent}; left aside: --{', --'.join(idle)}.")
+    return going_on(given, path, checkpoint, world)
+
+
+def going_on(
+    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
+) -> tuple[TrainConfig, Hyp, ResumedRun]:
+    """The saved configuration, with the flags given now in place of its own."""
+    saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
+    now = {key: value for key, value in given.items() if key not in ("project", "name")}
+    config = TrainConfig(**{**saved, **now, "resume": str(path)})
+    hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
+    has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
+
+
+def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
+    """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
+
+    Whoever has the checkpoint on its disk hands it to all, for rank 0 may be on another host than before. None where
+    nothing had been saved.
+    """
+    last = run / "weights" / "last.pt"
+    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
+    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
+    if max(steps) < 0:
+        return None
+    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
+    assert checkpoint is not None
+    log.info(f"Restarted by the launcher: going on from {last}")
+    config, hyp, resumed = going_on(given, last, checkpoint, world)
+    return config, hyp, dataclasses.replace(resumed, restarted=True)

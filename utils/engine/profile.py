@@ -1,0 +1,136 @@
+"""`--profile`: where the time of an epoch went, as a table, and a torch.profiler trace of a few steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pandas as pd
+import torch
+
+from utils.files import atomic_write
+from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+STAGES = (
+    *("data wait", "copy", "forward", "loss", "backward", "optimizer", "EMA"),
+    *("validation", "plots", "saving"),
+)
+SKIPPED_STEPS, TRACED_STEPS = 3, 5  # the first steps are unlike the others
+
+
+class NoProfile:
+    """Measures nothing and costs nothing; a context manager around the training."""
+
+    def __enter__(self) -> NoProfile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Book the time inside on one of STAGES; stages do not nest."""
+        return nullcontext()
+
+    def waited(self, items: Iterable[T]) -> Iterable[T]:
+        """The same items, the time that each is waited for booked as data wait."""
+        return items
+
+    def step(self) -> None:
+        """An optimizer step is done."""
+
+    def epoch(self, epoch: int, seconds: float) -> None:
+        """`epoch` is done, after `seconds` in all."""
+
+
+class Profile(NoProfile):
+    """Measures one rank; on CUDA every stage waits for the device, which costs some overlap but tells the truth.
+
+    Writes profile.csv, a row of seconds for each epoch, and profile.json, a trace of the fifth to ninth step for
+    chrome://tracing or Perfetto, where there are so many.
+
+    Args:
+        run: run directory.
+        device: where this rank computes.
+    """
+
+    def __init__(self, run: Path, device: torch.device) -> None:
+        self._run, self._device = run, device
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        table = run / "profile.csv"
+        self._rows: list[dict[Any, Any]] = pd.read_csv(table).to_dict("records") if table.is_file() else []
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._tracer = torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(skip_first=SKIPPED_STEPS, wait=0, warmup=1, active=TRACED_STEPS, repeat=1),
+            on_trace_ready=self._write_trace,
+        )
+
+    def __enter__(self) -> Profile:
+        self._tracer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._tracer.stop()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """As in NoProfile."""
+        started = self._now()
+        with torch.profiler.record_function(name):
+            yield
+        self._seconds[name] += self._now() - started
+
+    def waited(self, items: Iterable[T]) -> Iterable[T]:
+        """As in NoProfile."""
+        iterator = iter(items)
+        ended = object()
+        while True:
+            with self.stage("data wait"):
+                item: Any = next(iterator, ended)
+            if item is ended:
+                return
+            yield item
+
+    def step(self) -> None:
+        """As in NoProfile."""
+        self._tracer.step()
+
+    def epoch(self, epoch: int, seconds: float) -> None:
+        """Print the table of `epoch` and add its row to profile.csv."""
+        spent = {**self._seconds, "other": max(seconds - sum(self._seconds.values()), 0.0)}
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._rows = [row for row in self._rows if row["epoch"] < epoch]
+        self._rows.append({"epoch": epoch, "seconds": seconds, **spent})
+        with atomic_write(self._run / "profile.csv") as file:
+            file.write(pd.DataFrame(self._rows).to_csv(index=False, float_format="%.4f").encode())
+        lines = [f"  {name:<12}{value:10.2f} s {value / max(seconds, 1e-9):8.1%}" for name, value in spent.items()]
+        log.info("\n".join([f"Epoch {epoch} took {seconds:.2f} s:", *lines]))
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _write_trace(self, tracer: torch.profiler.profile) -> None:
+        path = self._run / "profile.json"
+        tracer.export_chrome_trace(str(path))
+        log.info(f"A trace of a few steps is in {path}")
+
+
+def open_profile(wanted: bool, run: Path, world: World) -> NoProfile:
+    """`--profile` measures rank 0; the others, and all without it, measure nothing."""
+    return Profile(run, world.device) if wanted and world.is_main else NoProfile()

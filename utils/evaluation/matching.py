@@ -1,0 +1,103 @@
+"""Detections of one image against its objects, by COCO's rules.
+
+Within each class, detections take their turn by descending score; each takes the unmatched object of highest IoU that
+reaches the threshold. This is `COCOeval.evaluateImg` of pycocotools with area "all" and no crowd regions, ties
+included: of equal scores the earlier detection goes first, of equal IoUs the later object is taken.
+
+Legend: D detections, G objects of the image, T = 10 IoU thresholds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from utils.boxes import box_iou
+from utils.types import Detections
+
+IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
+
+
+@dataclass(frozen=True)
+class ImageMatches:
+    """What one image adds to the metric.
+
+    Attributes:
+        correct: bool (D, T), whether the detection has an object of its own at each of `IOU_THRESHOLDS`.
+        scores: float32 (D,), descending.
+        classes: int32 (D,).
+        target_classes: int32 (G,).
+    """
+
+    correct: NDArray[np.bool_]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    target_classes: NDArray[np.int32]
+
+
+def match_image(
+    detections: Detections, target_boxes: NDArray[np.float32] | Tensor, target_classes: NDArray[np.int32] | Tensor
+) -> ImageMatches:
+    """Match one image's detections with its objects.
+
+    Args:
+        detections: on any device, in any order; one copy to the host beforehand is cheaper than one an image.
+        target_boxes: (G, 4) xyxy pixels in the frame of the detections.
+        target_classes: (G,) integers.
+    """
+    scores = to_host(detections.scores).astype(np.float32, copy=False)
+    order = np.argsort(-scores, kind="stable")
+    classes = to_host(detections.classes).astype(np.int32)[order]
+    targets = to_host(target_classes).astype(np.int32).reshape(-1)
+    correct = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_)
+    if len(order) and len(targets):
+        iou = pairwise_iou(detections.boxes_xyxy, target_boxes)[order]
+        iou[classes[:, None] != targets] = 0
+        # Most detections reach no object at all, and take no part in what follows.
+        rows = np.flatnonzero((iou >= IOU_THRESHOLDS[0]).any(1))
+        correct[rows] = _assign(iou[rows])
+    return ImageMatches(correct, scores[order], classes, targets)
+
+
+def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
+    """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision as pycocotools has it."""
+    # Copied by NumPy: labels are mapped read-only, which torch would warn of.
+    a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
+    return box_iou(a, b).numpy()
+
+
+def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
+    """The array in the host's memory, without a copy where it is there already."""
+    return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+
+
+def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Greedy assignment at every threshold: IoU (D, G) by descending score, 0 between classes, to correct (D, T)."""
+    candidate = iou >= IOU_THRESHOLDS[0]
+    has_choice = candidate.sum(1) > 1
+    contested = candidate[has_choice].any(0)  # objects that some detection with a choice may take
+
+    # A detection without a choice wants one object, and has it at the thresholds that it is the first to reach.
+    best_so_far = np.maximum.accumulate(iou, 0)
+    best_before = np.concatenate((np.zeros((1, iou.shape[1])), best_so_far[:-1]))
+    rows, wanted = np.arange(len(iou)), iou.argmax(1)
+    reached, taken = iou[rows, wanted, None], best_before[rows, wanted, None]
+    correct = (reached >= IOU_THRESHOLDS) & (taken < IOU_THRESHOLDS)
+
+    # Around contested objects that is void, for a choice depends on all choices before it: one row after the other.
+    # Columns are reversed: argmax returns the first of equal values, the rule wants the last object.
+    disputed = np.where(candidate, iou, 0.0)[:, contested][:, ::-1]
+    if disputed.shape[1]:
+        thresholds = np.arange(len(IOU_THRESHOLDS))
+        free = np.ones((len(IOU_THRESHOLDS), disputed.shape[1]), np.bool_)
+        for row in np.flatnonzero(disputed.any(1)):
+            offers = np.where(free & (disputed[row] >= IOU_THRESHOLDS[:, None]), disputed[row], 0.0)
+            choice = offers.argmax(1)
+            correct[row] = offers[thresholds, choice] > 0
+            free[thresholds[correct[row]], choice[correct[row]]] = False
+    return correct

@@ -1,0 +1,106 @@
+"""A line about the job before it starts, and advice where something looks wrong."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from utils.environment import cache_dir
+from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+_PROBE_BYTES = 8 * 2**20
+_SLOW_MIB_S = 100.0
+_SMALL_SHM = 64 * 2**20
+_SMALL_DISK = 2 * 2**30
+
+
+class Host(NamedTuple):
+    """What one rank sees around it; sizes in bytes, None where there is no such place."""
+
+    name: str
+    device: str
+    shm_free: int | None
+    disk_free: int
+
+
+def preflight(world: World) -> None:
+    """Tell ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
+    speed = all_reduce_mib_s(world)
+    hosts = world.all_gather(_here(world))
+    if not world.is_main:
+        return
+    ranks = Counter(host.name for host in hosts)
+    places = ", ".join(f"{count} on {name}" for name, count in ranks.items())
+    devices = ", ".join(sorted({host.device for host in hosts}))
+    line = f"{world.size} rank{'s' if world.size > 1 else ''} ({places}), {devices}"
+    if world.size > 1:
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        line += f", {backend} all-reduce {speed:,.0f} MiB/s"
+    shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
+    line += f"; free: /dev/shm {_gib(shm)}, disk {_gib(min(h.disk_free for h in hosts))}"
+    log.info(line)
+    for advice in advise(hosts, speed, world.size):
+        log.warning(advice)
+
+
+def all_reduce_mib_s(world: World) -> float:
+    """MiB of gradients a second that the ranks sum up; infinite with a single rank."""
+    if world.size == 1:
+        return float("inf")
+    probe = torch.zeros(_PROBE_BYTES // 4, device=world.device)
+    world.sum(probe)  # the first one builds the connections
+    _finish(world)
+    started = time.perf_counter()
+    world.sum(probe)
+    _finish(world)
+    return _PROBE_BYTES / 2**20 / (time.perf_counter() - started)
+
+
+def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
+    """One line for each thing that looks wrong."""
+    lines = []
+    if size > 1 and speed_mib_s < _SLOW_MIB_S:
+        lines.append(
+            f"the all-reduce does only {speed_mib_s:.0f} MiB/s: check which interface is used "
+            f"(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation talks less."
+        )
+    for host in {h.name: h for h in hosts}.values():
+        if host.shm_free is not None and host.shm_free < _SMALL_SHM:
+            lines.append(
+                f"{host.name}: /dev/shm has only {_gib(host.shm_free)}: start the container with --shm-size=8g."
+            )
+        if host.disk_free < _SMALL_DISK:
+            lines.append(f"{host.name}: only {_gib(host.disk_free)} of disk are free where runs and caches go.")
+    if len({h.device for h in hosts}) > 1:
+        lines.append("the ranks compute on different devices: the slowest sets the pace.")
+    return lines
+
+
+def _here(world: World) -> Host:
+    shm = Path("/dev/shm")
+    cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
+    on_cuda = world.device.type == "cuda"
+    return Host(
+        socket.gethostname(),
+        torch.cuda.get_device_name(world.device) if on_cuda else world.device.type,
+        shutil.disk_usage(shm).free if shm.is_dir() else None,
+        min(shutil.disk_usage(place).free for place in (cache, Path.cwd())),
+    )
+
+
+def _finish(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def _gib(size: int | None) -> str:
+    return "none" if size is None else f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,1 @@
+"""What a run prints, draws and writes. Imports every room before it."""

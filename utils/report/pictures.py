@@ -1,0 +1,249 @@
+"""Images with boxes: the training mosaics, and validation's labels and predictions, as one JPEG each.
+
+Legend: B images of a batch, T targets of a batch, D detections of an image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from utils.files import atomic_write
+from utils.report.palette import class_colour, font_file, printable, text_colour
+from utils.types import FILL, Batch, Detections
+
+MAX_IMAGES = 16
+MAX_SIDE = 1920  # pixels of the whole picture
+MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
+_CAPTION = (40, 40, 40)  # RGB behind a file name
+
+Picture = NDArray[np.uint8]
+
+
+class Annotations(NamedTuple):
+    """What to draw on one image.
+
+    Attributes:
+        boxes_xyxy: float (n, 4), pixels of that image.
+        classes: int (n,).
+        scores: float (n,), or None for labels, which have no confidence.
+    """
+
+    boxes_xyxy: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    scores: NDArray[np.float32] | None = None
+
+
+def draw_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
+    """Picture of a batch with its targets (`train_batch0.jpg`, `val_batch0_labels.jpg`).
+
+    Args:
+        batch: on any device; the first 16 images are drawn.
+        names: class names by index.
+        captions: one an image, usually the file's name; may be empty.
+        target: a .jpg file, replaced atomically.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    count = min(len(batch), MAX_IMAGES)
+    targets = batch.targets.cpu().numpy()
+    annotations = []
+    for image in range(count):
+        rows = targets[targets[:, 0] == image]
+        annotations.append(Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64)))
+    save_grid(batch.images[:count].cpu().numpy(), annotations, names, captions, target)
+
+
+def draw_detections(
+    batch: Batch,
+    detections: Sequence[Detections],
+    names: Sequence[str],
+    captions: Sequence[str],
+    target: Path,
+    *,
+    min_score: float = 0.25,
+) -> None:
+    """Picture of a batch with what was found on it (`val_batch0_pred.jpg`).
+
+    Args:
+        batch: as in `draw_targets`.
+        detections: one an image, in pixels of `batch.images`.
+        names, captions, target: as in `draw_targets`.
+        min_score: detections below it are left out.
+    """
+    count = min(len(batch), MAX_IMAGES)
+    annotations = []
+    for found in detections[:count]:
+        keep = (found.scores >= min_score).cpu().numpy()
+        boxes, classes, scores = (
+            t.float().cpu().numpy()[keep] for t in (found.boxes_xyxy, found.classes, found.scores)
+        )
+        annotations.append(Annotations(boxes, classes.astype(np.int64), scores))
+    save_grid(batch.images[:count].cpu().numpy(), annotations, names, captions, target)
+
+
+def save_grid(
+    images: NDArray[np.uint8],
+    annotations: Sequence[Annotations],
+    names: Sequence[str],
+    captions: Sequence[str],
+    target: Path,
+) -> None:
+    """Write `grid` as a JPEG, whole or not at all.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    picture = grid(images, annotations, names, captions)
+    # Colour at full resolution: at half of it, JPEG's default, thin lines lose theirs.
+    options = [cv2.IMWRITE_JPEG_QUALITY, 92, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), options)
+    assert done, picture.shape
+    with atomic_write(target) as file:
+        file.write(encoded.tobytes())
+
+
+def grid(
+    images: NDArray[np.uint8], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
+) -> Picture:
+    """Up to 16 images with their boxes, side by side.
+
+    Args:
+        images: uint8 (B, H, W, 3) RGB.
+        annotations: one an image.
+        names: class names by index.
+        captions: one an image, or none.
+
+    Returns:
+        uint8 (rows · h, columns · w, 3) RGB, no side above 1920.
+    """
+    images = images[:MAX_IMAGES]
+    count, height, width = images.shape[:3]
+    columns = _columns(count, height, width)
+    rows, scale = math.ceil(count / columns), _scale(columns, count, height, width)
+    tile_h, tile_w = max(round(height * scale), 1), max(round(width * scale), 1)
+    tile_h, tile_w = min(tile_h, MAX_SIDE // rows), min(tile_w, MAX_SIDE // columns)
+    sheet = np.full((rows * tile_h, columns * tile_w, 3), FILL, np.uint8)
+    for i, (image, marks) in enumerate(zip(images, annotations, strict=True)):
+        top, left = i // columns * tile_h, i % columns * tile_w
+        tile = cv2.resize(image, (tile_w, tile_h), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
+        tile = np.ascontiguousarray(tile, np.uint8)
+        factors = np.array([tile_w / width, tile_h / height] * 2)
+        _annotate(tile, marks._replace(boxes_xyxy=marks.boxes_xyxy * factors), names, captions[i] if captions else "")
+        tile[-1:] = tile[:, -1:] = 255  # a white seam between neighbours
+        sheet[top : top + tile_h, left : left + tile_w] = tile
+    return sheet
+
+
+def _scale(columns: int, count: int, height: int, width: int) -> float:
+    """Scale of the images in `columns` columns: as large as the picture allows, but not enlarged beyond `MIN_TILE`."""
+    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (math.ceil(count / columns) * height))
+    return min(fit, max(1.0, MIN_TILE / max(height, width)))
+
+
+def _columns(count: int, height: int, width: int) -> int:
+    """Number of columns with the largest images; among equals, the squarest picture with few empty places."""
+
+    def preference(columns: int) -> tuple[float, float, int]:
+        rows = math.ceil(count / columns)
+        stretch = abs(math.log(columns * width / (rows * height)))
+        return round(_scale(columns, count, height, width), 6), -stretch - (rows * columns - count) / count, columns
+
+    return max(range(1, count + 1), key=preference)
+
+
+def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: str) -> None:
+    """Draw boxes, then their labels, then the caption into `tile`, in place."""
+    height, width = tile.shape[:2]
+    size = int(np.clip(max(height, width) / 40, 11, 20))
+    thickness = max(round(max(height, width) / 240), 2)
+    title = _text(_shorten(caption, size, width), size)
+    taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
+
+    area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
+    order = np.argsort(-area, kind="stable")  # small boxes last: a large one must not hide them
+    corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int)
+    for m in order:
+        x1, y1, x2, y2 = (int(v) for v in corners[m])
+        cv2.rectangle(tile, (x1, y1), (x2, y2), class_colour(int(marks.classes[m])), thickness, cv2.LINE_AA)
+
+    keep_end = 0 if marks.scores is None else len(" 0.00")
+    for m in order if marks.scores is None else np.argsort(-marks.scores, kind="stable"):
+        class_id = int(marks.classes[m])
+        text = names[class_id] if class_id < len(names) else str(class_id)
+        if marks.scores is not None:
+            text = f"{text} {marks.scores[m]:.2f}"
+        mask = _text(_shorten(text, size, width // 2, keep_end), size)
+        place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
+        if place is not None:  # in a crowd the box's colour has to do; labels over labels would be read by nobody
+            taken.append(_stamp(tile, mask, place, class_colour(class_id)))
+    if caption:
+        _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
+
+
+def _free_place(
+    box: NDArray[np.int64],
+    label_hw: tuple[int, ...],
+    tile_hw: tuple[int, ...],
+    taken: Sequence[tuple[int, int, int, int]],
+    thickness: int,
+) -> tuple[int, int] | None:
+    """Left and top of a label: above the box, in it or below; the first place in the image that is free, or None."""
+    x1, y1, x2, y2 = (int(v) for v in box)
+    label_h, label_w = label_hw[:2]
+    right, bottom = max(tile_hw[1] - label_w, 0), max(tile_hw[0] - label_h, 0)
+    edge = thickness // 2
+    columns = (x1 - edge, x2 + edge + 1 - label_w)
+    wanted = [(x, y) for y in (y1 - edge - label_h, y1, y2 - label_h, y2 + edge + 1) for x in columns]
+    for x, y in ((min(max(x, 0), right), y) for x, y in wanted if 0 <= y <= bottom):
+        if all(x >= r or y >= b or x + label_w <= left or y + label_h <= top for left, top, r, b in taken):
+            return x, y
+    return None
+
+
+def _stamp(
+    tile: Picture, mask: NDArray[np.uint8], place: tuple[int, int], background: tuple[int, int, int]
+) -> tuple[int, int, int, int]:
+    """Paint a label, cut at the tile's border; return where: left, top, right, bottom."""
+    x, y = place
+    region = tile[y : y + mask.shape[0], x : x + mask.shape[1]]
+    alpha = mask[: region.shape[0], : region.shape[1], None].astype(np.float32) / 255
+    region[:] = np.round(np.array(background) * (1 - alpha) + np.array(text_colour(background)) * alpha)
+    return x, y, x + region.shape[1], y + region.shape[0]
+
+
+@lru_cache(maxsize=64)
+def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size)
+
+
+def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
+    """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
+    text = printable(text, 200)
+    font = _font(font_file(text), size)
+    end = text[len(text) - keep_end :] if keep_end else ""
+    head, shortened = text[: len(text) - keep_end], text
+    while head and font.getlength(shortened) > width - size // 2:
+        head = head[:-1]
+        shortened = f"{head}…{end}"
+    return shortened
+
+
+@lru_cache(maxsize=512)
+def _text(text: str, size: int) -> NDArray[np.uint8]:
+    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts know ASCII alone."""
+    font = _font(font_file(text), size)
+    ascent, descent = font.getmetrics()
+    margin = size // 4
+    canvas = Image.new("L", (math.ceil(font.getlength(text)) + 2 * margin, ascent + descent))
+    ImageDraw.Draw(canvas).text((margin, 0), text, fill=255, font=font)
+    return np.asarray(canvas)

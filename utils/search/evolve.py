@@ -1,0 +1,166 @@
+"""Hyperparameter search: mutations of the best sets so far, one whole training each.
+
+Every training is a line of evolve.csv, on the disk when it ends, so a search that was stopped goes on from its file.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from utils.checkpoints.folder import open_run, write_yaml
+from utils.config import Hyp, TrainConfig
+from utils.errors import Diverged, UserError
+from utils.files import atomic_write
+from utils.ranks.world import World
+from utils.seeding import sample_rng
+from utils.types import Metrics
+
+log = logging.getLogger(__name__)
+
+PARENTS = 5  # of the best trials, one is drawn to be mutated
+MUTATION_PROBABILITY = 0.8
+MUTATION_SIGMA = 0.2
+FACTOR_RANGE = (0.3, 3.0)
+_FIXED = frozenset({"iou_t"})  # no effect on a training
+_FIGURES = ("generation", "fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search.
+
+    Attributes:
+        hyp: what it trained with.
+        precision, recall, map50, map, fitness: of its final validation.
+    """
+
+    hyp: Hyp
+    precision: float
+    recall: float
+    map50: float
+    map: float
+    fitness: float
+
+    @classmethod
+    def of(cls, hyp: Hyp, metrics: Metrics) -> Trial:
+        """A trial from the metrics of its training."""
+        return cls(hyp, metrics.precision, metrics.recall, metrics.map50, metrics.map, metrics.fitness)
+
+
+def mutate(trials: Sequence[Trial], start: Hyp, rng: np.random.Generator) -> Hyp:
+    """Hyperparameters of the next trial: `start` first, then mutations of the best.
+
+    One of the best five is drawn, in proportion to how far its fitness is above the least of them. Each value changes
+    with probability 0.8 by a factor normal around 1, clipped to 0.3–3 and to the range that the key allows. What is 0
+    stays 0: an augmentation that is off is not switched on.
+
+    Args:
+        trials: so far.
+        start: of the first trial.
+        rng: source of all randomness.
+    """
+    if not trials:
+        return start
+    best = sorted(trials, key=lambda trial: -trial.fitness)[:PARENTS]
+    above = np.array([trial.fitness - best[-1].fitness for trial in best]) + 1e-6
+    parent = best[int(rng.choice(len(best), p=above / above.sum()))].hyp
+    keys = [f for f in dataclasses.fields(Hyp) if f.name not in _FIXED]
+    values = parent.as_dict()
+    while values == parent.as_dict():
+        factors = 1 + rng.normal(0, MUTATION_SIGMA, len(keys)) * (rng.random(len(keys)) < MUTATION_PROBABILITY)
+        for f, factor in zip(keys, factors.clip(*FACTOR_RANGE), strict=True):
+            mutated = getattr(parent, f.name) * float(factor)
+            values[f.name] = round(min(max(mutated, f.metadata["low"]), f.metadata["high"]), 5)
+    return Hyp(**values)
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """Trials of an evolve.csv, in order; none where there is no file.
+
+    Raises:
+        UserError: a line is not one of a search.
+    """
+    if not path.is_file():
+        return []
+    trials = []
+    for number, row in enumerate(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))), 2):
+        try:
+            figures = {key: float(row[key]) for key in _FIGURES}
+            hyp = Hyp.from_dict({f.name: float(row[f.name]) for f in dataclasses.fields(Hyp)}, f"{path}:{number}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path}:{number}: not a line of a search ({error}). Remove it, or move the file."
+            ) from error
+        scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
+        trials.append(Trial(hyp, *scores, figures["fitness"]))
+    return trials
+
+
+def write_trials(path: Path, trials: Sequence[Trial]) -> None:
+    """Write an evolve.csv whole or not at all."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow((*_FIGURES, *(f.name for f in dataclasses.fields(Hyp))))
+    for number, t in enumerate(trials):
+        table.writerow((number, t.fitness, t.precision, t.recall, t.map50, t.map, *t.hyp.as_dict().values()))
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """The fittest of at least one."""
+    return max(trials, key=lambda trial: trial.fitness)
+
+
+def evolve(
+    config: TrainConfig, start_hyp: Hyp, world: World, train: Callable[[TrainConfig, Hyp, World], Metrics]
+) -> Metrics | None:
+    """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
+
+    The search lies in `--project`/`--name` and goes on from there when the command is given again. A training whose
+    loss stops being finite is a trial of no worth, and the search goes on.
+
+    Args:
+        config: of the search; each training has its own, without plots and loggers.
+        start_hyp: hyperparameters of the first trial.
+        world: this rank.
+        train: one training; returns its metrics.
+
+    Returns:
+        The metrics of the last training that ended; None where all were done before.
+    """
+    project = config.project if config.project != TrainConfig.project else "runs/evolve"
+    folder = world.from_main(lambda: open_run(project, config.name, True, World()))
+    trials = world.from_main(lambda: read_trials(folder / "evolve.csv"))
+    metrics = None
+    for generation in range(len(trials), config.evolve):
+        hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
+        log.info(f"Generation {generation + 1} of {config.evolve}")
+        one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
+        try:
+            metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, log="none"), hyp, world)
+            trials.append(Trial.of(hyp, metrics))
+        except Diverged as error:
+            log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
+            trials.append(Trial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
+        world.from_main(partial(keep_trials, folder, generation, trials))
+    best = best_trial(trials)
+    log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
+    return metrics
+
+
+def keep_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
+    """Write the table of a search and its best set; the training itself has served."""
+    write_trials(folder / "evolve.csv", trials)
+    write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
+    shutil.rmtree(folder / f"generation{generation}")
