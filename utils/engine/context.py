@@ -1,0 +1,37 @@
+"""What belongs to one run and stays the same while it lasts, as one thing to hand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config import Hyp, TrainConfig
+from utils.ranks.world import World
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A training run as every part of it sees it.
+
+    Attributes:
+        config: the flags, as given.
+        hyp: the hyperparameters, as given.
+        world: the ranks, and this one's accelerator.
+        imgsz: training size in pixels, a multiple of `stride`.
+        stride: the model's largest stride in pixels.
+        batch_size: images a global batch, over all ranks, as asked for or as AutoBatch chose.
+        folder: the run's folder on rank 0's host.
+    """
+
+    config: TrainConfig
+    hyp: Hyp
+    world: World
+    imgsz: int
+    stride: int
+    batch_size: int
+    folder: Path
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Images of a global batch that fall to one rank."""
+        return self.batch_size // self.world.size
