@@ -29,7 +29,7 @@ ROOMS = (
 )
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "utils.ranks",
-    "argparse": "utils.config",
+    "argparse": "utils.options",
 }
 OPTIONAL = {
     "albumentations",

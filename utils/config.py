@@ -1,30 +1,27 @@
 """Configuration: hyperparameters and the flags of train.py and val.py, frozen and checked.
 
-A flag is a dataclass field with its command-line spelling beside it, so the command line, `run(**kwargs)` and opt.yaml
-cannot drift apart. Nothing derived from a configuration (scaled gains, accumulation, rates) is ever stored in it.
+Nothing derived from a configuration (scaled gains, accumulation, rates) is ever stored in it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import yaml
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
+from utils.options import Options, option
 from utils.types import CacheMode
 
 HYPS_DIR = REPO / "data" / "hyps"
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
-
-C = TypeVar("C", bound="_Options")
 
 
 # ---------------------------------------------------------------------------------------------- hyperparameters
@@ -149,139 +146,53 @@ def read_yaml(path: Path) -> Any:
 # ------------------------------------------------------------------------------------------------------- flags
 
 
-def _option(
-    default: Any,
-    help: str,
-    *flags: str,
-    kind: type = str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: Sequence[str] = (),
-    bare: Any = None,
-    many: bool = False,
-) -> Any:
-    """A field that is a flag.
-
-    Args:
-        default: its value where the flag is not given.
-        help: one line for --help.
-        flags: further spellings; `--field-name` comes by itself.
-        kind: bool (a switch), int, float or str.
-        low, high: range of a number.
-        choices: allowed words.
-        bare: the value of the flag without an argument.
-        many: takes one or more values.
-    """
-    metadata = {
-        "help": help,
-        "flags": flags,
-        "kind": kind,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "bare": bare,
-        "many": many,
-    }
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True)
-class _Options:
-    """Shared by TrainConfig and ValConfig: checks, parsing, plain form."""
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
-
-    @classmethod
-    def named(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
-
-        Raises:
-            ConfigError: an unknown name.
-        """
-        names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
-        given: dict[str, Any] = {}
-        for key, value in kwargs.items():
-            if key not in names:
-                hint = did_you_mean(key, names)
-                raise ConfigError(f"unknown option '{key}'.{hint} Known: {', '.join(sorted(names))}.")
-            given[names[key]] = value
-        return given
-
-    @classmethod
-    def from_args(cls, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse a command line to the fields that were given, and only those.
-
-        Raises:
-            ConfigError: an unknown flag or a value that is not allowed.
-        """
-        parser = _Parser(prog=cls._program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
-        for f in dataclasses.fields(cls):
-            _add_flag(parser, f)
-        return vars(parser.parse_args(list(argv)))
-
-    @classmethod
-    def _program(cls) -> str:
-        raise NotImplementedError
-
-    @classmethod
-    def _spellings(cls) -> dict[str, str]:
-        """Every flag spelling → field name."""
-        return {flag: f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for opt.yaml and checkpoints."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
-
-
-@dataclass(frozen=True)
-class TrainConfig(_Options):
+class TrainConfig(Options):
     """Train a detector."""
 
-    weights: str = _option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
-    cfg: str = _option("", "model YAML, looked up in models/ (default: what the weights bring, else yolov5n.yaml)")
-    data: str = _option("shapes.yaml", "dataset YAML, looked up in data/")
-    hyp: str = _option("hyp.scratch-low.yaml", "hyperparameter YAML, looked up in data/hyps/")
-    epochs: int = _option(100, "epochs in all", kind=int, low=1)
-    batch_size: int = _option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
-    imgsz: int = _option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
-    rect: bool = _option(False, "batches of one aspect ratio instead of squares", kind=bool)
-    resume: str = _option("", "go on from PATH; bare: from the newest last.pt under --project", bare="newest")
-    nosave: bool = _option(False, "save after the final epoch only", kind=bool)
-    noval: bool = _option(False, "validate after the final epoch only", kind=bool)
-    noautoanchor: bool = _option(False, "keep the anchors of the model", kind=bool)
-    noplots: bool = _option(False, "draw no pictures", kind=bool)
-    evolve: int = _option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
-    cache: CacheMode = _option(
+    weights: str = option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
+    cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else yolov5n.yaml)")
+    data: str = option("shapes.yaml", "dataset YAML, looked up in data/")
+    hyp: str = option("hyp.scratch-low.yaml", "hyperparameter YAML, looked up in data/hyps/")
+    epochs: int = option(100, "epochs in all", kind=int, low=1)
+    batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
+    imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
+    resume: str = option("", "go on from PATH; bare: from the newest last.pt under --project", bare="newest")
+    nosave: bool = option(False, "save after the final epoch only", kind=bool)
+    noval: bool = option(False, "validate after the final epoch only", kind=bool)
+    noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
+    noplots: bool = option(False, "draw no pictures", kind=bool)
+    evolve: int = option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
+    cache: CacheMode = option(
         "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
     )
-    image_weights: bool = _option(False, "draw images of weak classes more often", kind=bool)
-    device: str = _option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
-    multi_scale: bool = _option(False, "vary the size by ±50 %% a batch", kind=bool)
-    single_cls: bool = _option(False, "all classes become one", kind=bool)
-    optimizer: str = _option("SGD", "SGD, Adam or AdamW", choices=("SGD", "Adam", "AdamW"))
-    sync_bn: bool = _option(False, "BatchNorm statistics over all ranks", kind=bool)
-    workers: int = _option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
-    project: str = _option("runs/train", "folder of runs")
-    name: str = _option("exp", "name of the run's folder")
-    exist_ok: bool = _option(False, "write into an existing folder instead of a new one", kind=bool)
-    cos_lr: bool = _option(False, "cosine schedule instead of a linear one", kind=bool)
-    label_smoothing: float = _option(0.0, "epsilon of the class targets", kind=float, low=0, high=0.999)
-    patience: int = _option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
-    freeze: tuple[int, ...] = _option((0,), "freeze layers 0..N-1, or those listed", kind=int, low=0, many=True)
-    save_period: int = _option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
-    save_steps: int = _option(0, "also save last.pt every so many optimizer steps; 0 = never", kind=int, low=0)
-    seed: int = _option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)
-    local_rank: int = _option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
-    amp: str = _option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))
-    compile: bool = _option(False, "torch.compile the model", kind=bool)
-    close_mosaic: int = _option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
-    deterministic: bool = _option(False, "bit-reproducible kernels", kind=bool)
-    profile: bool = _option(False, "tell where the time goes: a table an epoch, a trace of a few steps", kind=bool)
+    image_weights: bool = option(False, "draw images of weak classes more often", kind=bool)
+    device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
+    multi_scale: bool = option(False, "vary the size by ±50 %% a batch", kind=bool)
+    single_cls: bool = option(False, "all classes become one", kind=bool)
+    optimizer: str = option("SGD", "SGD, Adam or AdamW", choices=("SGD", "Adam", "AdamW"))
+    sync_bn: bool = option(False, "BatchNorm statistics over all ranks", kind=bool)
+    workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
+    project: str = option("runs/train", "folder of runs")
+    name: str = option("exp", "name of the run's folder")
+    exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
+    cos_lr: bool = option(False, "cosine schedule instead of a linear one", kind=bool)
+    label_smoothing: float = option(0.0, "epsilon of the class targets", kind=float, low=0, high=0.999)
+    patience: int = option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
+    freeze: tuple[int, ...] = option((0,), "freeze layers 0..N-1, or those listed", kind=int, low=0, many=True)
+    save_period: int = option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
+    save_steps: int = option(0, "also save last.pt every so many optimizer steps; 0 = never", kind=int, low=0)
+    seed: int = option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)
+    local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
+    amp: str = option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))
+    compile: bool = option(False, "torch.compile the model", kind=bool)
+    close_mosaic: int = option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
+    deterministic: bool = option(False, "bit-reproducible kernels", kind=bool)
+    profile: bool = option(False, "tell where the time goes: a table an epoch, a trace of a few steps", kind=bool)
     # --loggers: torchrun has options of its own that begin with --log, and refuses what could be any of them.
-    log: str = _option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--loggers")
-    check_data: bool = _option(False, "check the dataset, print every problem, and end", kind=bool)
+    log: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--loggers")
+    check_data: bool = option(False, "check the dataset, print every problem, and end", kind=bool)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -311,30 +222,30 @@ class TrainConfig(_Options):
 
 
 @dataclass(frozen=True)
-class ValConfig(_Options):
+class ValConfig(Options):
     """Measure a detector."""
 
-    data: str = _option("coco128.yaml", "dataset YAML, looked up in data/")
-    weights: str = _option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
-    batch_size: int = _option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
-    imgsz: int = _option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
-    conf_thres: float = _option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)
-    iou_thres: float = _option(0.6, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
-    max_det: int = _option(300, "detections an image", kind=int, low=1, high=30_000)
-    task: str = _option("val", "split to measure, or speed", choices=("val", "train", "test", "speed"))
-    device: str = _option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
-    workers: int = _option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
-    single_cls: bool = _option(False, "all classes become one", kind=bool)
-    augment: bool = _option(False, "test-time augmentation", kind=bool)
-    verbose: bool = _option(False, "print a line for each class", kind=bool)
-    save_txt: bool = _option(False, "write a label file for each image", kind=bool)
-    save_conf: bool = _option(False, "with confidences in the label files", kind=bool)
-    save_json: bool = _option(False, "write COCO results", kind=bool)
-    project: str = _option("runs/val", "folder of runs")
-    name: str = _option("exp", "name of the run's folder")
-    exist_ok: bool = _option(False, "write into an existing folder instead of a new one", kind=bool)
-    half: bool = _option(False, "half precision", kind=bool)
-    local_rank: int = _option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
+    data: str = option("coco128.yaml", "dataset YAML, looked up in data/")
+    weights: str = option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
+    batch_size: int = option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
+    imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    conf_thres: float = option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)
+    iou_thres: float = option(0.6, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
+    max_det: int = option(300, "detections an image", kind=int, low=1, high=30_000)
+    task: str = option("val", "split to measure, or speed", choices=("val", "train", "test", "speed"))
+    device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
+    workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
+    single_cls: bool = option(False, "all classes become one", kind=bool)
+    augment: bool = option(False, "test-time augmentation", kind=bool)
+    verbose: bool = option(False, "print a line for each class", kind=bool)
+    save_txt: bool = option(False, "write a label file for each image", kind=bool)
+    save_conf: bool = option(False, "with confidences in the label files", kind=bool)
+    save_json: bool = option(False, "write COCO results", kind=bool)
+    project: str = option("runs/val", "folder of runs")
+    name: str = option("exp", "name of the run's folder")
+    exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
+    half: bool = option(False, "half precision", kind=bool)
+    local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
 
     @classmethod
     def _program(cls) -> str:
@@ -346,81 +257,3 @@ def _check_loggers(log: str) -> None:
         if name and name != "none" and name not in LOGGER_NAMES:
             known = (*LOGGER_NAMES, "none")
             raise ConfigError(f"--log: unknown tracker '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-
-
-def _flags(f: dataclasses.Field[Any]) -> tuple[str, ...]:
-    return ("--" + f.name.replace("_", "-"), *f.metadata["flags"])
-
-
-def _checked(value: Any, f: dataclasses.Field[Any]) -> Any:
-    """The value of field `f`, converted and inside its range, or a ConfigError."""
-    m, flag = f.metadata, _flags(f)[0]
-    if m["many"]:
-        return tuple(_scalar(v, flag, m) for v in (value if isinstance(value, (list, tuple)) else [value]))
-    if m["bare"] is not None and isinstance(value, bool):  # run(cache=True) is the bare flag
-        value = m["bare"] if value else f.default
-    return _scalar(value, flag, m)
-
-
-def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
-    kind = m["kind"]
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{flag}: found {value!r}, expected true or false.")
-        return value
-    if kind is str:
-        value = "" if value is None else str(value)
-        if m["choices"] and value not in m["choices"]:
-            matching = [c for c in m["choices"] if c.lower() == value.lower()]
-            if not matching:
-                hint = did_you_mean(value, m["choices"])
-                raise ConfigError(f"{flag}: found '{value}', expected one of {', '.join(m['choices'])}.{hint}")
-            value = matching[0]
-        return value
-    try:
-        number = kind(value)
-        exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
-    except (TypeError, ValueError, OverflowError):
-        exact = False
-    if not exact or not math.isfinite(number):
-        wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{flag}: found {value!r}, expected {wanted}.")
-    low, high = m["low"], m["high"]
-    if (low is not None and number < low) or (high is not None and number > high):
-        allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
-        raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
-    return number
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises ConfigError, with a suggestion, instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        marker = "unrecognized arguments: "
-        if message.startswith(marker):
-            word = message[len(marker) :].split()[0]
-            known = [flag for action in self._actions for flag in action.option_strings]
-            hint = did_you_mean(word.split("=")[0], known)
-            raise ConfigError(f"{self.prog}: unknown argument '{word}'.{hint} See {self.prog} --help.")
-        raise ConfigError(f"{self.prog}: {message}. See {self.prog} --help.")
-
-
-def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
-    m = f.metadata
-    text = m["help"] if "default:" in m["help"] or m["kind"] is bool else f"{m['help']} (default: {_shown(f.default)})"
-    if m["kind"] is bool:
-        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
-        return
-    extra: dict[str, Any] = {}
-    if m["bare"] is not None:
-        extra = {"nargs": "?", "const": m["bare"]}
-    elif m["many"]:
-        extra = {"nargs": "+"}
-    metavar = "{" + ",".join(m["choices"]) + "}" if m["choices"] else m["kind"].__name__.upper()
-    parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return " ".join(map(str, default))
-    return str(default) if default != "" else "''"

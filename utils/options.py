@@ -1,0 +1,180 @@
+"""Flags as fields of a frozen dataclass.
+
+A flag is a field with its command-line spelling beside it, so the command line, `run(**kwargs)` and opt.yaml cannot
+drift apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from utils.errors import ConfigError, did_you_mean
+
+
+def option(
+    default: Any,
+    help: str,
+    *flags: str,
+    kind: type = str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    bare: Any = None,
+    many: bool = False,
+) -> Any:
+    """A field that is a flag.
+
+    Args:
+        default: its value where the flag is not given.
+        help: one line for --help.
+        flags: further spellings; `--field-name` comes by itself.
+        kind: bool (a switch), int, float or str.
+        low, high: range of a number.
+        choices: allowed words.
+        bare: the value of the flag without an argument.
+        many: takes one or more values.
+    """
+    metadata = {
+        "help": help,
+        "flags": flags,
+        "kind": kind,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "bare": bare,
+        "many": many,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of a command: checks, parsing, plain form."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
+
+    @classmethod
+    def named(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
+        given: dict[str, Any] = {}
+        for key, value in kwargs.items():
+            if key not in names:
+                hint = did_you_mean(key, names)
+                raise ConfigError(f"unknown option '{key}'.{hint} Known: {', '.join(sorted(names))}.")
+            given[names[key]] = value
+        return given
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse a command line to the fields that were given, and only those.
+
+        Raises:
+            ConfigError: an unknown flag or a value that is not allowed.
+        """
+        parser = _Parser(prog=cls._program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
+        for f in dataclasses.fields(cls):
+            _add_flag(parser, f)
+        return vars(parser.parse_args(list(argv)))
+
+    @classmethod
+    def _program(cls) -> str:
+        raise NotImplementedError
+
+    @classmethod
+    def _spellings(cls) -> dict[str, str]:
+        """Every flag spelling → field name."""
+        return {flag: f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for opt.yaml and checkpoints."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def _flags(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+    return ("--" + f.name.replace("_", "-"), *f.metadata["flags"])
+
+
+def _checked(value: Any, f: dataclasses.Field[Any]) -> Any:
+    """The value of field `f`, converted and inside its range, or a ConfigError."""
+    m, flag = f.metadata, _flags(f)[0]
+    if m["many"]:
+        return tuple(_scalar(v, flag, m) for v in (value if isinstance(value, (list, tuple)) else [value]))
+    if m["bare"] is not None and isinstance(value, bool):  # run(cache=True) is the bare flag
+        value = m["bare"] if value else f.default
+    return _scalar(value, flag, m)
+
+
+def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
+    kind = m["kind"]
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag}: found {value!r}, expected true or false.")
+        return value
+    if kind is str:
+        value = "" if value is None else str(value)
+        if m["choices"] and value not in m["choices"]:
+            matching = [c for c in m["choices"] if c.lower() == value.lower()]
+            if not matching:
+                hint = did_you_mean(value, m["choices"])
+                raise ConfigError(f"{flag}: found '{value}', expected one of {', '.join(m['choices'])}.{hint}")
+            value = matching[0]
+        return value
+    try:
+        number = kind(value)
+        exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or not math.isfinite(number):
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{flag}: found {value!r}, expected {wanted}.")
+    low, high = m["low"], m["high"]
+    if (low is not None and number < low) or (high is not None and number > high):
+        allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+        raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
+    return number
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError, with a suggestion, instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        marker = "unrecognized arguments: "
+        if message.startswith(marker):
+            word = message[len(marker) :].split()[0]
+            known = [flag for action in self._actions for flag in action.option_strings]
+            hint = did_you_mean(word.split("=")[0], known)
+            raise ConfigError(f"{self.prog}: unknown argument '{word}'.{hint} See {self.prog} --help.")
+        raise ConfigError(f"{self.prog}: {message}. See {self.prog} --help.")
+
+
+def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
+    m = f.metadata
+    text = m["help"] if "default:" in m["help"] or m["kind"] is bool else f"{m['help']} (default: {_shown(f.default)})"
+    if m["kind"] is bool:
+        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
+        return
+    extra: dict[str, Any] = {}
+    if m["bare"] is not None:
+        extra = {"nargs": "?", "const": m["bare"]}
+    elif m["many"]:
+        extra = {"nargs": "+"}
+    metavar = "{" + ",".join(m["choices"]) + "}" if m["choices"] else m["kind"].__name__.upper()
+    parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default) if default != "" else "''"
