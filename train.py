@@ -40,22 +40,17 @@ from models.heads.anchor.loss import DetectionLoss, build_criterion
 from models.heads.anchor.priors import check_anchors, set_anchors
 from models.summary import summary
 from utils.checkpoints.folder import open_run
-from utils.checkpoints.format import (
-    Progress,
-    TrainState,
-    intersect_weights,
-    load_checkpoint,
-    load_weights,
-    resolve_weights,
-)
+from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
+from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.autobatch import auto_batch_size
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer
 from utils.engine.precision import Precision, choose_precision
 from utils.engine.profile import open_profile
+from utils.engine.state import Progress, TrainState
 from utils.engine.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
 from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, Diverged, UserError
@@ -116,7 +111,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size)
-        ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress()
+        ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress(torch.zeros(3))
         state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)

@@ -36,7 +36,7 @@ from models.summary import summary
 from models.suppression import non_max_suppression, undo_letterbox
 from models.tta import predict_augmented
 from utils.checkpoints.folder import open_run
-from utils.checkpoints.format import load_weights, resolve_weights
+from utils.checkpoints.weights import load_weights, resolve_weights
 from utils.config import ValConfig
 from utils.engine.precision import Precision, half_precision
 from utils.errors import UserError

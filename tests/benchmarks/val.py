@@ -20,7 +20,7 @@ from models.detector import DetectionModel
 from models.suppression import non_max_suppression
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.boxes import cxcywh_to_xyxy
-from utils.checkpoints.format import load_weights, resolve_weights
+from utils.checkpoints.weights import load_weights, resolve_weights
 from utils.engine.precision import Precision
 from utils.evaluation.average_precision import Accumulator, summarize
 from utils.evaluation.matching import ImageMatches

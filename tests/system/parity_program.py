@@ -22,11 +22,11 @@ import train
 from data.source.index import build_index
 from data.source.spec import load_spec
 from models.heads.anchor.loss import build_criterion
-from utils.checkpoints.format import Progress
 from utils.config import TrainConfig, load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer
 from utils.engine.precision import Precision
+from utils.engine.state import Progress
 from utils.engine.step import Resize, TrainStep
 from utils.ranks.world import World, open_world, run_rank, smart_DDP
 from utils.types import Batch
@@ -72,7 +72,7 @@ def run(words: list[str], world: World) -> None:
         states: list[dict[str, torch.Tensor]] = []
         iteration = schedule.warmup_iterations if after_warmup else 0
         for epoch in itertools.count():
-            train.reweight(loader, index, Progress(class_maps=MAPS[: len(index.names)]), config)
+            train.reweight(loader, index, Progress(torch.zeros(3), class_maps=MAPS[: len(index.names)]), config)
             batches, first = loader.batches(epoch), 0
             while first < loader.batches_per_epoch and len(states) < STEPS:
                 window = min(schedule.window(iteration), loader.batches_per_epoch - first)

@@ -17,7 +17,7 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import flags, make_data
-from utils.checkpoints.format import load_weights
+from utils.checkpoints.weights import load_weights
 from utils.evaluation.coco import COCO_NAMES
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoints.folder import newest_last_checkpoint
-from utils.checkpoints.format import TrainState, load_checkpoint
+from utils.checkpoints.format import load_checkpoint
+from utils.checkpoints.state import restore_state
 from utils.config import Hyp, TrainConfig, load_hyp
+from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
 from utils.ranks.world import World
 
@@ -49,13 +51,13 @@ class ResumedRun:
                 f"--weights."
             )
 
-    def restore(self, state: TrainState, config: TrainConfig, data_hash: str, world: World) -> None:
+    def restore(self, state: TrainState[Any], config: TrainConfig, data_hash: str, world: World) -> None:
         """Put everything where the checkpoint has it.
 
         Raises:
             UserError: the run is finished, or the checkpoint does not fit.
         """
-        state.load(self.checkpoint, rank=world.rank, size=world.size)
+        restore_state(state, self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
         if progress.epoch >= config.epochs and not self.restarted:
             raise UserError(

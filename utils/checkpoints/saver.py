@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from utils.checkpoints.format import TrainState, git_revision, run_facts, save_checkpoint
+from models.detector import DetectionModel
+from utils.checkpoints.description import git_revision, run_facts
+from utils.checkpoints.format import save_checkpoint
+from utils.checkpoints.state import dump_state
 from utils.config import Hyp, TrainConfig
+from utils.engine.state import TrainState
 from utils.errors import Interrupted
 from utils.ranks.signals import Interruption
 from utils.ranks.world import World
@@ -24,7 +28,7 @@ class Saver:
     def __init__(
         self,
         run: Path,
-        state: TrainState,
+        state: TrainState[DetectionModel],
         config: TrainConfig,
         hyp: Hyp,
         dataset_hash: str,
@@ -85,7 +89,7 @@ class Saver:
 
         def write() -> None:
             facts = run_facts(self._state.model, self._config, self._hyp, self._dataset_hash, self._git)
-            content = {**self._state.state_dict(losses), **facts}
+            content = {**dump_state(self._state, losses), **facts}
             for name in names:
                 save_checkpoint(self.folder / name, content)
             self._world.remember("saved", "yes")

@@ -1,0 +1,79 @@
+"""Training states and checkpoints of a small model, for the tests of this folder."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from utils.checkpoints.description import run_facts
+from utils.checkpoints.state import dump_state
+from utils.engine.ema import ModelEMA
+from utils.engine.state import Progress, TrainState
+from utils.engine.stopping import EarlyStopping
+
+
+class Net(nn.Module):
+    """A small model with what a checkpoint asks of a detector."""
+
+    def __init__(self, nc: int = 2, width: int = 4) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.Conv2d(width, nc, 1))
+        self.register_buffer("anchors", torch.rand(2, 3, 2))
+        self.yaml = {"nc": nc, "backbone": [[-1, 1, "Conv", [width, 3]]]}
+        self.names = tuple(f"class{i}" for i in range(nc))
+
+    @property
+    def head(self) -> Any:
+        return SimpleNamespace(stride=torch.tensor([8.0, 16.0]), anchors=self.anchors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def make_state(seed: int = 0, optimizer: str = "SGD", **net: int) -> TrainState[Any]:
+    torch.manual_seed(seed)
+    model = Net(**net)
+    built: torch.optim.Optimizer
+    if optimizer == "SGD":
+        built = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
+    else:
+        built = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], 0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return TrainState(model, ModelEMA(model), built, scaler, EarlyStopping(10), Progress(torch.zeros(3)))
+
+
+def train(state: TrainState[Any], steps: int) -> None:
+    """Steps whose data come from the process-level generators, so that their state matters too."""
+    for _ in range(steps):
+        x = torch.rand(2, 3, 8, 8) * random.random() + float(np.random.rand())  # noqa: NPY002
+        state.optimizer.zero_grad()
+        state.model(x).square().mean().backward()
+        state.optimizer.step()
+        state.ema.update(state.model)
+        state.progress.advance(1, torch.rand(3))
+    state.stopper.update(state.progress.epoch, state.progress.step / 100)
+    state.progress.class_maps = (random.random(), 0.5)
+
+
+def full(state: TrainState[Any], **facts: Any) -> dict[str, Any]:
+    return {**dump_state(state), **run_facts(state.model, {"epochs": 3, "freeze": [0]}, {"lr0": 0.01}, "abc"), **facts}
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    if isinstance(a, Tensor):
+        assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert type(a) is type(b) and (a == b or a != a), where

@@ -1,0 +1,42 @@
+"""What a checkpoint says of its run beside the state."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.utils.checkpoints.made_state import make_state
+from utils.checkpoints.description import git_revision, run_facts
+from utils.checkpoints.format import KEYS, STATE_KEYS
+from utils.checkpoints.state import dump_state
+
+
+def test_git_revision(tmp_path: Path) -> None:
+    assert git_revision(tmp_path) is None
+    (tmp_path / ".git").mkdir()
+    assert git_revision(tmp_path) is None  # not a repository after all
+    (tmp_path / ".git").rmdir()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    if subprocess.run([*git, "init", "-q"], check=False, capture_output=True).returncode:
+        pytest.skip("needs git")
+    (tmp_path / "file").write_text("1")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    revision = git_revision(tmp_path)
+    assert revision is not None and len(revision) == 40
+    (tmp_path / "file").write_text("2")
+    assert git_revision(tmp_path) == f"{revision}-dirty"
+
+
+def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("PATH", "")
+    assert git_revision(tmp_path) is None
+
+
+def test_facts_and_state_share_no_key() -> None:
+    state = make_state()
+    assert set(dump_state(state)) == set(STATE_KEYS)
+    assert set(run_facts(state.model, {}, {}, "")) == set(KEYS) - set(STATE_KEYS)

@@ -1,0 +1,125 @@
+"""Weights from anywhere: found, read, and reported where they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
+from utils.checkpoints import weights as module
+from utils.checkpoints.format import load_checkpoint, save_checkpoint
+from utils.checkpoints.weights import OFFICIAL_NAMES, intersect_weights, load_weights, resolve_weights
+from utils.errors import UserError
+
+
+def test_weights_of_ours(tmp_path: Path) -> None:
+    state = make_state()
+    train(state, 2)
+    state.progress.epoch, state.progress.step_in_epoch = 3, 0
+    save_checkpoint(tmp_path / "best.pt", full(state))
+    weights = load_weights(tmp_path / "best.pt")
+    assert_equal(dict(weights.state_dict), dict(state.ema.model.state_dict()))
+    assert weights.names == ("class0", "class1") and weights.model_yaml == state.model.yaml
+    assert weights.source == "best.pt (after 3 epochs)"
+    with pytest.raises(UserError, match="no such checkpoint"):
+        load_weights(tmp_path / "none.pt")
+
+
+def test_official_weights_are_weights_only(shared: Path) -> None:
+    path = shared / "weights/yolov5n.pt"
+    weights = load_weights(path)
+    assert (
+        len(weights.state_dict) == 349 and weights.names[0] == "person" and weights.source.endswith("(original YOLOv5)")
+    )
+    with pytest.raises(UserError, match="give it as --weights"):
+        load_checkpoint(path)
+
+
+def test_everything_fits() -> None:
+    model, other = Net(), Net()
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict())
+    assert report == "10 of 10 tensors fitted"
+    model.load_state_dict(fitting)
+    assert_equal(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_other_classes_fit_but_for_the_head() -> None:
+    fitting, report = intersect_weights(Net(nc=3).state_dict(), Net(nc=2).state_dict())
+    assert len(fitting) == 8 and "model.2.weight" not in fitting
+    assert report.startswith("8 of 10 tensors fitted; did not fit: ")
+    assert "model.2.weight is (3, 4, 1, 1), in the checkpoint (2, 4, 1, 1)" in report
+
+
+def test_long_reports_are_cut() -> None:
+    state = Net().state_dict()
+    other = {f"x.{name}": tensor for name, tensor in state.items() if not name.startswith("model.0")}
+    other["model.0.weight"] = state["model.0.weight"]
+    fitting, report = intersect_weights(state, other)
+    assert list(fitting) == ["model.0.weight"]
+    assert report.startswith("1 of 10 tensors fitted; did not fit: ") and report.endswith("; and 13 more")
+
+
+def test_excluded_tensors_stay() -> None:
+    fitting, report = intersect_weights(Net().state_dict(), Net().state_dict(), exclude=[r"anchors$"])
+    assert "anchors" not in fitting
+    assert report == "9 of 10 tensors fitted; 1 left out as asked"
+
+
+def test_another_architecture_is_an_error() -> None:
+    """Anchors and batch counters have one shape in every width; they do not make it fit."""
+    with pytest.raises(UserError, match=r"best\.pt: an architecture that does not fit the weights: 3 of 10 .* --cfg"):
+        intersect_weights(Net(width=8).state_dict(), Net(width=4).state_dict(), source="best.pt")
+    with pytest.raises(UserError, match="0 of 10"):
+        intersect_weights(Net().state_dict(), {})
+
+
+def test_resolving_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
+    (tmp_path / "best.pt").write_bytes(b"x")
+    assert resolve_weights(str(tmp_path / "best.pt")) == tmp_path / "best.pt"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_weights("best.pt").samefile(tmp_path / "best.pt")
+    cached = tmp_path / "cache/weights/yolov5s.pt"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"x")
+    assert resolve_weights("yolov5s.pt") == cached
+    (tmp_path / "yolov5s.pt").write_bytes(b"mine")  # a file of the user's own comes first
+    assert resolve_weights("yolov5s.pt").samefile(tmp_path / "yolov5s.pt")
+
+
+def test_official_names_are_downloaded_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fake(url: str, target: Path, *, progress: bool) -> Path:
+        asked.append(url)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"x")
+        return target
+
+    monkeypatch.setattr(module, "fetch", fake)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert len(OFFICIAL_NAMES) == 10
+    for name in OFFICIAL_NAMES:
+        assert resolve_weights(name) == tmp_path / "cache/weights" / name
+    assert asked == [f"https://github.com/ultralytics/yolov5/releases/download/v7.0/{n}" for n in OFFICIAL_NAMES]
+    assert resolve_weights("yolov5x6.pt") and len(asked) == 10
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        resolve_weights("yolov5ss.pt")
+    message = str(caught.value)
+    assert message.startswith("--weights yolov5ss.pt: no such file; tried ")
+    assert str(tmp_path / "yolov5ss.pt") in message and str(tmp_path / "cache/weights/yolov5ss.pt") in message
+    assert "Did you mean 'yolov5s.pt'?" in message
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/best.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"Did you mean 'best\.pt'"):
+        resolve_weights("runs/bst.pt")
+    with pytest.raises(UserError, match="no such file"):
+        resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name

@@ -1,0 +1,51 @@
+"""What a checkpoint says of its run beside the state: flags, hyperparameters, architecture, data, date and version."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from models.detector import DetectionModel
+from utils.checkpoints.format import FORMAT
+from utils.environment import REPO
+
+
+def run_facts(
+    model: DetectionModel, config: Mapping[str, Any], hyp: Mapping[str, Any], dataset_hash: str, git: str | None = None
+) -> dict[str, Any]:
+    """The values of `FACT_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
+
+    Args:
+        model: the raw model.
+        config, hyp: plain values, as `TrainConfig.as_dict` and `Hyp.as_dict` give them.
+        dataset_hash: digest of the training index.
+        git: from `git_revision`, asked for once a run.
+    """
+    anchors = getattr(model.head, "anchors", None)
+    return {
+        "config": dict(config),
+        "hyp": dict(hyp),
+        "model_yaml": model.yaml,
+        "names": list(model.names),
+        "stride": [float(stride) for stride in model.head.stride],
+        "anchors": None if anchors is None else anchors.detach().float().cpu().clone(),
+        "dataset_hash": dataset_hash,
+        "version": FORMAT,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git": git,
+    }
+
+
+def git_revision(folder: Path = REPO) -> str | None:
+    """Commit of the program, with "-dirty" where files differ from it; None outside a git checkout or without git."""
+    if not (folder / ".git").exists():  # a repository further up would be another project's
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

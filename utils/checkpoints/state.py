@@ -1,0 +1,123 @@
+"""The state of a run, to a checkpoint and back: weights, optimizer, progress, generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.checkpoints.format import first_line
+from utils.checkpoints.weights import differences, shortened
+from utils.engine.state import TrainState
+from utils.errors import UserError
+
+
+def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
+    """The values of `STATE_KEYS`: live tensors, not copies.
+
+    Args:
+        state: of this rank.
+        losses_by_rank: `progress.losses` of every rank; () with a single one.
+    """
+    progress = state.progress
+    return {
+        "model": state.model.state_dict(),
+        "ema": state.ema.model.state_dict(),
+        "ema_updates": state.ema.updates,
+        "optimizer": state.optimizer.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "step_in_epoch": progress.step_in_epoch,
+        "epoch_losses": torch.stack([losses.cpu() for losses in losses_by_rank or [progress.losses]]),
+        "epoch_skipped": progress.epoch_skipped,
+        "skipped_steps": progress.skipped_steps,
+        "class_maps": list(progress.class_maps),
+        "best_fitness": state.stopper.best_fitness,
+        "stopper": state.stopper.state_dict(),
+        "rng": rng_state(),
+    }
+
+
+def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
+    """Put `state`, in place, where a checkpoint has it.
+
+    Args:
+        state: of this rank; its model and optimizer are of the checkpoint's kind.
+        saved: what `load_checkpoint` returned; more keys than `STATE_KEYS` are fine.
+        rank, size: this rank among all. Each restores its own part of the epoch's losses, or rank 0 all of it where
+            the number of ranks has changed; and only rank 0 restores the process's generators, which must differ.
+
+    Raises:
+        UserError: the weights or the optimizer's state do not fit.
+    """
+    for name, module in (("model", state.model), ("ema", state.ema.model)):
+        different = differences(module.state_dict(), saved[name])
+        if different:
+            raise UserError(
+                f"The checkpoint does not fit the model ({name}: {shortened(different)}). A run can be resumed only "
+                f"with the architecture and the classes that it started with."
+            )
+        module.load_state_dict(saved[name])
+    state.ema.updates = saved["ema_updates"]
+    _restore_optimizer(state.optimizer, saved["optimizer"])
+    if saved["scaler"]:  # empty from a run without loss scaling, which this one may have
+        state.scaler.load_state_dict(saved["scaler"])
+    state.stopper.load_state_dict(saved["stopper"])
+    progress = state.progress
+    progress.epoch = saved["epoch"]
+    progress.step = saved["step"]
+    progress.step_in_epoch = saved["step_in_epoch"]
+    progress.class_maps = tuple(saved["class_maps"])
+    progress.epoch_skipped = saved["epoch_skipped"]
+    progress.skipped_steps = saved["skipped_steps"]
+    parts = saved["epoch_losses"]
+    if len(parts) != size:
+        parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
+    progress.losses = parts[rank].clone()
+    if rank == 0:
+        set_rng_state(saved["rng"])
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore moments and counters. Rates and decay stay this optimizer's: flags given at a resume count."""
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    # Both Adams have betas, SGD has not; torch compares no more than how many parameters there are.
+    other = ["betas" in group for group in saved["param_groups"][:1]] != ["betas" in group for group in own[:1]]
+    try:
+        if other:
+            raise ValueError("SGD and Adam keep different things")
+        optimizer.load_state_dict(dict(saved))
+    except ValueError as error:
+        raise UserError(
+            f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). A run can be resumed only "
+            f"with the --optimizer and the --freeze that it started with."
+        ) from error
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
+
+
+def rng_state() -> dict[str, Any]:
+    """State of this process's generators (Python, NumPy, torch, this process's CUDA device) as plain values."""
+    algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
+    return {
+        "python": random.getstate(),
+        "numpy": (str(algorithm), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Put this process's generators where `rng_state` found them."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    algorithm, keys, *rest = state["numpy"]
+    np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())

@@ -1,0 +1,140 @@
+"""Weights to start from: the file that `--weights` means, what it holds, and which of it fits a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from data.source.download import fetch
+from utils.checkpoints.format import load_checkpoint
+from utils.checkpoints.legacy import is_legacy, load_legacy
+from utils.environment import cache_dir
+from utils.errors import UserError, did_you_mean
+
+OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
+OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{name}"
+
+
+class Weights(NamedTuple):
+    """Weights to start from, and what they bring.
+
+    Attributes:
+        state_dict: float32 tensors by name; the EMA's.
+        model_yaml: the architecture, plain.
+        names: class names by index; () where an original file has none.
+        source: what they are, for the log: "best.pt (epoch 12)".
+    """
+
+    state_dict: dict[str, Tensor]
+    model_yaml: dict[str, Any]
+    names: tuple[str, ...]
+    source: str
+
+
+def load_weights(path: Path) -> Weights:
+    """Read the weights of a checkpoint: ours, or an original YOLOv5 file, of which nothing is run.
+
+    Raises:
+        UserError: as of `load_checkpoint` and `load_legacy`.
+    """
+    if is_legacy(path):
+        original = load_legacy(path)
+        described = {"name": path.stem, **original.model_yaml}
+        return Weights(original.state_dict, described, original.names, f"{path.name} (original YOLOv5)")
+    state = load_checkpoint(path)
+    done = f"after {state['epoch']} epochs" if not state["step_in_epoch"] else f"in epoch {state['epoch']}"
+    return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), f"{path.name} ({done})")
+
+
+def intersect_weights(
+    model_state: Mapping[str, Tensor],
+    checkpoint_state: Mapping[str, Tensor],
+    *,
+    source: str = "the checkpoint",
+    exclude: Iterable[str] = (),
+) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a checkpoint that fit a model by name and shape.
+
+    Another number of classes changes the head's convolutions: the ordinary case of fine-tuning, reported and no error.
+
+    Args:
+        model_state, checkpoint_state: state dictionaries.
+        source: names the checkpoint in the error.
+        exclude: regular expressions; a tensor whose name one of them matches somewhere is left as the model has it.
+
+    Returns:
+        The fitting tensors, to be given to `load_state_dict(…, strict=False)`, and a report in one line.
+
+    Raises:
+        UserError: not a single layer's weights fit: the architecture is another one.
+    """
+    patterns = [re.compile(pattern) for pattern in exclude]
+    wanted, offered = (
+        {name: tensor for name, tensor in state.items() if not any(p.search(name) for p in patterns)}
+        for state in (model_state, checkpoint_state)
+    )
+    fitting = {k: t for k, t in offered.items() if k in wanted and t.shape == wanted[k].shape}
+    different = differences(wanted, offered)
+    # Counters and a head's anchors have the same shape in every size of a family: they do not show a fit.
+    if not any(name.endswith(".weight") and tensor.ndim >= 2 for name, tensor in fitting.items()):
+        raise UserError(
+            f"{source}: an architecture that does not fit the weights: {len(fitting)} of {len(model_state)} tensors "
+            f"fit, and no layer's weights among them ({shortened(different)}). Give the --cfg that belongs to the "
+            f"weights, or no --cfg."
+        )
+    report = f"{len(fitting)} of {len(model_state)} tensors fitted"
+    if len(wanted) < len(model_state):
+        report += f"; {len(model_state) - len(wanted)} left out as asked"
+    if different:
+        report += f"; did not fit: {shortened(different)}"
+    return fitting, report
+
+
+def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Tensors of a model that a checkpoint lacks or has in another shape, and those it has too many."""
+    lines = [
+        f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    lines += [f"{name} is not in the checkpoint" for name in expected if name not in found]
+    lines += [f"{name} of the checkpoint has no place in the model" for name in found if name not in expected]
+    return lines
+
+
+def shortened(lines: list[str], most: int = 4) -> str:
+    """The first few lines in one, and how many more there are."""
+    more = f"; and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more
+
+
+def resolve_weights(name: str, *, progress: bool = True) -> Path:
+    """Find the file that `--weights` means; download an official one that is nowhere.
+
+    Args:
+        name: a path, or the bare name of an official YOLOv5 checkpoint such as "yolov5s.pt", which is looked for in the
+            working directory, then in the cache folder, then downloaded to the cache folder.
+        progress: show a bar while downloading.
+
+    Raises:
+        UserError: there is no such file; with the places that were tried.
+    """
+    given = Path(name).expanduser()
+    cached = cache_dir() / "weights" / given.name
+    bare = given.name == name
+    for candidate in (given, cached) if bare else (given,):
+        if candidate.is_file():
+            return candidate
+    if bare and name in OFFICIAL_NAMES:
+        return fetch(OFFICIAL_URL.format(name=name), cached, progress=progress)
+    tried = f"{given.absolute()}" + (f" and {cached}" if bare else "")
+    beside = (path.name for path in given.parent.glob("*.pt")) if given.parent.is_dir() else ()
+    hint = did_you_mean(given.name, [*beside, *(OFFICIAL_NAMES if bare else ())])
+    raise UserError(
+        f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or one of the official names "
+        f"{', '.join(OFFICIAL_NAMES)}."
+    )

@@ -1,0 +1,77 @@
+"""What changes while a run trains: where it stands, and all that a later run needs to resume from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from utils.engine.ema import ModelEMA
+from utils.engine.stopping import EarlyStopping
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        losses: float32 (L,), one for each loss of the criterion: this rank's part of the sum over the batches of
+            `epoch` that are done.
+        epoch: the current epoch, from 0.
+        step: optimizer steps so far, skipped ones included.
+        step_in_epoch: global batches of `epoch` that are done; 0 between epochs.
+        epoch_skipped: of those batches, the ones whose gradient was not finite.
+        skipped_steps: such steps so far.
+        class_maps: AP of each class in the latest validation, which `--image-weights` go by; () before the first.
+    """
+
+    losses: Tensor
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    epoch_skipped: int = 0
+    skipped_steps: int = 0
+    class_maps: tuple[float, ...] = ()
+
+    def advance(self, batches: int, losses: Tensor) -> None:
+        """Count an optimizer step over so many batches, with the sum of their losses."""
+        self.step += 1
+        self.step_in_epoch += batches
+        self.losses = self.losses.to(losses.device) + losses
+
+    def skip(self, batches: int) -> None:
+        """A step over so many batches, counted already, was not taken; 0 where it was."""
+        self.epoch_skipped += batches
+        self.skipped_steps += batches > 0
+
+    def mean_losses(self) -> Tensor:
+        """(L,): this rank's part of the mean over the epoch's batches so far; NaN where all were skipped."""
+        counted = self.step_in_epoch - self.epoch_skipped
+        return self.losses / counted if counted else torch.full_like(self.losses, float("nan"))
+
+    def finish_epoch(self) -> None:
+        """Stand at the start of the next epoch."""
+        self.epoch += 1
+        self.step_in_epoch = self.epoch_skipped = 0
+        self.losses = torch.zeros_like(self.losses)
+
+
+@dataclass
+class TrainState(Generic[M]):
+    """All that changes while training; utils/checkpoints/state.py turns it into a checkpoint and back.
+
+    Attributes:
+        model: the raw model, not a wrapper of it.
+        ema, optimizer, scaler, stopper, progress: as in the training loop; restored in place.
+    """
+
+    model: M
+    ema: ModelEMA[M]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    stopper: EarlyStopping
+    progress: Progress
