@@ -54,19 +54,21 @@ from utils.engine.state import Progress, TrainState
 from utils.engine.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
 from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, Diverged, UserError
+from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.ranks.agreement import facts, fingerprint, require_agreement
 from utils.ranks.preflight import preflight
 from utils.ranks.signals import Interruption
 from utils.ranks.world import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
-from utils.report.console import EpochBar, setup_logging
+from utils.report.console import setup_logging
+from utils.report.epoch_bar import EpochBar
 from utils.report.journal import Journal
-from utils.report.results import table_header, validation_line
-from utils.report.sinks import PictureSink
+from utils.report.pictures import PictureSink
+from utils.report.tables import table_header, validation_line
 from utils.report.trackers import check_trackers
+from utils.report.validation import report_validation
 from utils.search.evolve import evolve
 from utils.seeding import init_seeds, sample_rng
 from utils.types import CacheMode, DatasetIndex, Metrics
-from val import evaluate, fused_copy, report, round_up
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         world.doing("building the model")
         raw_model = build_model(config, train_index.names, world, resumed)
         require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
-        imgsz = round_up(config.imgsz, max(raw_model.stride, 32))
+        imgsz = raw_model.usable_imgsz(config.imgsz)
         fit_anchors(raw_model, train_index, imgsz, config, hyp, world, resumed)
         raw_model.to(world.device).to(memory_format=torch.channels_last)
         log.info(summary(raw_model, imgsz))
@@ -412,7 +414,7 @@ def finish(
     found = evaluate(fused_copy(model, world.device), loader, index, world, sinks=sinks)
     if world.is_main:
         print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
-        report(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)
+        report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)
     journal.finish(stopper.best_epoch, saver.best)
     world.barrier()
     return found.metrics

@@ -13,6 +13,7 @@ Legend: B images, nl levels, na anchors a level, A = Σ na·ny·nx rows, nc clas
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,8 @@ from models.heads.anchor.layers import Detect, Output
 from models.layers.blocks import SILU, Conv
 from models.parse import IMAGE, PROBE_SIZE, Kind, LayerSpec, build_layers, one_of, read_arguments, read_model
 from utils.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 HEADS: dict[str, type[Detect]] = {"Detect": Detect}
 _HEAD_KIND = Kind(Detect, (("nc", one_of("nc")), ("anchors", one_of("anchors"))), joins=True)
@@ -93,6 +96,14 @@ class DetectionModel(nn.Module):
     def stride(self) -> int:
         """The largest stride: sides of the images must be multiples of it."""
         return int(max(self.head.strides))
+
+    def usable_imgsz(self, imgsz: int) -> int:
+        """`--imgsz` rounded up to a multiple of the stride, and of 32; with a warning where that changes it."""
+        multiple = max(self.stride, 32)
+        rounded = -(-imgsz // multiple) * multiple
+        if rounded != imgsz:
+            log.warning(f"--imgsz {imgsz} is not a multiple of {multiple}: using {rounded}.")
+        return rounded
 
     def forward(self, images: Tensor) -> Output:
         """Predict.

@@ -8,10 +8,14 @@ but for those of torch that `explained` knows.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import signal
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
 
 
 class UserError(ValueError):
@@ -75,3 +79,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest of `choices`, or "" where none is close."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+@contextmanager
+def tolerate(what: str) -> Iterator[None]:
+    """Turn an error into a warning that names `what`: for pictures and the like, which must not end a run."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: failed, the run goes on without it (%s: %s)", what, type(error).__name__, error)

@@ -23,11 +23,11 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.checkpoints.weights import load_weights, resolve_weights
 from utils.engine.precision import Precision
 from utils.evaluation.average_precision import Accumulator, summarize
+from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.matching import ImageMatches
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.world import World
 from utils.types import DatasetIndex
-from val import evaluate, fused_copy
 
 MOST = 30_000  # candidates of an image
 

@@ -19,9 +19,10 @@ from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import flags, make_data
 from utils.checkpoints.weights import load_weights
 from utils.evaluation.coco import COCO_NAMES
+from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.sinks import Sink
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
-from val import evaluate, fused_copy
 
 VAL = ROOT / "val.py"
 
@@ -83,7 +84,7 @@ def test_the_yaml_of_coco_has_its_names() -> None:
         assert tuple(yaml.safe_load((ROOT / "data" / name).read_text())["names"].values()) == COCO_NAMES
 
 
-class Keep:
+class Keep(Sink):
     """A sink that keeps every detection as pycocotools wants it."""
 
     def __init__(self, index: DatasetIndex) -> None:

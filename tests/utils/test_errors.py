@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from utils.errors import explained
+import pytest
+
+from utils.errors import explained, tolerate
 
 
 def test_a_lost_worker_is_explained_wherever_it_was_raised() -> None:
@@ -26,3 +28,13 @@ def test_a_compiler_that_fails_is_named() -> None:
 
 def test_a_defect_keeps_its_traceback() -> None:
     assert explained(RuntimeError("shapes do not fit")) is None
+
+
+def test_tolerate_warns_and_goes_on_but_not_after_an_interrupt(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"), tolerate("results.png"):
+        raise OSError("no space left")
+    assert [record.getMessage() for record in caplog.records] == [
+        "results.png: failed, the run goes on without it (OSError: no space left)"
+    ]
+    with pytest.raises(KeyboardInterrupt), tolerate("results.png"):
+        raise KeyboardInterrupt

@@ -1,32 +1,13 @@
-"""What a user sees while a run goes: the log, and a line for each epoch. Rank 0 speaks; the others only of errors."""
+"""The log on the console: rank 0 prints everything, the other ranks only errors."""
 
 from __future__ import annotations
 
 import logging
-import math
-import os
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, TextIO, TypeVar
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from utils.ranks.world import World
-
-COLUMNS = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size", "Data_wait")
-_WIDTH = 10
-_BAR = "{desc} {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-_REFRESH_S = 0.5  # reading the losses makes the host wait for the device, so not at every step
-_PLAIN_REFRESH_S = 60.0  # where each refresh is a line of its own
 _PACKAGES = frozenset({"__main__", "train", "val", "data", "models", "utils"})
-
-T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 def setup_logging(rank: int, size: int) -> None:
@@ -74,135 +55,3 @@ class _Formatter(logging.Formatter):
 def _is_heard(record: logging.LogRecord) -> bool:
     ours = record.name.partition(".")[0] in _PACKAGES or record.name == "py.warnings"
     return ours or record.levelno >= logging.ERROR
-
-
-@contextmanager
-def tolerate(what: str) -> Iterator[None]:
-    """Turn an error into a warning that names `what`: for pictures and the like, which no run should die of."""
-    try:
-        yield
-    except Exception as error:
-        log.warning("%s: failed, the run goes on without it (%s: %s)", what, type(error).__name__, error)
-
-
-def _has_width(terminal: TextIO) -> bool:
-    """False where a terminal says that it is 0 columns wide, as in some containers: a bar would show nothing."""
-    try:
-        return os.get_terminal_size(terminal.fileno()).columns > 0
-    except OSError:  # it does not say
-        return True
-
-
-class EpochBar:
-    """Header and progress bar of one epoch; a context manager.
-
-    On a terminal the bar moves; elsewhere, as in a log file, there is a plain line at the end of the epoch, and one a
-    minute before. Ranks other than 0 print nothing, but measure as rank 0 does.
-
-    Args:
-        epoch, epochs: this epoch, from 0, and how many there are.
-        batches: in the whole epoch.
-        world: this rank.
-        start: batches that were done before a resume in the middle of the epoch.
-        stream: where to; None = stderr.
-    """
-
-    def __init__(
-        self, epoch: int, epochs: int, batches: int, world: World, *, start: int = 0, stream: TextIO | None = None
-    ) -> None:
-        self.epoch, self.epochs, self.batches = epoch, epochs, batches
-        self.done = self._start = start
-        self.wait_s = 0.0
-        self._device = world.device
-        self._stream = stream or sys.stderr
-        self._speaks = world.is_main
-        self._plain = not (self._stream.isatty() and _has_width(self._stream))
-        self._started = self._shown = time.monotonic()
-        self._ended: float | None = None
-        self._latest: tuple[Tensor | Sequence[float], int, int] | None = None
-        self._bar: tqdm[Any] | None = None
-
-    def __enter__(self) -> EpochBar:
-        self._started = time.monotonic()
-        self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch at once
-        if self._speaks:
-            tqdm.write("".join(f"{name:>{_WIDTH}}" for name in COLUMNS), file=self._stream)
-            if not self._plain:
-                self._bar = tqdm(
-                    total=self.batches, initial=self.done, bar_format=_BAR, file=self._stream, dynamic_ncols=True
-                )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what was queued belongs to the epoch
-        self._ended = time.monotonic()
-        if kind is None:
-            self._show()
-        if self._bar is not None:
-            self._bar.close()
-
-    @property
-    def seconds(self) -> float:
-        """Since the epoch began; when it is over, how long it took."""
-        return (self._ended or time.monotonic()) - self._started
-
-    @property
-    def data_wait(self) -> float:
-        """Share, 0 to 1, of the time so far that was spent waiting for batches."""
-        return min(self.wait_s / max(self.seconds, 1e-9), 1.0)
-
-    def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches, with the time that each is waited for added to `wait_s`."""
-        iterator = iter(batches)
-        while True:
-            before = time.monotonic()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.wait_s += time.monotonic() - before
-            yield batch
-
-    def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: int) -> None:
-        """Count `batches` as done, and show the rest when it is time to.
-
-        Args:
-            batches: since the last call.
-            losses: (3,), box, obj, cls: the means of the epoch so far. Read only when they are shown.
-            instances: objects in the batch.
-            size: its longer side in pixels.
-        """
-        self.done += batches
-        self._latest = (losses, instances, size)
-        if self._bar is not None:
-            self._bar.update(batches)
-        if time.monotonic() - self._shown >= (_PLAIN_REFRESH_S if self._plain else _REFRESH_S):
-            self._show()
-
-    def line(self) -> str:
-        """The figures of the latest batch, below `COLUMNS`."""
-        assert self._latest is not None, "no batch yet"
-        losses, instances, size = self._latest
-        reserved = torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
-        cells = [f"{self.epoch}/{self.epochs - 1}", f"{reserved / 2**30:.3g}G"]
-        cells += [f"{float(loss):.4g}" for loss in losses]
-        cells += [str(instances), str(size), f"{self.data_wait:.0%}"]
-        return "".join(f"{cell:>{_WIDTH}}" for cell in cells)
-
-    def _show(self) -> None:
-        """Print the line, or put it in front of the bar."""
-        self._shown = time.monotonic()
-        if not self._speaks or self._latest is None:
-            return
-        if self._bar is not None:
-            self._bar.set_description_str(self.line())
-        else:
-            rate = (self.done - self._start) / max(self.seconds, 1e-9)
-            tqdm.write(
-                f"{self.line()}  {self.done}/{self.batches} in {self.seconds:.1f} s, {rate:.3g} batches/s",
-                file=self._stream,
-            )

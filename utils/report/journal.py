@@ -9,10 +9,9 @@ from types import TracebackType
 
 from utils.checkpoints.folder import write_yaml
 from utils.config import Hyp, TrainConfig
-from utils.errors import UserError
+from utils.errors import UserError, tolerate
 from utils.ranks.world import World
 from utils.report.charts import plot_labels, plot_results
-from utils.report.console import tolerate
 from utils.report.pictures import draw_targets
 from utils.report.results import RESULT_COLUMNS, ResultsTable, read_results
 from utils.report.trackers import Loggers

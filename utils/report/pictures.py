@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from utils.errors import tolerate
+from utils.evaluation.sinks import Sink
 from utils.files import atomic_write
 from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.types import FILL, Batch, Detections
+from utils.types import FILL, Batch, DatasetIndex, Detections
 
+PICTURES = 3  # batches that are drawn
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
@@ -40,6 +43,25 @@ class Annotations(NamedTuple):
     boxes_xyxy: NDArray[np.float32]
     classes: NDArray[np.int64]
     scores: NDArray[np.float32] | None = None
+
+
+class PictureSink(Sink):
+    """The first batches of this rank with their labels, and with what was found."""
+
+    def __init__(self, folder: Path, index: DatasetIndex) -> None:
+        self._folder, self._index = folder, index
+        self._drawn = 0
+
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        """Draw a batch, as long as there are few."""
+        if self._drawn == PICTURES:
+            return
+        captions = [self._index.path(i).name for i in batch.indices.tolist()]
+        stem = self._folder / f"val_batch{self._drawn}"
+        with tolerate(f"{stem.name} pictures"):
+            draw_targets(batch, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
+            draw_detections(batch, in_batch, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
+        self._drawn += 1
 
 
 def draw_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:

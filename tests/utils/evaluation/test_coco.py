@@ -1,0 +1,65 @@
+"""COCO's numbering and its results file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from utils.evaluation.coco import (
+    COCO_IDS,
+    COCO_NAMES,
+    CocoRows,
+    coco_category_ids,
+    coco_image_ids,
+    coco_results,
+    save_coco_results,
+)
+from utils.types import Detections
+
+
+def detections(n: int = 2) -> Detections:
+    boxes = torch.tensor([[10.0, 20.0, 30.0, 60.0], [0.0, 0.0, 100.0, 200.12345]])[:n]
+    return Detections(boxes, torch.tensor([0.875, 0.1234567])[:n], torch.tensor([3, 0])[:n])
+
+
+class TestCoco:
+    def test_ids(self) -> None:
+        assert len(COCO_NAMES) == len(COCO_IDS) == len(set(COCO_NAMES)) == 80
+        assert COCO_IDS[0] == 1 and COCO_IDS[-1] == 90
+        ids = dict(zip(COCO_NAMES, COCO_IDS, strict=True))
+        known = {"stop sign": 13, "backpack": 27, "suitcase": 33, "bowl": 51, "tv": 72, "toothbrush": 90, "book": 84}
+        assert {name: ids[name] for name in known} == known
+        assert coco_category_ids(COCO_NAMES) == COCO_IDS
+        assert coco_category_ids(COCO_NAMES[::-1]) == tuple(range(80))
+        assert coco_category_ids(["cat", "dog"]) == (0, 1)
+
+    def test_image_ids(self) -> None:
+        assert coco_image_ids(["000000000139", "7"]) == [139, 7]
+        assert coco_image_ids(["000000000139", "cam1/7", "x"]) == [139, "cam1/7", "x"]
+        assert coco_image_ids(["1", "01"]) == ["1", "01"]
+        assert coco_image_ids(["²", "-3"]) == ["²", "-3"]
+
+    def test_rows(self) -> None:
+        rows = CocoRows.collect({1: detections(1), 0: detections(), 2: detections(0)})
+        assert list(coco_results(rows, [139, "x", "y"], COCO_NAMES)) == [
+            {"image_id": 139, "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
+            {"image_id": 139, "category_id": 1, "bbox": [0, 0, 100, 200.123], "score": 0.12346},
+            {"image_id": "x", "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
+        ]
+
+    def test_file_does_not_depend_on_the_ranks(self, tmp_path: Path) -> None:
+        found = {i: detections(i % 3) for i in range(7)}
+        ids = coco_image_ids([str(i) for i in range(7)])
+        texts = set()
+        for ranks in (1, 2, 9):
+            gathered = [CocoRows.collect({i: d for i, d in found.items() if i % ranks == r}) for r in range(ranks)]
+            save_coco_results(tmp_path / "predictions.json", gathered, ids, ["a", "b", "c", "d"])
+            texts.add((tmp_path / "predictions.json").read_text())
+        assert len(texts) == 1
+        assert len(json.loads(texts.pop())) == sum(len(d) for d in found.values())
+
+    def test_no_detections_are_valid_json(self, tmp_path: Path) -> None:
+        save_coco_results(tmp_path / "p.json", [CocoRows.collect({}), CocoRows.collect({3: detections(0)})], [], ["a"])
+        assert json.loads((tmp_path / "p.json").read_text()) == []

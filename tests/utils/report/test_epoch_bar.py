@@ -1,0 +1,106 @@
+"""What an epoch prints on a terminal, in a file, and on other ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from utils.ranks.world import World
+from utils.report.epoch_bar import COLUMNS, EpochBar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def world(rank: int = 0) -> World:
+    made = World()
+    made.rank = rank
+    return made
+
+
+def run_epoch(stream: io.StringIO, rank: int = 0, steps: int = 50) -> EpochBar:
+    with EpochBar(3, 10, steps, world(rank), stream=stream) as bar:
+        for step in bar.timed(range(steps)):
+            bar.update(1, torch.tensor([0.1, 0.02, 0.003]) * (step + 1), 17, 640)
+    return bar
+
+
+def test_a_log_file_gets_a_header_and_one_plain_line() -> None:
+    stream = io.StringIO()
+    run_epoch(stream)
+    header, line = stream.getvalue().splitlines()
+    assert header.split() == list(COLUMNS)
+    assert line.split()[:7] == ["3/9", "0G", "5", "1", "0.15", "17", "640"]
+    assert "50/50" in line
+    assert not set(stream.getvalue()) & {"\r", "\x1b"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals here")
+def test_a_terminal_without_a_width_gets_plain_lines() -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal, os.fdopen(reader) as screen:
+        run_epoch(terminal)
+        terminal.flush()
+        assert screen.readline().split() == list(COLUMNS)
+        assert "50/50" in screen.readline()
+
+
+def test_a_terminal_gets_a_moving_bar_that_ends_with_the_last_figures() -> None:
+    stream = Terminal()
+    run_epoch(stream)
+    last = stream.getvalue().rstrip("\n").rpartition("\r")[2]
+    assert "50/50" in last and "100%" in last and last.split()[2:5] == ["5", "1", "0.15"]
+
+
+def test_other_ranks_print_nothing_but_measure() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        assert run_epoch(stream, rank=1).done == 50
+        assert stream.getvalue() == ""
+
+
+def test_losses_are_not_read_at_every_step() -> None:
+    class Watched:
+        reads = 0
+
+        def __iter__(self) -> Iterator[float]:
+            Watched.reads += 1
+            return iter((1.0, 2.0, 3.0))
+
+    with EpochBar(0, 1, 1000, world(), stream=Terminal()) as bar:
+        for _ in range(1000):
+            bar.update(1, Watched(), 1, 64)  # type: ignore[arg-type]
+    assert 1 <= Watched.reads <= 20
+
+
+def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
+    def slow() -> Iterator[int]:
+        for i in range(5):
+            time.sleep(0.03)
+            yield i
+
+    with EpochBar(0, 1, 5, world(), stream=io.StringIO()) as bar:
+        for _ in bar.timed(slow()):
+            time.sleep(0.01)
+            bar.update(1, [0.0, 0.0, 0.0], 0, 64)
+        assert bar.wait_s >= 0.15
+        assert bar.data_wait == pytest.approx(bar.wait_s / bar.seconds, rel=0.1)
+        assert 0 < bar.data_wait < 1
+    taken = bar.seconds, bar.data_wait
+    time.sleep(0.01)
+    assert (bar.seconds, bar.data_wait) == taken  # what follows the epoch does not count
+
+
+def test_an_epoch_that_fails_prints_no_figures() -> None:
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError), EpochBar(0, 1, 5, world(), stream=stream) as bar:
+        bar.update(1, [1.0, 1.0, 1.0], 0, 64)
+        raise RuntimeError
+    assert len(stream.getvalue().splitlines()) == 1

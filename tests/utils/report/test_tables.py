@@ -1,0 +1,57 @@
+"""The lines around a validation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from utils.report.tables import (
+    TABLE_COLUMNS,
+    class_table,
+    interval_line,
+    speed_line,
+    table_header,
+    table_lines,
+    validation_line,
+)
+from utils.types import Metrics
+
+METRICS = Metrics(
+    precision=0.71234,
+    recall=0.5,
+    map50=0.6,
+    map=0.4,
+    class_ids=np.array([0, 2]),
+    per_class=np.array([[0.9, 0.6, 0.8, 0.5], [0.52468, 0.4, 0.4, 0.3]]),
+    images_per_class=np.array([3, 0, 2]),
+    objects_per_class=np.array([7, 0, 2]),
+    images=5,
+    objects=9,
+    confidence=0.3,
+)
+
+
+def test_class_table() -> None:
+    table = class_table(METRICS, ["cat", "unused", "a name that is far too long to stand"])
+    assert tuple(table.columns) == TABLE_COLUMNS
+    assert table.iloc[0].tolist() == ["all", 5, 9, 0.71234, 0.5, 0.6, 0.4]
+    assert table.iloc[2].tolist() == ["a name that is far too long to stand", 2, 2, 0.52468, 0.4, 0.4, 0.3]
+    assert len(table) == 3
+
+
+def test_lines_are_aligned() -> None:
+    table = class_table(METRICS, ["cat", "unused", "a name that is far too long to stand"])
+    header, lines = table_header(), table_lines(table)
+    assert header.split() == list(TABLE_COLUMNS)
+    assert lines[0] == validation_line(METRICS)
+    assert lines[0].split() == ["all", "5", "9", "0.712", "0.5", "0.6", "0.4"]
+    assert lines[2].split()[-6:] == ["2", "2", "0.525", "0.4", "0.4", "0.3"] and "..." in lines[2]
+    assert {len(line) for line in lines} == {len(header)}
+
+
+def test_speed_and_interval_lines() -> None:
+    assert speed_line((0.54, 3.2, 0.9), (32, 3, 640, 640)) == (
+        "Speed: 0.5 ms preparation, 3.2 ms inference, 0.9 ms NMS per image at shape (32, 3, 640, 640)"
+    )
+    assert interval_line(METRICS, 0.351, 0.449) == (
+        "mAP50-95 0.400, 95 % interval 0.351 to 0.449 (bootstrap over 5 images)"
+    )

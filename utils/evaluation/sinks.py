@@ -1,0 +1,16 @@
+"""What may watch the detections of a validation as they are found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from utils.types import Batch, Detections
+
+
+class Sink(ABC):
+    """Receives the detections of this rank's images, batch by batch."""
+
+    @abstractmethod
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        """Take a batch with its detections, on the host, in pixels of the batch and of the original images."""

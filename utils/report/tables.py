@@ -1,0 +1,72 @@
+"""A validation in words: the table of its classes and the lines around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from utils.types import Metrics
+
+TABLE_COLUMNS = ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+_NAME_WIDTH, _FIGURE_WIDTH = 22, 11
+
+
+def class_table(metrics: Metrics, names: Sequence[str]) -> pd.DataFrame:
+    """Columns `TABLE_COLUMNS`; the row "all", then one for each class that has objects.
+
+    Args:
+        metrics: of a validation.
+        names: class names by index.
+    """
+    rows: list[tuple[object, ...]] = [_overall(metrics)]
+    for class_id, figures in zip(metrics.class_ids, metrics.per_class, strict=True):
+        counts = metrics.images_per_class[class_id], metrics.objects_per_class[class_id]
+        rows.append((names[class_id], *(int(n) for n in counts), *figures.tolist()))
+    return pd.DataFrame(rows, columns=list(TABLE_COLUMNS))
+
+
+def _overall(metrics: Metrics) -> tuple[str, int, int, float, float, float, float]:
+    return "all", metrics.images, metrics.objects, metrics.precision, metrics.recall, metrics.map50, metrics.map
+
+
+def table_header() -> str:
+    """`Class Images Instances P R mAP50 mAP50-95`, aligned with `table_lines`."""
+    return _aligned(TABLE_COLUMNS)
+
+
+def table_lines(table: pd.DataFrame) -> list[str]:
+    """Rows of `class_table` for the console, figures to three digits; a name that is too long is cut."""
+    return [_aligned(_cells(row)) for row in table.itertuples(index=False, name=None)]
+
+
+def validation_line(metrics: Metrics) -> str:
+    """The row "all", to stand below `table_header`."""
+    return _aligned(_cells(_overall(metrics)))
+
+
+def _cells(row: tuple[Any, ...]) -> list[str]:
+    name, images, instances, *figures = row
+    return [name, str(images), str(instances), *(f"{figure:.3g}" for figure in figures)]
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    name, *figures = cells
+    if len(name) > _NAME_WIDTH:
+        name = name[: _NAME_WIDTH - 3] + "..."
+    return f"{name:>{_NAME_WIDTH}}" + "".join(f"{figure:>{_FIGURE_WIDTH}}" for figure in figures)
+
+
+def interval_line(metrics: Metrics, low: float, high: float) -> str:
+    """mAP50-95 with its 95 % interval from `bootstrap_interval`."""
+    return f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over {metrics.images} images)"
+
+
+def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
+    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    preparation, inference, nms = speed_ms
+    return (
+        f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
+        f"at shape ({', '.join(str(n) for n in shape)})"
+    )

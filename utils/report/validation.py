@@ -1,0 +1,28 @@
+"""What rank 0 says of a validation at its end: tables, interval, speed, charts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from utils.errors import tolerate
+from utils.evaluation.bootstrap import bootstrap_interval
+from utils.evaluation.evaluate import Evaluation
+from utils.report.charts import plot_validation
+from utils.report.tables import class_table, interval_line, speed_line, table_header, table_lines, validation_line
+from utils.seeding import sample_rng
+from utils.types import DatasetIndex
+
+
+def report_validation(
+    found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool, plots: bool = True
+) -> None:
+    """Print the figures and draw the plots of a validation; on rank 0."""
+    table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
+    interval = bootstrap_interval(found.matches, sample_rng(0, 0, 0, "bootstrap"))
+    print("\n".join((table_header(), *table)))
+    print(interval_line(found.metrics, *interval.map))
+    print(speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)), flush=True)
+    if plots:
+        with tolerate("plots of the validation"):
+            plot_validation(run, found.curves, found.confusion, index.names)
+    print(f"Results in {run}", flush=True)
