@@ -44,7 +44,7 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
 from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
-from utils.config import Hyp, TrainConfig, load_hyp
+from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
 from utils.engine.autobatch import auto_batch_size
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer
@@ -68,7 +68,7 @@ from utils.report.trackers import check_trackers
 from utils.report.validation import report_validation
 from utils.search.evolve import evolve
 from utils.seeding import init_seeds, sample_rng
-from utils.types import CacheMode, DatasetIndex, Metrics
+from utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from models.layers.blocks import (
@@ -31,6 +30,7 @@ from models.layers.blocks import (
     SiLU,
 )
 from utils.errors import ConfigError, did_you_mean
+from utils.yaml_file import YamlMapping, read_yaml
 
 MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves
@@ -99,21 +99,6 @@ class ModelSpec:
     plain: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a description came from: a name for messages and the line of each key and of each layer."""
-
-    name: str
-    lines: Mapping[tuple[str, int | None], int]
-
-    def at(self, key: str, row: int | None = None) -> str:
-        """Return "file:line" of a key or of one of its rows; "description: key[row]" without a file."""
-        line = self.lines.get((key, row))
-        if line is not None:
-            return f"{self.name}:{line}"
-        return f"{self.name}: {key}" + ("" if row is None else f"[{row}]")
-
-
 def find_model_yaml(cfg: str | Path) -> Path:
     """Path of a model YAML given as a path, or as a name in models/ with or without its suffix.
 
@@ -151,10 +136,11 @@ def read_model(
     """
     if isinstance(cfg, Mapping):
         plain = copy.deepcopy(dict(cfg))
-        source = _Source(str(plain.get("name", "model description")), {})
+        source = YamlMapping(str(plain.get("name", "model description")), plain)
     else:
         path = find_model_yaml(cfg)
-        plain, source = _load_yaml(path)
+        source = read_yaml(path, "keys such as nc, anchors, backbone and head")
+        plain = source.values
         plain.setdefault("name", path.stem)
     for key in plain:
         if key not in _REQUIRED + _OPTIONAL:
@@ -190,34 +176,7 @@ def read_model(
     )
 
 
-def _load_yaml(path: Path) -> tuple[dict[str, Any], _Source]:
-    """Values of a YAML file, and the lines they stand on."""
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
-        root = loader.get_single_node()
-        values = loader.construct_document(root) if root is not None else None
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8: {error}.") from error
-    if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected keys such as nc, anchors, backbone and head at the top level.")
-    lines: dict[tuple[str, int | None], int] = {}
-    for key_node, value_node in root.value:
-        key = str(key_node.value)
-        if (key, None) in lines:
-            first = lines[key, None]
-            raise ConfigError(
-                f"{path}:{key_node.start_mark.line + 1}: the key '{key}' is already on line {first}. Remove one."
-            )
-        lines[key, None] = key_node.start_mark.line + 1
-        if isinstance(value_node, yaml.SequenceNode):
-            lines.update(((key, row), node.start_mark.line + 1) for row, node in enumerate(value_node.value))
-    return values, _Source(str(path), lines)
-
-
-def _layers(plain: Mapping[str, Any], source: _Source) -> list[LayerSpec]:
+def _layers(plain: Mapping[str, Any], source: YamlMapping) -> list[LayerSpec]:
     """All rows of backbone and head, with absolute sources and scaled repeats."""
     for key in ("backbone", "head"):
         if not isinstance(plain[key], list) or not plain[key]:

@@ -11,16 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Literal
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.options import Options, option
-from utils.types import CacheMode
+from utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
+CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
 
 
@@ -72,20 +71,30 @@ class Hyp:
         Raises:
             ConfigError: an unknown or missing key, not a number, or out of range.
         """
+        return cls.from_yaml(YamlMapping(where, dict(values)))
+
+    @classmethod
+    def from_yaml(cls, found: YamlMapping) -> Hyp:
+        """Check keys, types and ranges of what a YAML holds.
+
+        Raises:
+            ConfigError: an unknown or missing key, not a number, or out of range.
+        """
+        values = found.values
         known = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    f"{where}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} "
+                    f"{found.at(str(key))}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} "
                     f"Known: {', '.join(known)}."
                 )
         missing = [key for key in known if key not in values]
         if missing:
             raise ConfigError(
-                f"{where}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
+                f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
                 f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
             )
-        checked = {key: _number(values[key], f"{where}: {key}", f.metadata) for key, f in known.items()}
+        checked = {key: _number(values[key], f"{found.at(key)}: {key}", f.metadata) for key, f in known.items()}
         return cls(**checked)
 
     def as_dict(self) -> dict[str, float]:
@@ -119,28 +128,7 @@ def load_hyp(hyp: str | Path) -> Hyp:
             f"--hyp {hyp}: no such file; tried {' and '.join(map(str, tried))}."
             f"{did_you_mean(Path(hyp).name, choices)} There are {', '.join(choices)}."
         )
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        found = "nothing" if values is None else type(values).__name__
-        raise ConfigError(f"{path}: found {found}, expected 'key: value' lines.")
-    return Hyp.from_dict(values, str(path))
-
-
-def read_yaml(path: Path) -> Any:
-    """Read plain YAML.
-
-    Raises:
-        ConfigError: unreadable, or not YAML; names the file and the line.
-    """
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}.") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"{path}{line}: not valid YAML: {problem}. Mind indentation, colons and quotes.") from error
+    return Hyp.from_yaml(read_yaml(path, "'key: value' lines"))
 
 
 # ------------------------------------------------------------------------------------------------------- flags

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
-CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 
 

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data.source.decode import REDUCTIONS, Pixels, read_image
+from utils.config import CacheMode
 from utils.environment import cache_dir
 from utils.errors import UserError
 from utils.files import SharedFile, atomic_write
 from utils.machine.limits import available_memory, usable_cpus
 from utils.ranks.world import World, torch_distributed_zero_first
-from utils.types import CacheMode, DatasetIndex, Draw
+from utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 

@@ -14,10 +14,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
-
-import yaml
 
 from data.source.archives import unpack
 from data.source.download import fetch, locked
@@ -25,6 +22,7 @@ from data.source.shapes import write_shapes
 from utils.environment import REPO, datasets_dir
 from utils.errors import ConfigError, UserError, did_you_mean
 from utils.types import Archive, DatasetSpec
+from utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
 _KEYS = (*SPLITS, "path", "names", "nc", "download", "generate")
@@ -48,17 +46,18 @@ def load_spec(data: str | Path) -> DatasetSpec:
         UserError: no such YAML, a mistake in it, or the dataset is nowhere and cannot be had.
     """
     yaml_path = _find_yaml(data)
-    content = _read_yaml(yaml_path)
-    names = _names(yaml_path, content)
-    entries = _entries(yaml_path, content)
-    archives = _archives(yaml_path, content.get("download"))
-    generate = content.get("generate")
+    found = read_yaml(yaml_path, "keys such as train, val and names")
+    _refuse_misspelled(found)
+    names = _names(found)
+    entries = _entries(found)
+    archives = _archives(found)
+    generate = found.values.get("generate")
     if generate is not None and generate not in _DRAWN:
-        raise ConfigError(f"{yaml_path}: generate: found '{generate}', expected {' or '.join(_DRAWN)}.")
+        raise ConfigError(f"{found.at('generate')}: generate: found '{generate}', expected {' or '.join(_DRAWN)}.")
     plan = _Plan(yaml_path, entries, archives, generate)
-    stated = content.get("path")
+    stated = found.values.get("path")
     if stated is not None and not isinstance(stated, str):
-        raise ConfigError(f"{yaml_path}: path: found {stated!r}, expected a folder.")
+        raise ConfigError(f"{found.at('path')}: path: found {stated!r}, expected a folder.")
     root = _find_root(plan, stated)
     splits = {split: tuple(_resolve(root, text) for text in texts) for split, texts in entries.items()}
     return DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives)
@@ -79,31 +78,16 @@ def _find_yaml(data: str | Path) -> Path:
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text. Save it as UTF-8.") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}.") from error
-    if not isinstance(content, dict):
-        found = "nothing" if content is None else type(content).__name__
-        raise ConfigError(f"{path}: found {found}, expected keys such as train, val and names.")
-    # Other tools keep notes of their own in these files. Only what looks like a slip of the pen is refused.
-    for key in content:
+def _refuse_misspelled(found: YamlMapping) -> None:
+    """Other tools keep keys of their own in these files: only what looks like a typo of ours is refused."""
+    for key in found.values:
         if isinstance(key, str) and key not in _KEYS:
-            absent = [known for known in _KEYS if known not in content and _is_slip(key, known)]
+            absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
             if absent:
-                raise ConfigError(f"{path}: unknown key '{key}'.{did_you_mean(key, absent)}")
-    return content
+                raise ConfigError(f"{found.at(key)}: unknown key '{key}'.{did_you_mean(key, absent)}")
 
 
-def _is_slip(key: str, known: str) -> bool:
+def _is_typo(key: str, known: str) -> bool:
     """Whether `key` looks like a misspelling of `known`: two swapped letters, one too many, too few or another."""
     if key.lower() == known:
         return True
@@ -116,71 +100,83 @@ def _is_slip(key: str, known: str) -> bool:
     return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
 
 
-def _names(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    found = content.get("names")
+def _names(found: YamlMapping) -> tuple[str, ...]:
+    names = found.values.get("names")
     expected = "a list, or a map from 0, 1, 2 … to names"
-    if not found or not isinstance(found, (list, dict)):
-        raise ConfigError(f"{path}: names: found {found!r}, expected {expected}. Name the classes of the labels.")
-    if isinstance(found, dict):
-        keys = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in found]
+    where = found.at("names")
+    if not names or not isinstance(names, (list, dict)):
+        raise ConfigError(f"{where}: names: found {names!r}, expected {expected}. Name the classes of the labels.")
+    rows: list[Row] = list(range(len(names)))  # class → its row in the file
+    if isinstance(names, dict):
+        keys = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in names]
         if any(type(key) is not int for key in keys) or sorted(keys) != list(range(len(keys))):
             odd = [key for key in keys if type(key) is not int] or sorted(set(keys) - set(range(len(keys)))) or keys
-            raise ConfigError(f"{path}: names: found the key {odd[0]!r}, expected {expected} without gaps.")
-        found = [name for _, name in sorted(zip(keys, found.values(), strict=True), key=lambda item: item[0])]
-    for number, name in enumerate(found):
+            raise ConfigError(f"{where}: names: found the key {odd[0]!r}, expected {expected} without gaps.")
+        pairs = sorted(zip(keys, names.items(), strict=True), key=lambda pair: pair[0])
+        rows = [str(key) for _, (key, _) in pairs]
+        names = [name for _, (_, name) in pairs]
+    for number, name in enumerate(names):
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
-            raise ConfigError(f"{path}: names: class {number} is {name!r}, expected a name. Put it in quotes.")
-    names = tuple(map(str, found))
+            raise ConfigError(
+                f"{found.at('names', rows[number])}: names: class {number} is {name!r}, expected a name. "
+                "Put it in quotes."
+            )
+    names = tuple(map(str, names))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        places = " and ".join(str(number) for number, name in enumerate(names) if name == twice)
-        raise ConfigError(f"{path}: names: '{twice}' is the name of classes {places}. Give each its own.")
-    nc = content.get("nc")
+        numbers = [number for number, name in enumerate(names) if name == twice]
+        raise ConfigError(
+            f"{found.at('names', rows[numbers[1]])}: names: '{twice}' is the name of classes "
+            f"{' and '.join(map(str, numbers))}. Give each its own."
+        )
+    nc = found.values.get("nc")
     if nc is not None and (type(nc) is not int or nc != len(names)):
         raise ConfigError(
-            f"{path}: nc is {nc!r}, but names has {len(names)} classes. Make them agree, or leave nc out."
+            f"{found.at('nc')}: nc is {nc!r}, but names has {len(names)} classes. Make them agree, or leave nc out."
         )
     return names
 
 
-def _entries(path: Path, content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _entries(found: YamlMapping) -> dict[str, tuple[str, ...]]:
     """Split → its entries as written; empty ones are as good as missing."""
     entries: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:
-        found = content.get(split)
-        if found is None or found in ("", []):
+        stated = found.values.get(split)
+        if stated is None or stated in ("", []):
             continue
-        texts = found if isinstance(found, list) else [found]
+        texts = stated if isinstance(stated, list) else [stated]
         if not all(isinstance(text, str) and text for text in texts):
             raise ConfigError(
-                f"{path}: {split}: found {found!r}, expected a folder, a list of images (.txt), a glob, a COCO file "
-                "(.json), or a list of those."
+                f"{found.at(split)}: {split}: found {stated!r}, expected a folder, a list of images (.txt), a glob, "
+                "a COCO file (.json), or a list of those."
             )
         entries[split] = tuple(texts)
     if not entries:
-        raise ConfigError(f"{path}: found none of train, val and test, expected at least one with images.")
+        raise ConfigError(f"{found.name}: found none of train, val and test, expected at least one with images.")
     return entries
 
 
-def _archives(path: Path, found: Any) -> tuple[Archive, ...]:
+def _archives(found: YamlMapping) -> tuple[Archive, ...]:
     """The archives of `download`. Anything but addresses is refused: Tessera never runs what a dataset brings."""
-    if found is None or found == "":
+    stated = found.values.get("download")
+    if stated is None or stated == "":
         return ()
+    where = found.at("download")
     archives: list[Archive] = []
-    for item in found if isinstance(found, list) else [found]:
+    for item in stated if isinstance(stated, list) else [stated]:
         known = isinstance(item, dict) and "url" in item and set(item) <= {"url", "into"}
         url, into = (item["url"], item.get("into", "")) if known else (item, "")
         text = url.strip() if isinstance(url, str) else ""
         if not text.startswith(("http://", "https://")) or len(text.split()) != 1:
             shown = str(item).strip().splitlines()[0] if str(item).strip() else "nothing"
             raise ConfigError(
-                f"{path}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or .tar.gz)"
-                " or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset by hand "
-                "and remove `download`."
+                f"{where}: download: found '{shown[:60]}', expected the address of an archive (https://….zip or "
+                ".tar.gz) or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset "
+                "by hand and remove `download`."
             )
         if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
             raise ConfigError(
-                f"{path}: download: into: found {into!r}, expected a folder below the folder of datasets."
+                f"{where}: download: into: found {into!r}, expected a folder below the folder of datasets."
             )
         archives.append(Archive(text, into))
     return tuple(archives)

@@ -1,0 +1,80 @@
+"""YAML files: the line of each key, and what each mistake says, alike for datasets, models and hyperparameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.source.spec import load_spec
+from models.parse import read_model
+from utils.config import load_hyp
+from utils.environment import REPO
+from utils.errors import ConfigError
+from utils.yaml_file import YamlMapping, read_yaml
+
+READERS = pytest.mark.parametrize("read", [load_spec, read_model, load_hyp], ids=["data", "model", "hyp"])
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "a.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_lines_of_keys_and_rows(tmp_path: Path) -> None:
+    found = read_yaml(write(tmp_path, "# note\na: 1\nb:\n  - x\n\n  - y\nc:\n  0: cat\n  dog: 2\n"), "keys")
+    assert found.values == {"a": 1, "b": ["x", "y"], "c": {0: "cat", "dog": 2}}
+    places = [("a", None), ("b", None), ("b", 1), ("c", "0"), ("c", "dog")]
+    assert [found.at(key, row) for key, row in places] == [f"{tmp_path}/a.yaml:{line}" for line in (2, 3, 6, 8, 9)]
+    assert found.at("d") == f"{tmp_path}/a.yaml" and found.at("d", 1) == f"{tmp_path}/a.yaml: d[1]"
+    assert YamlMapping("mine", {"a": [1]}).at("a", 0) == "mine: a[0]"
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", r"a\.yaml:3: the key 'a' is already on line 1\. Remove one\."),
+        ("a: 1\nb:\n  0: cat\n  0: dog\n", r"a\.yaml:4: the key '0' is already on line 3\. Remove one\."),
+        ("a: [{b: 1, b: 2}]\n", r"a\.yaml:1: the key 'b' is already on line 1\."),
+        ("a: 1\nb: [2\nc: 3\n", r"a\.yaml:3: not valid YAML: .*Mind indentation, colons and quotes\."),
+        ("a: 1\nb: !!python/object/apply:os.system ['touch x']\n", r"a\.yaml:2: not valid YAML"),
+        ("a: 2020-13-01\n", r"a\.yaml: not valid YAML: "),
+        ("a: !!timestamp soon\n", r"a\.yaml: not valid YAML: "),
+        ("[" * 5000, r"a\.yaml: not valid YAML: "),
+        ("- 1\n- 2\n", r"a\.yaml: found list, expected .*key"),
+        ("", r"a\.yaml: found nothing, expected "),
+        (b"\xff\xfe\x00", r"a\.yaml: not UTF-8 text\. Save it as UTF-8\."),
+        ("a\0b: 1\n", r"a\.yaml: not valid YAML: "),
+    ],
+)
+def test_mistakes_read_alike_in_every_kind(
+    tmp_path: Path, read: Callable[[Path], Any], content: str | bytes, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read(write(tmp_path, content))
+    assert str(error.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("read", "key"), [(load_spec, "name"), (read_model, "noc"), (load_hyp, "momentun")], ids=["data", "model", "hyp"]
+)
+def test_an_unknown_key_names_its_line(tmp_path: Path, read: Callable[[Path], Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a\.yaml:2: unknown (key|hyperparameter) '{key}'"):
+        read(write(tmp_path, f"# note\n{key}: 1\n"))
+
+
+def test_aliases_and_merges_are_not_repeated_keys(tmp_path: Path) -> None:
+    found = read_yaml(write(tmp_path, "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: *a\n"), "keys")
+    assert found.values == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize("module", ["utils.yaml_file", "utils.config"])
+def test_configuration_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=60)
