@@ -64,7 +64,7 @@ from utils.report.epoch_bar import EpochBar
 from utils.report.journal import Journal
 from utils.report.pictures import PictureSink
 from utils.report.tables import table_header, validation_line
-from utils.report.trackers import check_trackers
+from utils.report.trackers.loggers import check_trackers
 from utils.report.validation import report_validation
 from utils.search.evolve import evolve
 from utils.seeding import init_seeds, sample_rng

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -178,8 +178,8 @@ class TrainConfig(Options):
     close_mosaic: int = option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
     deterministic: bool = option(False, "bit-reproducible kernels", kind=bool)
     profile: bool = option(False, "tell where the time goes: a table an epoch, a trace of a few steps", kind=bool)
-    # --loggers: torchrun has options of its own that begin with --log, and refuses what could be any of them.
-    log: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--loggers")
+    # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
+    loggers: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--log")
     check_data: bool = option(False, "check the dataset, print every problem, and end", kind=bool)
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class TrainConfig(Options):
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         if not self.name.strip("/. "):
             raise ConfigError(f"--name '{self.name}': expected a name for the run's folder.")
-        _check_loggers(self.log)
+        tracker_names(self.loggers.split(","))
         if self.evolve and self.resume:
             raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")
 
@@ -200,8 +200,8 @@ class TrainConfig(Options):
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Trackers that were asked for."""
-        return tuple(n for n in (part.strip() for part in self.log.split(",")) if n and n != "none")
+        """Trackers that were asked for, each once."""
+        return tracker_names(self.loggers.split(","))
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:
@@ -240,8 +240,16 @@ class ValConfig(Options):
         return "val.py"
 
 
-def _check_loggers(log: str) -> None:
-    for name in (part.strip() for part in log.split(",")):
-        if name and name != "none" and name not in LOGGER_NAMES:
-            known = (*LOGGER_NAMES, "none")
-            raise ConfigError(f"--log: unknown tracker '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+def tracker_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The trackers among `names`, each once, in their order; "none" and "" stand for no tracker.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    asked = [name.strip() for name in names]
+    known = (*LOGGER_NAMES, "none")
+    for name in asked:
+        if name and name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"--loggers: unknown tracker '{name}'.{hint} Known: {', '.join(known)}.")
+    return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))

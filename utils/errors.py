@@ -87,4 +87,4 @@ def tolerate(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.warning("%s: failed, the run goes on without it (%s: %s)", what, type(error).__name__, error)
+        log.warning("%s: failed, the run continues without it (%s: %s)", what, type(error).__name__, error)

@@ -13,7 +13,8 @@ from utils.errors import ConfigError
 SPEC_DEFAULTS = {
     "weights": "", "data": "shapes.yaml", "hyp": "hyp.scratch-low.yaml", "epochs": 100, "batch_size": 16, "imgsz": 640,
     "cache": "none", "optimizer": "SGD", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
-    "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": 0, "log": "tensorboard", "evolve": 0,
+    "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": 0, "evolve": 0,
+    "loggers": "tensorboard",
 }  # fmt: skip
 
 
@@ -40,6 +41,7 @@ def test_defaults() -> None:
         (["--local-rank", "1"], "local_rank", 1),
         (["--local_rank=1"], "local_rank", 1),
         (["--loggers", "none"], "logger_names", ()),
+        (["--loggers", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--log", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--optimizer", "adamw"], "optimizer", "AdamW"),
     ],
@@ -75,6 +77,7 @@ def test_python_names() -> None:
         ({"rect": "yes"}, "true or false"),
         ({"cache": "rom"}, "Did you mean 'ram'"),
         ({"batch_size": 0}, "at least 1"),
+        ({"loggers": "wandbb"}, "--loggers: unknown tracker 'wandbb'. Did you mean 'wandb'"),
         ({"evolve": 3, "resume": "newest"}, "--evolve with --resume"),
     ],
 )

@@ -34,7 +34,7 @@ def test_tolerate_warns_and_goes_on_but_not_after_an_interrupt(caplog: pytest.Lo
     with caplog.at_level("WARNING"), tolerate("results.png"):
         raise OSError("no space left")
     assert [record.getMessage() for record in caplog.records] == [
-        "results.png: failed, the run goes on without it (OSError: no space left)"
+        "results.png: failed, the run continues without it (OSError: no space left)"
     ]
     with pytest.raises(KeyboardInterrupt), tolerate("results.png"):
         raise KeyboardInterrupt

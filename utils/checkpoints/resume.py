@@ -118,7 +118,8 @@ def going_on(
     """The saved configuration, with the flags given now in place of its own."""
     saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
-    config = TrainConfig(**{**saved, **now, "resume": str(path)})
+    # By spelling, not by field: a flag that has been renamed since keeps its old name as an alias.
+    config = TrainConfig(**{**TrainConfig.named(saved), **now, "resume": str(path)})
     hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)

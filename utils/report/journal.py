@@ -14,7 +14,7 @@ from utils.ranks.world import World
 from utils.report.charts import plot_labels, plot_results
 from utils.report.pictures import draw_targets
 from utils.report.results import RESULT_COLUMNS, ResultsTable, read_results
-from utils.report.trackers import Loggers
+from utils.report.trackers.loggers import Loggers
 from utils.types import Batch, DatasetIndex, Metrics
 
 PICTURES = 3  # training batches that are drawn

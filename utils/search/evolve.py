@@ -148,7 +148,7 @@ def evolve(
         log.info(f"Generation {generation + 1} of {config.evolve}")
         one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
         try:
-            metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, log="none"), hyp, world)
+            metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, loggers="none"), hyp, world)
             trials.append(Trial.of(hyp, metrics))
         except Diverged as error:
             log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")

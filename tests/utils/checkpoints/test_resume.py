@@ -26,6 +26,14 @@ def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_pat
     assert resumed.run == tmp_path / "mine"
 
 
+def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
+    older = checkpoint()
+    older["config"]["log"] = older["config"].pop("loggers").replace("tensorboard", "wandb")
+    last = tmp_path / "mine" / "weights" / "last.pt"
+    assert going_on({}, last, older, World())[0].loggers == "wandb"
+    assert going_on({"loggers": "none"}, last, older, World())[0].loggers == "none"
+
+
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
 def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
     run = ResumedRun(tmp_path, checkpoint(), has_best=False)

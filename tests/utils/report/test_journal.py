@@ -32,7 +32,7 @@ def index() -> DatasetIndex:
 
 
 def open_journal(run: Path, start_epoch: int = 0) -> Journal:
-    config = TrainConfig(noplots=True, log="none")
+    config = TrainConfig(noplots=True, loggers="none")
     hyp = load_hyp("hyp.scratch-low.yaml")
     return Journal(run, config, hyp, index(), World(), start_epoch=start_epoch, resumed=start_epoch > 0)
 

@@ -20,8 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from utils.config import LOGGER_NAMES
 from utils.errors import ConfigError
-from utils.report import trackers as loggers
-from utils.report.trackers import TRACKERS, Loggers, check_trackers
+from utils.report.trackers import loggers
+from utils.report.trackers.channel import Limits
+from utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 
 CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
 REMOTE = ("wandb", "mlflow", "clearml", "comet")
@@ -233,7 +234,7 @@ def test_a_tracker_that_is_not_installed_is_the_users_mistake(
 ) -> None:
     monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)
     for ask in (lambda: check_trackers([name]), lambda: Loggers([name], tmp_path, CONFIG, is_main=True)):
-        with pytest.raises(ConfigError, match=rf"--log {name}: .*pip install {TRACKERS[name].package}`"):
+        with pytest.raises(ConfigError, match=rf"--loggers {name}: .*pip install {TRACKERS[name].package}`"):
             ask()
 
 
@@ -270,7 +271,7 @@ def test_a_tracker_that_raises_is_switched_off_with_one_warning(
             time.sleep(0.01)
         assert log.active == ("tensorboard",)
     assert [record.getMessage() for record in caplog.records] == [
-        f"wandb is switched off, the run goes on without it: {type(error).__name__}: {error}"
+        f"wandb is switched off, the run continues without it: {type(error).__name__}: {error}"
     ]
     assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("a")) == 5
 
@@ -280,7 +281,7 @@ def test_a_tracker_that_hangs_delays_nothing_and_is_switched_off(
 ) -> None:
     install(monkeypatch, "wandb", init=wall)
     started = time.monotonic()
-    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True, call_timeout_s=1.0) as log:
+    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True, limits=Limits(call_s=1.0)) as log:
         log.scalars({"a": 1.0}, 0)
         assert time.monotonic() - started < 20 and log.active == ("wandb",)
         time.sleep(1.01)
@@ -288,7 +289,7 @@ def test_a_tracker_that_hangs_delays_nothing_and_is_switched_off(
         assert log.active == ()
     assert time.monotonic() - started < 20
     assert [r.getMessage() for r in caplog.records] == [
-        "wandb is switched off, the run goes on without it: a call has not returned for 1 s"
+        "wandb is switched off, the run continues without it: a call has not returned for 1 s"
     ]
 
 
@@ -298,7 +299,7 @@ def test_closing_waits_a_bounded_time_for_all_trackers_together(
     install(monkeypatch, "wandb", init=wall)
     install(monkeypatch, "clearml", Task=SimpleNamespace(init=wall))
     started = time.monotonic()
-    with Loggers(["wandb", "clearml"], tmp_path, CONFIG, is_main=True, close_timeout_s=0.3) as log:
+    with Loggers(["wandb", "clearml"], tmp_path, CONFIG, is_main=True, limits=Limits(close_s=0.3)) as log:
         log.scalars({"a": 1.0}, 0)
     assert 0.3 <= time.monotonic() - started < 20
     log.close()
@@ -308,10 +309,10 @@ def test_closing_waits_a_bounded_time_for_all_trackers_together(
 def test_after_an_error_of_the_run_closing_is_quick(
     tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loggers, "FAILED_CLOSE_TIMEOUT_S", 0.2)
+    limits = Limits(close_failed_s=0.2)
     install(monkeypatch, "wandb", init=wall)
     started = time.monotonic()
-    with pytest.raises(ZeroDivisionError), Loggers(["wandb"], tmp_path, CONFIG, is_main=True):
+    with pytest.raises(ZeroDivisionError), Loggers(["wandb"], tmp_path, CONFIG, is_main=True, limits=limits):
         raise ZeroDivisionError
     assert time.monotonic() - started < 20
 
@@ -319,16 +320,15 @@ def test_after_an_error_of_the_run_closing_is_quick(
 def test_a_tracker_that_falls_behind_is_switched_off_not_waited_for(
     tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loggers, "QUEUE_LENGTH", 10)
     install(monkeypatch, "wandb", init=wall)
     started = time.monotonic()
-    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True) as log:
+    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True, limits=Limits(queue=10)) as log:
         for epoch in range(50):
             log.scalars({"a": 1.0}, epoch)
         assert log.active == ()
     assert time.monotonic() - started < 20
     assert [r.getMessage() for r in caplog.records] == [
-        "wandb is switched off, the run goes on without it: it is 10 calls behind"
+        "wandb is switched off, the run continues without it: it is 10 calls behind"
     ]
 
 
