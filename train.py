@@ -25,6 +25,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
+from utils.startup import check_command_line
+
+if __name__ == "__main__":
+    check_command_line(TrainConfig)
+
 import numpy as np
 import torch
 
@@ -44,7 +50,6 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
 from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
-from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
 from utils.engine.autobatch import auto_batch_size
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer

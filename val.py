@@ -17,6 +17,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from utils.config import ValConfig
+from utils.startup import check_command_line
+
+if __name__ == "__main__":
+    check_command_line(ValConfig)
+
 from data.feed.images import open_images
 from data.feed.loader import build_val_loader
 from data.source.index import build_index
@@ -25,7 +31,6 @@ from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import open_run
 from utils.checkpoints.weights import load_weights, resolve_weights
-from utils.config import ValConfig
 from utils.engine.precision import half_precision
 from utils.errors import UserError
 from utils.evaluation.coco import CocoSink

@@ -1,0 +1,40 @@
+"""The first tenths of a second of a command: before torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from utils.environment import Launch
+from utils.errors import ConfigError
+from utils.options import Options
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def check_command_line(options: type[Options], argv: Sequence[str] | None = None) -> None:
+    """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
+
+    From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself.
+
+    Args:
+        options: the flags of the command.
+        argv: the command line; None = this process's.
+    """
+    is_main = Launch.from_environment().rank == 0
+    try:
+        options(**options.from_args(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        if is_main:  # all ranks find the same mistake
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if is_main:
+            os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)  # an exception would surface in the middle of an import, as an error of that import
+
+    signal.signal(signal.SIGINT, leave)
