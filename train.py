@@ -37,7 +37,6 @@ import torch
 from data.feed.images import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from data.feed.sampler import image_weights, scaled_size
-from data.feed.transfer import in_advance
 from data.source.check import check_dataset
 from data.source.index import build_index, problem_report
 from data.source.spec import load_spec
@@ -94,7 +93,9 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
     """
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        init_seeds(config.seed + 1 + world.rank, config.deterministic)
+        accelerator = world.accelerator
+        accelerator.set_deterministic(config.deterministic)
+        init_seeds(config.seed + 1 + world.rank)
         world.from_main(lambda: check_trackers(config.logger_names))
         world.doing("reading the dataset")
         with torch_distributed_zero_first(world.local_rank):  # caches are built once a node
@@ -110,16 +111,16 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
         fit_anchors(raw_model, train_index, imgsz, config, hyp, world, resumed)
-        raw_model.to(world.device).to(memory_format=torch.channels_last)
+        raw_model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = build_criterion(raw_model.head, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, len(train_index), world)
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
-        optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size)
+        optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
         ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress(torch.zeros(3))
-        state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress)
+        state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress, accelerator)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
         data_hash = fingerprint(train_index)
@@ -164,7 +165,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             raw_model.train()
             first = progress.step_in_epoch
             with EpochBar(epoch, config.epochs, batches, world, start=first) as bar:
-                drawn = in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))), world.device)
+                drawn = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
@@ -184,7 +185,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             if last or not config.noval:
                 world.doing(f"validating epoch {epoch}")
                 with profile.stage("validation"):
-                    averaged = fused_copy(ema.model, world.device)
+                    averaged = fused_copy(ema.model, accelerator)
                     metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
                 progress.class_maps = class_maps(metrics, len(val_index.names))
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
@@ -288,11 +289,11 @@ def choose_batch_size(
         before = {key: value.clone() for key, value in model.state_dict().items()}
         made_up = torch.rand(images, 3, imgsz, imgsz, device=world.device)
         targets = torch.tensor([[i, 0, 0, 0, imgsz / 2, imgsz / 2] for i in range(images)])
-        assignment = criterion.assign(targets, images, (imgsz, imgsz)).to(world.device)
+        assignment = world.accelerator.send(criterion.assign(targets, images, (imgsz, imgsz)))
         model.train()
         try:
             with precision.autocast():
-                predictions = model(made_up.to(memory_format=torch.channels_last))
+                predictions = model(made_up.to(memory_format=world.accelerator.memory_format))
             criterion(predictions, assignment)[0].backward()  # type: ignore[no-untyped-call]
         finally:
             model.zero_grad(set_to_none=True)
@@ -328,7 +329,7 @@ def open_train_loader(
             image_weights=config.image_weights,
             close_mosaic=config.close_mosaic,
             stride=stride,
-            pin_memory=world.device.type == "cuda",
+            pin_memory=world.accelerator.pins_memory,
         )
     )
 
@@ -354,7 +355,7 @@ def open_val_loader(
             batch_size=max(2 * batch_size // world.size, 1),  # without gradients twice as many fit
             world=world,
             workers=config.workers,
-            pin_memory=world.device.type == "cuda",
+            pin_memory=world.accelerator.pins_memory,
         )
     )
 
@@ -416,7 +417,7 @@ def finish(
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
     sinks = [PictureSink(journal.run, index)] if journal.draws else []
-    found = evaluate(fused_copy(model, world.device), loader, index, world, sinks=sinks)
+    found = evaluate(fused_copy(model, world.accelerator), loader, index, world, sinks=sinks)
     if world.is_main:
         print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
         report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)

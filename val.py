@@ -77,7 +77,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     pictures = PictureSink(run, index) if world.is_main else None
     sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-    model = fused_copy(model, world.device)
+    model = fused_copy(model, world.accelerator)
     log.info(summary(model, imgsz))
     with build_val_loader(
         index,
@@ -87,7 +87,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
         batch_size=config.batch_size,
         world=world,
         workers=config.workers,
-        pin_memory=world.device.type == "cuda",
+        pin_memory=world.accelerator.pins_memory,
     ) as loader:
         found = evaluate(
             model,
@@ -97,7 +97,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
             conf=conf,
             iou=iou,
             max_det=config.max_det,
-            precision=half_precision(world.device) if config.half else None,
+            precision=half_precision(world.accelerator) if config.half else None,
             augment=config.augment,
             sinks=sinks,
         )

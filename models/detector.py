@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from models.heads.anchor.layers import Detect, Output
@@ -123,11 +124,15 @@ class DetectionModel(nn.Module):
                 kept[index] = x
         return cast(Output, x)
 
-    def fuse(self) -> DetectionModel:
-        """Fold batch normalisation into the convolutions: in place, for evaluation only. Returns the model itself."""
+    def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
+        """Fold batch normalisation into the convolutions: in place, for evaluation only. Returns the model itself.
+
+        Args:
+            dtype: to fold in: the widest that the model's device computes in.
+        """
         for module in self.modules():
             if isinstance(module, Conv):
-                module.fold_batch_norm()
+                module.fold_batch_norm(dtype)
         return self
 
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -22,6 +22,7 @@ def non_max_suppression(
     multi_label: bool = True,
     agnostic: bool = False,
     max_candidates: int = 30_000,
+    widest: torch.dtype = torch.float64,
 ) -> list[Detections]:
     """Greedy non-maximum suppression, image by image; no image's result depends on the others'.
 
@@ -36,6 +37,7 @@ def non_max_suppression(
         multi_label: every class above `conf` makes a candidate, not the best one alone; needs more than one class.
         agnostic: boxes of different classes compete too.
         max_candidates: only so many, the best by score, enter an image's suppression.
+        widest: float type to move classes apart in: the accelerator's widest.
 
     Returns:
         B detections, on the device of `decoded`, descending by score.
@@ -44,7 +46,8 @@ def non_max_suppression(
     multi_label = multi_label and decoded.shape[2] > 6
     with torch.no_grad():
         return [
-            _suppress(*_candidates(rows, conf, multi_label, max_candidates), iou, max_det, agnostic) for rows in decoded
+            _suppress(_candidates(rows, conf, multi_label, max_candidates), iou, max_det, agnostic, widest)
+            for rows in decoded
         ]
 
 
@@ -82,14 +85,17 @@ def _candidates(rows: Tensor, conf: float, multi_label: bool, most: int) -> tupl
     return cxcywh_to_xyxy(rows[index[order], :4]), scores[order], classes[order]
 
 
-def _suppress(boxes: Tensor, scores: Tensor, classes: Tensor, iou: float, max_det: int, agnostic: bool) -> Detections:
+def _suppress(
+    candidates: tuple[Tensor, Tensor, Tensor], iou: float, max_det: int, agnostic: bool, widest: torch.dtype
+) -> Detections:
     """Greedy suppression of candidates in descending order of score.
 
     Whether a box stays depends on better ones alone, so the survivors of the first k candidates are the first survivors
     of all. Where `max_det` of them are found among a few thousand, the other tens of thousands need not be compared.
     """
-    # In float64 a class can be moved out of the others' way without rounding a single overlap (Metal has no float64).
-    apart = boxes if boxes.device.type == "mps" else boxes.double()
+    # In float64 a class can be moved out of the others' way without rounding a single overlap.
+    boxes, scores, classes = candidates
+    apart = boxes.to(widest)
     if not agnostic and len(boxes):
         apart = apart + (classes * (apart.max() - apart.min() + 1))[:, None]
     considered = 4 * max_det

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ OPTIONAL = {
 COMMANDS = sorted(ROOT.glob("*.py"))
 PACKAGES = ("data", "models", "utils")
 FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
+DEVICE_TYPE = re.compile(r"device\.type|is_cuda|is_mps|torch\.cuda|\.mps")
 MAX_FILES, MAX_LINES, MAX_LINES_OF_TRAIN, MAX_FORKS_IN_TRAIN = 13, 350, 420, 12
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -110,6 +112,13 @@ def test_environment_is_read_in_one_place() -> None:
         if path.name != "environment.py":
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, f"{path} reads the environment"
+
+
+@each_file
+def test_only_the_accelerator_asks_for_a_device_type(path: Path) -> None:
+    if room_of(module_of(path)) != "utils.machine":
+        asked = [line for line in path.read_text().splitlines() if DEVICE_TYPE.search(line)]
+        assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
 
 
 def test_train_has_few_forks() -> None:

@@ -26,6 +26,11 @@ def forbid_update_checks() -> None:
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
+def make_cublas_deterministic() -> None:
+    """Let cuBLAS use buffers of a fixed size, as torch demands for deterministic kernels; call before its first use."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def peer_timeout_s() -> float:
     """Seconds of silence after which a rank counts as lost (TESSERA_PEER_TIMEOUT)."""
     return float(os.environ.get("TESSERA_PEER_TIMEOUT") or 60)

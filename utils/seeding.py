@@ -14,20 +14,16 @@ import torch
 _STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5}
 
 
-def init_seeds(seed: int, deterministic: bool = False) -> None:
+def init_seeds(seed: int) -> None:
     """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank.
 
     Args:
         seed: any integer; taken modulo 2**32, which is what NumPy accepts.
-        deterministic: choose bit-reproducible kernels, where CUDA has faster ones that are not.
     """
     seed %= 2**32
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code draws from
     torch.manual_seed(seed)
-    torch.backends.cudnn.benchmark = not deterministic
-    torch.backends.cudnn.deterministic = deterministic
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> np.random.Generator:

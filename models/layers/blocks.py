@@ -79,11 +79,13 @@ class Conv(nn.Module):
         return cast(Tensor, self.act(self.bn(self.conv(x))))
 
     @torch.no_grad()
-    def fold_batch_norm(self) -> None:
+    def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:
         """Fold the running statistics into the convolution; nothing happens the second time.
 
         BN(Wx) = γ(Wx − μ)/√(σ² + ε) + β is a convolution with weight Wγ/√(σ² + ε) and bias β − μγ/√(σ² + ε).
-        Computed in float64, so that only the rounding to the weight's dtype remains.
+
+        Args:
+            dtype: to compute in. In float64 only the rounding to the weight's dtype remains.
         """
         bn = self.bn
         if isinstance(bn, nn.Identity):
@@ -91,9 +93,9 @@ class Conv(nn.Module):
         assert isinstance(bn, (nn.BatchNorm2d, nn.SyncBatchNorm)), type(bn)
         assert bn.running_mean is not None and bn.running_var is not None
         weight = self.conv.weight
-        gain = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()
-        bias = bn.bias.double() - bn.running_mean.double() * gain
-        folded = (weight.double() * gain[:, None, None, None]).to(weight.dtype)
+        gain = bn.weight.to(dtype) / (bn.running_var.to(dtype) + bn.eps).sqrt()
+        bias = bn.bias.to(dtype) - bn.running_mean.to(dtype) * gain
+        folded = (weight.to(dtype) * gain[:, None, None, None]).to(weight.dtype)
         self.conv.weight = nn.Parameter(folded, requires_grad=False)
         self.conv.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=False)
         self.bn = nn.Identity()

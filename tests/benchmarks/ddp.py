@@ -45,7 +45,7 @@ def main() -> None:
             wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
             return TrainStep(
                 *(wrapped, model, build_criterion(model.head, hyp, imgsz=given.imgsz), optimizer),
-                *(Precision(world.device, torch.float32), ModelEMA(model), world if together else World()),
+                *(Precision(world.accelerator, torch.float32), ModelEMA(model), world if together else World()),
                 *(given.batch * world.size, Resize(None, 32)),
                 asked_to_stop=lambda: False,
             )

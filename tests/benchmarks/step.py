@@ -23,6 +23,8 @@ from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
 from utils.engine.profile import NoProfile
 from utils.engine.step import Resize, TrainStep
+from utils.environment import Launch
+from utils.machine.choose import choose_accelerator
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex
@@ -113,10 +115,16 @@ def our_step(
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
     if compile:
         model.compile()
-    world = World(device=device)
+    world = World(accelerator=choose_accelerator(device.type, Launch()))
     step = TrainStep(
         *(model, model, build_criterion(model.head, hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
-        *(Precision(device, dtype), ModelEMA(model), world, len(batch), Resize(None, 32)),
+        *(
+            Precision(world.accelerator, dtype),
+            ModelEMA(model),
+            world,
+            len(batch),
+            Resize(None, 32),
+        ),
         asked_to_stop=lambda: False,
         profile=stages,
     )
@@ -137,7 +145,7 @@ def backward_of_loss(
     """Seconds from the loss back to the predictions."""
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
     criterion = build_criterion(model.head, hyp, imgsz=imgsz)
-    with torch.no_grad(), Precision(device, dtype).autocast():
+    with torch.no_grad(), Precision(world.accelerator, dtype).autocast():
         predictions = model(batch.images_on(device))
     assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)
     spent = []

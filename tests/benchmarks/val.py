@@ -25,6 +25,7 @@ from utils.engine.precision import Precision
 from utils.evaluation.average_precision import Accumulator, summarize
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.matching import ImageMatches
+from utils.machine.accelerator import Accelerator
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.world import World
 from utils.types import DatasetIndex
@@ -77,7 +78,7 @@ def plain_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, bat
 def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int, precision: Precision):  # type: ignore[no-untyped-def]
     """`evaluate` as val.py calls it, matching and metrics included."""
     keep_freed_memory()
-    fused, said = fused_copy(model, torch.device("cpu")), []
+    fused, said = fused_copy(model, Accelerator()), []
     store = ImageStore(index, imgsz, "area")
     loader = build_val_loader(index, store, imgsz=imgsz, stride=32, batch_size=batch, world=World(), workers=0)
 
@@ -126,7 +127,7 @@ def main() -> None:
     weights = load_weights(resolve_weights(given.weights))
     model = DetectionModel(weights.model_yaml, names=index.names)
     model.load_state_dict(weights.state_dict)
-    cpu = torch.device("cpu")
+    cpu = Accelerator()
     common = (model, index, given.imgsz, given.batch)
     rivals = {
         "plain: channels first, fp32": Apart(plain_validation, *common),

@@ -59,7 +59,7 @@ def run(words: list[str], world: World) -> None:
         ema = ModelEMA(model)
         step = TrainStep(
             *(smart_DDP(model, sync_bn=config.sync_bn), model, build_criterion(model.head, hyp, imgsz=config.imgsz)),
-            *(optimizer, Precision(world.device, torch.float32), ema, world, config.batch_size),
+            *(optimizer, Precision(world.accelerator, torch.float32), ema, world, config.batch_size),
             Resize(train.size_of_batch(config, config.imgsz, 32), 32),
             asked_to_stop=lambda: False,
         )

@@ -113,7 +113,7 @@ def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, 
         open_images(index, 640, "none", "area", world) as store,
         build_val_loader(index, store, imgsz=640, stride=32, batch_size=16, world=world, workers=0) as loader,
     ):
-        found = evaluate(fused_copy(model, world.device), loader, index, world, max_det=max_det, sinks=[keep])
+        found = evaluate(fused_copy(model, world.accelerator), loader, index, world, max_det=max_det, sinks=[keep])
     truth = coco.COCO()
     truth.dataset = ground_truth(index)
     truth.createIndex()

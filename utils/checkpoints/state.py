@@ -14,6 +14,7 @@ from utils.checkpoints.format import first_line
 from utils.checkpoints.weights import differences, shortened
 from utils.engine.state import TrainState
 from utils.errors import UserError
+from utils.machine.accelerator import Accelerator
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
         "class_maps": list(progress.class_maps),
         "best_fitness": state.stopper.best_fitness,
         "stopper": state.stopper.state_dict(),
-        "rng": rng_state(),
+        "rng": rng_state(state.accelerator),
     }
 
 
@@ -80,7 +81,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
     progress.losses = parts[rank].clone()
     if rank == 0:
-        set_rng_state(saved["rng"])
+        set_rng_state(saved["rng"], state.accelerator)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -101,23 +102,22 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         group.update(values)
 
 
-def rng_state() -> dict[str, Any]:
-    """State of this process's generators (Python, NumPy, torch, this process's CUDA device) as plain values."""
+def rng_state(accelerator: Accelerator) -> dict[str, Any]:
+    """State of this process's generators (Python, NumPy, torch, a CUDA device) as plain values."""
     algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
     return {
         "python": random.getstate(),
         "numpy": (str(algorithm), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "cuda": accelerator.rng_state(),
     }
 
 
-def set_rng_state(state: Mapping[str, Any]) -> None:
+def set_rng_state(state: Mapping[str, Any], accelerator: Accelerator) -> None:
     """Put this process's generators where `rng_state` found them."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     algorithm, keys, *rest = state["numpy"]
     np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
+    accelerator.set_rng_state(state["cuda"])

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from utils.errors import UserError
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,12 @@ def auto_batch_size(step: Callable[[int], None], most: int, world: World) -> int
     Raises:
         UserError: one image does not fit.
     """
-    if world.device.type != "cuda":
+    accelerator = world.accelerator
+    if not accelerator.measures_memory:
         batch = max(CPU_BATCH // world.size, 1) * world.size
-        log.info(f"AutoBatch: memory is measured on CUDA only; using {batch} images a batch on {world.device.type}.")
+        log.info(f"AutoBatch: memory is measured on CUDA only; using {batch} images a batch on {accelerator.kind}.")
         return batch
-    largest = min(world.all_gather(_largest_batch(step, world.device)))
+    largest = min(world.all_gather(_largest_batch(step, accelerator)))
     if largest < 1:
         raise UserError(
             "AutoBatch: one image does not fit into the memory of a GPU. Use a smaller --imgsz or a smaller model, "
@@ -46,22 +47,22 @@ def auto_batch_size(step: Callable[[int], None], most: int, world: World) -> int
     return min(largest, -(-most // world.size)) * world.size
 
 
-def _largest_batch(step: Callable[[int], None], device: torch.device) -> int:
+def _largest_batch(step: Callable[[int], None], accelerator: Accelerator) -> int:
     """Images that fit on this rank; 0 where not even one does."""
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0]
+    accelerator.reset_peak_memory()
+    held, free = accelerator.allocated_memory(), accelerator.free_memory()
     sizes: list[int] = []
     peaks: list[int] = []
     for size in TRIAL_SIZES:
-        torch.cuda.reset_peak_memory_stats(device)
         try:
             step(size)
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:
+            if not accelerator.is_out_of_memory(error):
+                raise
             break
         sizes.append(size)
-        peaks.append(torch.cuda.max_memory_reserved(device) - held)
-        torch.cuda.empty_cache()
+        peaks.append(accelerator.peak_memory() - held)
+        accelerator.reset_peak_memory()
     return fit_batch(sizes, peaks, SHARE * free)
 
 

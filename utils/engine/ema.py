@@ -33,27 +33,28 @@ class ModelEMA(Generic[M]):
         return self._decay * (1 - math.exp(-self.updates / self._warmup))
 
     @torch.no_grad()
-    def update(self, model: nn.Module, wanted: Tensor | None = None) -> None:
+    def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
         """Take in the state of the raw `model`; always the same module.
 
         Args:
             model: its state is finite.
-            wanted: bool () on the device: where it is false, the average stays as it is, and `take_back` follows.
+            taken: False leaves the average as it is, and `take_back` follows. A bool () on the device is not read by
+                the host, which costs a second pass.
         """
         self.updates += 1
         if self._pairs is None:
             self._pairs = _pair_state(self.model, model)
         averages, values, kept, copied = self._pairs
         share = 1 - self.decay()
-        if wanted is None or not wanted.is_cuda:  # elsewhere the flag is at hand, and one pass is enough
-            torch._foreach_lerp_(averages, values, share if wanted is None else share * bool(wanted))
+        if isinstance(taken, Tensor):
+            move(averages, values, taken * share)
         else:
-            move(averages, values, wanted * share)
+            torch._foreach_lerp_(averages, values, share * taken)
         if kept:
             torch._foreach_copy_(kept, copied)
 
     def take_back(self) -> None:
-        """The latest update was not wanted: it does not count either."""
+        """The latest update was not taken: it does not count either."""
         self.updates -= 1
 
 

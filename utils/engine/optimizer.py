@@ -25,7 +25,9 @@ def accumulation(batch_size: int) -> int:
     return max(round(NOMINAL_BATCH / batch_size), 1)
 
 
-def build_optimizer(model: nn.Module, name: str, hyp: Hyp, batch_size: int) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, name: str, hyp: Hyp, batch_size: int, *, fused: bool = True
+) -> torch.optim.Optimizer:
     """Optimizer over all parameters that need a gradient, in three groups: biases, weights, norm weights.
 
     Only weights decay, at hyp.weight_decay × batch · accumulation / 64.
@@ -35,6 +37,7 @@ def build_optimizer(model: nn.Module, name: str, hyp: Hyp, batch_size: int) -> t
         name: SGD (Nesterov), Adam or AdamW.
         hyp: lr0, momentum (beta1 of Adam) and weight_decay.
         batch_size: images a batch over all ranks.
+        fused: use the fused kernels, which the device has.
     """
     biases: list[Tensor] = []
     weights: list[Tensor] = []
@@ -56,20 +59,25 @@ def build_optimizer(model: nn.Module, name: str, hyp: Hyp, batch_size: int) -> t
         {"params": norms, "weight_decay": 0.0},
     ]
     if name == "SGD":
-        sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=True)
+        sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=fused)
         for tensor in (*biases, *weights, *norms):
             # torch would leave it uninitialised where the very first step is skipped.
             sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
         return sgd
     adam = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
-    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=True)
+    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=fused)
 
 
 def step_where(wanted: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Step a fused optimizer where `wanted`, bool () on its device, is true; else leave it and its parameters alone.
+    """Step an optimizer where `wanted`, bool () on its device, is true; else leave it and its parameters alone.
 
-    The kernels skip by a flag on the device, which is there for torch's GradScaler; the host need not know.
+    Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. Others
+    cannot, so the host reads the flag.
     """
+    if not optimizer.defaults["fused"]:
+        if wanted:
+            optimizer.step()
+        return
     optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
     try:
         optimizer.step()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from utils.errors import ConfigError
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ class Precision:
         scaler: enabled for float16 alone, which underflows without it.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    def __init__(self, accelerator: Accelerator, dtype: torch.dtype) -> None:
+        self.accelerator, self.dtype = accelerator, dtype
+        self.scaler = accelerator.gradient_scaler(dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Compute in `dtype` inside."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        return self.accelerator.autocast(self.dtype)
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Precision:
 def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -> Precision:
     """Precision for `--amp`, the same on every rank.
 
-    auto: bfloat16 where the hardware has it, else float16 on CUDA, else float32; and float32 on all ranks where a
+    auto: what the accelerator computes fastest, bfloat16, float16 or float32; but float32 on all ranks where a
     forward of `model` in the lower precision is not finite or far from float32 on any (some GPUs compute NaN).
 
     Args:
@@ -52,46 +52,30 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     Raises:
         ConfigError: fp16 without CUDA.
     """
-    device = world.device
-    if amp == "fp16" and device.type != "cuda":
-        raise ConfigError(f"--amp fp16 needs a CUDA device, this run is on {device.type}. Use --amp auto.")
-    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}.get(amp) or _native(device)
+    accelerator = world.accelerator
+    if amp == "fp16" and not accelerator.computes_fp16:
+        raise ConfigError(f"--amp fp16 needs a CUDA device, this run is on {accelerator.kind}. Use --amp auto.")
+    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}.get(amp) or accelerator.native_dtype
     # The narrowest of the ranks' choices serves all: gradients are averaged between like and like.
     choices = world.all_gather(str(wanted))
     if len(set(choices)) > 1:
         wanted = torch.float32
-    precision = Precision(device, wanted)
+    precision = Precision(accelerator, wanted)
     if amp == "auto" and wanted != torch.float32:
         sound = world.all_gather(_sound(precision, model, images))
         if not all(sound):
             bad = [rank for rank, good in enumerate(sound) if not good]
             log.warning("%s gives wrong numbers on rank %s: training in fp32 instead", precision.name, bad)
-            return Precision(device, torch.float32)
+            return Precision(accelerator, torch.float32)
     return precision
 
 
-def half_precision(device: torch.device) -> Precision:
-    """What `--half` means on `device`: float16 on CUDA, else bfloat16 where native, else float32, with a word of it."""
-    dtype = torch.float16 if device.type == "cuda" else _native(device)
+def half_precision(accelerator: Accelerator) -> Precision:
+    """What `--half` means: the accelerator's 16 bits; float32, with a warning, where it has none."""
+    dtype = accelerator.half_dtype
     if dtype == torch.float32:
-        log.warning("--half: no native half precision on %s, using fp32", device.type)
-    return Precision(device, dtype)
-
-
-def _native(device: torch.device) -> torch.dtype:
-    """The type that `device` computes fastest without emulation."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    return torch.bfloat16 if device.type == "cpu" and _cpu_has_bf16() else torch.float32
-
-
-def _cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself (x86 flags as Linux lists them; elsewhere no)."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return False
-    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "")
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())
+        log.warning("--half: no native half precision on %s, using fp32", accelerator.kind)
+    return Precision(accelerator, dtype)
 
 
 @torch.no_grad()

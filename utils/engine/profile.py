@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from utils.files import atomic_write
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -60,19 +61,16 @@ class Profile(NoProfile):
 
     Args:
         run: run directory.
-        device: where this rank computes.
+        accelerator: what this rank computes on.
     """
 
-    def __init__(self, run: Path, device: torch.device) -> None:
-        self._run, self._device = run, device
+    def __init__(self, run: Path, accelerator: Accelerator) -> None:
+        self._run, self._accelerator = run, accelerator
         self._seconds = dict.fromkeys(STAGES, 0.0)
         table = run / "profile.csv"
         self._rows: list[dict[Any, Any]] = pd.read_csv(table).to_dict("records") if table.is_file() else []
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._tracer = torch.profiler.profile(
-            activities=activities,
+            activities=accelerator.profiler_activities(),
             schedule=torch.profiler.schedule(skip_first=SKIPPED_STEPS, wait=0, warmup=1, active=TRACED_STEPS, repeat=1),
             on_trace_ready=self._write_trace,
         )
@@ -121,8 +119,7 @@ class Profile(NoProfile):
         log.info("\n".join([f"Epoch {epoch} took {seconds:.2f} s:", *lines]))
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._accelerator.synchronize()
         return time.perf_counter()
 
     def _write_trace(self, tracer: torch.profiler.profile) -> None:
@@ -133,4 +130,4 @@ class Profile(NoProfile):
 
 def open_profile(wanted: bool, run: Path, world: World) -> NoProfile:
     """`--profile` measures rank 0; the others, and all without it, measure nothing."""
-    return Profile(run, world.device) if wanted and world.is_main else NoProfile()
+    return Profile(run, world.accelerator) if wanted and world.is_main else NoProfile()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from utils.engine.ema import ModelEMA
 from utils.engine.stopping import EarlyStopping
+from utils.machine.accelerator import Accelerator
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,6 +68,7 @@ class TrainState(Generic[M]):
     Attributes:
         model: the raw model, not a wrapper of it.
         ema, optimizer, scaler, stopper, progress: as in the training loop; restored in place.
+        accelerator: its generator belongs to the state.
     """
 
     model: M
@@ -75,3 +77,4 @@ class TrainState(Generic[M]):
     scaler: torch.amp.GradScaler
     stopper: EarlyStopping
     progress: Progress
+    accelerator: Accelerator = field(default_factory=Accelerator)

@@ -16,6 +16,7 @@ from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import MAX_GRAD_NORM, step_where
 from utils.engine.precision import Precision
 from utils.engine.profile import NoProfile
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World, average_statistics, gradients_stay_local
 from utils.types import Batch
 
@@ -128,7 +129,7 @@ class TrainStep:
         self._criterion, self._optimizer, self._precision, self._ema = criterion, optimizer, precision, ema
         self._world, self._batch_size, self._resize, self._asked_to_stop = world, batch_size, resize, asked_to_stop
         self._statistics = RunningStatistics(raw_model)
-        self._flags = Flags(world.device)
+        self._flags = Flags(world.accelerator)
         self._stage = (profile or NoProfile()).stage
 
     def __call__(self, batches: Iterable[Batch], window: int, epoch: int, first: int) -> StepResult:
@@ -172,7 +173,7 @@ class TrainStep:
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
             # Who answers for which object does not depend on predictions: the counts travel while the model computes.
-            assignment = self._criterion.assign(targets, len(batch), size_hw).to(device)
+            assignment = self._world.accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
             wish = torch.full((1,), float(self._asked_to_stop()), device=device)
             census = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
         with self._stage("forward"), self._precision.autocast():
@@ -206,7 +207,7 @@ class TrainStep:
             self._statistics.restore_unless(finite)
             if self._world.size > 1:
                 average_statistics(self._model)
-            self._ema.update(self._raw_model, finite)
+            self._ema.update(self._raw_model, finite if self._world.accelerator.asynchronous else bool(finite))
         return finite
 
 
@@ -244,28 +245,23 @@ class Flags:
     On CUDA, reading them at once would stall the queue; there they are read a step later, on all ranks alike.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._late = device.type == "cuda"
-        self._pending: deque[tuple[Tensor, torch.cuda.Event, int, tuple[int, ...]]] = deque()
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._pending: deque[tuple[Callable[[], Tensor], int, tuple[int, ...]]] = deque()
 
     def tell(self, flags: Tensor, batches: int, indices: tuple[int, ...]) -> Told:
         """What is known after a step of so many batches, whose flags are bool (2,): skipped, stop."""
-        if not self._late:
+        if not self._accelerator.asynchronous:
             return _told(flags, batches, indices)
-        host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
-        host.copy_(flags, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        self._pending.append((host, done, batches, indices))
+        self._pending.append((self._accelerator.read_back(flags), batches, indices))
         return self.settle() if len(self._pending) > 1 else Told()
 
     def settle(self) -> Told:
         """What was not told yet of the step that was made first."""
         if not self._pending:
             return Told()
-        host, done, batches, indices = self._pending.popleft()
-        done.synchronize()
-        return _told(host, batches, indices)
+        read, batches, indices = self._pending.popleft()
+        return _told(read(), batches, indices)
 
 
 def _told(flags: Tensor, batches: int, indices: tuple[int, ...]) -> Told:

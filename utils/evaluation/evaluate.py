@@ -22,6 +22,7 @@ from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.matching import match_image
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 from utils.types import DatasetIndex, Detections, Metrics
 
@@ -70,8 +71,8 @@ def evaluate(
         augment: test-time augmentation (no losses then).
         sinks: see the detections as they come.
     """
-    precision = precision or Precision(world.device, torch.float32)
-    clock = Stopwatch(world.device)
+    precision = precision or Precision(world.accelerator, torch.float32)
+    clock = Stopwatch(world.accelerator)
     matches, confusion = Accumulator(), ConfusionMatrix(len(index.names))
     meter = LossMeter(criterion) if criterion is not None and not augment else None
 
@@ -83,11 +84,19 @@ def evaluate(
             decoded, raw = (predict_augmented(model, images), []) if augment else model(images)
         clock.lap("inference")
         one_class = len(index.names) == 1  # then labels of one box are duplicates
-        found = non_max_suppression(decoded, conf, iou, max_det=max_det, multi_label=not one_class, agnostic=one_class)
+        found = non_max_suppression(
+            decoded,
+            conf,
+            iou,
+            max_det=max_det,
+            multi_label=not one_class,
+            agnostic=one_class,
+            widest=world.accelerator.widest,
+        )
         clock.lap("nms")
         if meter is not None:
             size_hw = (images.shape[2], images.shape[3])
-            meter.update(raw, meter.criterion.assign(batch.targets, len(batch), size_hw).to(world.device))
+            meter.update(raw, world.accelerator.send(meter.criterion.assign(batch.targets, len(batch), size_hw)))
         in_batch = [_on_host(detections, one_class) for detections in found]
         in_original = [
             undo_letterbox(detections, placement, (int(height), int(width)))
@@ -112,10 +121,10 @@ def evaluate(
     return Evaluation(metrics, curves, sum(matrices), state)
 
 
-def fused_copy(model: DetectionModel, device: torch.device) -> DetectionModel:
+def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
     """A copy for evaluation, with BatchNorm folded into the convolutions."""
-    fused = copy.deepcopy(model).eval().fuse()
-    return fused.to(device).to(memory_format=torch.channels_last)
+    fused = copy.deepcopy(model).eval().fuse(accelerator.widest)
+    return fused.to(accelerator.device).to(memory_format=accelerator.memory_format)
 
 
 def _on_host(detections: Detections, one_class: bool) -> Detections:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import torch
+from utils.machine.accelerator import Accelerator
 
 
 class Stopwatch:
@@ -12,9 +12,9 @@ class Stopwatch:
 
     STAGES = ("preparation", "inference", "nms")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self.seconds = dict.fromkeys(self.STAGES, 0.0)
-        self._device = device
+        self._accelerator = accelerator
         self._last = 0.0
 
     def begin(self) -> None:
@@ -28,6 +28,5 @@ class Stopwatch:
         self._last = now
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._accelerator.synchronize()
         return time.perf_counter()

@@ -6,10 +6,13 @@ import torch
 
 from utils.environment import Launch
 from utils.errors import ConfigError
+from utils.machine.accelerator import Accelerator
+from utils.machine.cuda import Cuda
+from utils.machine.metal import Metal
 
 
-def choose_device(device: str, launch: Launch) -> torch.device:
-    """Device of this rank.
+def choose_accelerator(device: str, launch: Launch) -> Accelerator:
+    """What this rank computes on.
 
     Raises:
         ConfigError: not a device, not present, or several of them without a launcher.
@@ -18,12 +21,12 @@ def choose_device(device: str, launch: Launch) -> torch.device:
     if word == "mps":
         if not torch.backends.mps.is_available():
             raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
-        return torch.device("mps")
+        return Metal()
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if word == "cpu" or (word in ("", "cuda") and present == 0):
         if word == "cuda":
-            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or mend the driver.")
-        return torch.device("cpu")
+            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or fix the driver.")
+        return Accelerator()
     try:
         wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
     except ValueError:
@@ -40,7 +43,7 @@ def choose_device(device: str, launch: Launch) -> torch.device:
             + (f", or numbers from 0 to {present - 1}." if present else ".")
         )
     if launch.size == 1:
-        return torch.device("cuda", wanted[0])
+        return Cuda(torch.device("cuda", wanted[0]))
     if launch.local_rank >= len(wanted):
         alone = ConfigError(
             f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
@@ -48,4 +51,4 @@ def choose_device(device: str, launch: Launch) -> torch.device:
         )
         alone.speaks = True  # type: ignore[attr-defined]  # the first ranks have devices and see no mistake
         raise alone
-    return torch.device("cuda", wanted[launch.local_rank])
+    return Cuda(torch.device("cuda", wanted[launch.local_rank]))

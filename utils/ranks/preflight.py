@@ -43,8 +43,7 @@ def preflight(world: World) -> None:
     devices = ", ".join(sorted({host.device for host in hosts}))
     line = f"{world.size} rank{'s' if world.size > 1 else ''} ({places}), {devices}"
     if world.size > 1:
-        backend = "nccl" if world.device.type == "cuda" else "gloo"
-        line += f", {backend} all-reduce {speed:,.0f} MiB/s"
+        line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
     line += f"; free: /dev/shm {_gib(shm)}, disk {_gib(min(h.disk_free for h in hosts))}"
     log.info(line)
@@ -58,10 +57,10 @@ def all_reduce_mib_s(world: World) -> float:
         return float("inf")
     probe = torch.zeros(_PROBE_BYTES // 4, device=world.device)
     world.sum(probe)  # the first one builds the connections
-    _finish(world)
+    world.accelerator.synchronize()
     started = time.perf_counter()
     world.sum(probe)
-    _finish(world)
+    world.accelerator.synchronize()
     return _PROBE_BYTES / 2**20 / (time.perf_counter() - started)
 
 
@@ -88,18 +87,12 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
 def _here(world: World) -> Host:
     shm = Path("/dev/shm")
     cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
-    on_cuda = world.device.type == "cuda"
     return Host(
         socket.gethostname(),
-        torch.cuda.get_device_name(world.device) if on_cuda else world.device.type,
+        world.accelerator.name,
         shutil.disk_usage(shm).free if shm.is_dir() else None,
         min(shutil.disk_usage(place).free for place in (cache, Path.cwd())),
     )
-
-
-def _finish(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
 
 
 def _gib(size: int | None) -> str:

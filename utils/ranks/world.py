@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.environment import Launch, control_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError, explained
-from utils.machine.choose import choose_device
-from utils.machine.malloc import keep_freed_memory
+from utils.machine.accelerator import Accelerator
+from utils.machine.choose import choose_accelerator
 from utils.ranks.heartbeat import FAILURE_KEY, STORE_LOST, Pulse, is_gone
 from utils.ranks.rendezvous import JOINING_TIMEOUT, meet
 from utils.ranks.stack_dumps import answer_where
@@ -51,13 +51,14 @@ class World:
         rank, size: this rank among all.
         local_rank, local_size: this rank on its node.
         node: number of this node, from 0 in the order of ranks.
-        device: where this rank computes.
+        accelerator: what this rank computes on.
+        device: the same as torch knows it.
     """
 
     def __init__(
         self,
         launch: Launch | None = None,
-        device: torch.device | None = None,
+        accelerator: Accelerator | None = None,
         store: Store | None = None,
         control: dist.ProcessGroup | None = None,
         pulse: Pulse | None = None,
@@ -67,7 +68,8 @@ class World:
         self.launch = launch
         self.rank, self.size = launch.rank, launch.size
         self.local_rank, self.local_size = launch.local_rank, launch.local_size
-        self.device = device or torch.device("cpu")
+        self.accelerator = accelerator or Accelerator()
+        self.device = self.accelerator.device
         self.store = store
         self._control, self._pulse, self._memory = control, pulse, memory
         self._firsts = itertools.count()
@@ -218,12 +220,9 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     """
     global _current
     launch = Launch.from_environment(local_rank)
-    chosen = choose_device(device, launch)
+    chosen = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    else:
-        keep_freed_memory()
+    chosen.activate()
     if launch.size == 1:
         # A rank that is alone, because the others are gone or never were, can be restarted too.
         _current = World(launch, chosen, memory=_connect(launch) if launch.has_store else None)
@@ -235,11 +234,11 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     joined = _join(launch)
     session = meet(joined, launch.rank, launch.size)
     dist.init_process_group(
-        "nccl" if chosen.type == "cuda" else "gloo",
+        chosen.backend,
         store=PrefixStore(f"default/{session}", joined),
         rank=launch.rank,
         world_size=launch.size,
-        device_id=chosen if chosen.type == "cuda" else None,
+        device_id=chosen.group_device,
     )
     pulse: Pulse | None = None
     failed = False
@@ -282,7 +281,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         if pulse is not None:
             pulse.close()
         _kept_works.clear()  # they would hold on to the groups
-        if not failed or chosen.type != "cuda":  # NCCL would wait for ranks that wait for this one
+        if not (failed and chosen.group_waits_for_all):  # it would wait for ranks that wait for this one
             dist.destroy_process_group()
 
 
@@ -442,10 +441,7 @@ def _wait_and_keep(work: dist.Work | None) -> None:
 
 def _all_reduce(tensor: Tensor) -> Tensor:
     """Sum `tensor` over the ranks of the default group, in place, and return it."""
-    if tensor.is_cuda:
-        dist.all_reduce(tensor)
-    else:
-        _wait_and_keep(dist.all_reduce(tensor, async_op=True))
+    _wait_and_keep(dist.all_reduce(tensor, async_op=True))
     return tensor
 
 
@@ -519,7 +515,7 @@ def smart_DDP(model: nn.Module, sync_bn: bool = False, compile: bool = False, dy
         return model
     return DistributedDataParallel(
         model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        device_ids=world.accelerator.device_ids,
         **_OWN_BUFFERS,
         gradient_as_bucket_view=True,
     )
@@ -563,9 +559,9 @@ def average_statistics(model: nn.Module) -> None:
 def _convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
     """Let every BatchNorm2d share its statistics, keeping parameters and buffers.
 
-    On the CPU a single rank computes like several would, so that their number leaves no trace.
+    With our own SyncBatchNorm2d a single rank computes like several would, so that their number leaves no trace.
     """
-    if world.device.type == "cuda":
+    if world.accelerator.native_sync_batchnorm:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.size > 1 else model
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -53,7 +52,7 @@ class EpochBar:
         self.epoch, self.epochs, self.batches = epoch, epochs, batches
         self.done = self._start = start
         self.wait_s = 0.0
-        self._device = world.device
+        self._accelerator = world.accelerator
         self._stream = stream or sys.stderr
         self._speaks = world.is_main
         self._plain = not (self._stream.isatty() and _has_width(self._stream))
@@ -76,8 +75,7 @@ class EpochBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what was queued belongs to the epoch
+        self._accelerator.synchronize()  # what was queued belongs to the epoch
         self._ended = time.monotonic()
         if kind is None:
             self._show()
@@ -127,8 +125,7 @@ class EpochBar:
         """The figures of the latest batch, below `COLUMNS`."""
         assert self._latest is not None, "no batch yet"
         losses, instances, size = self._latest
-        reserved = torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
-        cells = [f"{self.epoch}/{self.epochs - 1}", f"{reserved / 2**30:.3g}G"]
+        cells = [f"{self.epoch}/{self.epochs - 1}", f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]
         cells += [f"{float(loss):.4g}" for loss in losses]
         cells += [str(instances), str(size), f"{self.data_wait:.0%}"]
         return "".join(f"{cell:>{_WIDTH}}" for cell in cells)

@@ -55,12 +55,9 @@ class Assignment:
     batch_size: int
 
     def to(self, device: torch.device | str) -> Assignment:
-        """Move the tensors; to CUDA through page-locked memory, so that the host does not wait."""
-        device = torch.device(device)
+        """Move the tensors."""
 
         def move(tensor: Tensor) -> Tensor:
-            if device.type == "cuda" and tensor.device.type == "cpu":
-                tensor = tensor.pin_memory()
             return tensor.to(device, non_blocking=True)
 
         return Assignment(
@@ -111,7 +108,7 @@ def assign_targets(
         batch_size: images of the batch.
         size_hw: height and width of the batch's images in pixels, multiples of every stride.
     """
-    assert targets.device.type == "cpu" and targets.ndim == 2 and targets.shape[1] == 6, (targets.device, targets.shape)
+    assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
     assert len(rows) == 0 or (rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size), "image outside the batch"
 

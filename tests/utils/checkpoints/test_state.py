@@ -14,6 +14,7 @@ from utils.checkpoints.format import load_checkpoint, save_checkpoint
 from utils.checkpoints.state import dump_state, restore_state, rng_state, set_rng_state
 from utils.engine.state import TrainState
 from utils.errors import UserError
+from utils.machine.accelerator import Accelerator
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
@@ -33,15 +34,15 @@ def test_going_on_is_exact(tmp_path: Path, optimizer: str) -> None:
 
 
 def test_generators() -> None:
-    state = rng_state()
+    state = rng_state(Accelerator())
     drawn = (random.random(), np.random.rand(), torch.rand(3))  # noqa: NPY002
     np.random.randn()  # noqa: NPY002 - leaves a cached value behind
-    middle = rng_state()
+    middle = rng_state(Accelerator())
     more = (np.random.randn(), random.gauss(0, 1))  # noqa: NPY002
-    set_rng_state(state)
+    set_rng_state(state, Accelerator())
     again = (random.random(), np.random.rand(), torch.rand(3))  # noqa: NPY002
     assert drawn[:2] == again[:2] and torch.equal(drawn[2], again[2])
-    set_rng_state(middle)
+    set_rng_state(middle, Accelerator())
     assert (np.random.randn(), random.gauss(0, 1)) == more  # noqa: NPY002
 
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, Profile, open_profile
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 
 
 def test_table_and_trace(tmp_path: Path) -> None:
-    with Profile(tmp_path, torch.device("cpu")) as profile:
+    with Profile(tmp_path, Accelerator()) as profile:
         for epoch in range(2):
             for item in profile.waited(slowly(SKIPPED_STEPS + TRACED_STEPS + 3)):
                 with profile.stage("forward"):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.feed.transfer import in_advance
 from models.detector import DetectionModel
 from models.heads.anchor.loss import build_criterion
 from utils.config import load_hyp
@@ -20,6 +19,8 @@ from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
 from utils.engine.step import Resize, SkippedSteps, Told, TrainStep
+from utils.machine.accelerator import Accelerator
+from utils.machine.cuda import Cuda
 from utils.ranks.world import World
 from utils.types import Batch
 
@@ -39,7 +40,7 @@ class Trainer:
 
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32, optimizer: str = "SGD") -> None:
         torch.manual_seed(0)
-        world = World(device=torch.device(device))
+        world = World(accelerator={"cpu": Accelerator, "cuda": Cuda}[device]())
         hyp = load_hyp("hyp.scratch-low.yaml")
         self.model = DetectionModel("yolov5n.yaml", names=("a", "b")).to(device, memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, optimizer, hyp, 2)
@@ -47,7 +48,16 @@ class Trainer:
         self.model.train()
         criterion = build_criterion(self.model.head, hyp, imgsz=SIZE)
         self.step = TrainStep(
-            *(self.model, self.model, criterion, self.optimizer, Precision(world.device, dtype), self.ema, world, 2),
+            *(
+                self.model,
+                self.model,
+                criterion,
+                self.optimizer,
+                Precision(world.accelerator, dtype),
+                self.ema,
+                world,
+                2,
+            ),
             Resize(None, 32),
             asked_to_stop=lambda: False,
         )
@@ -90,7 +100,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(optimizer: str, first_is_bad:
 
 def test_batches_reach_the_cpu_as_they_are() -> None:
     batches = [made_batch(seed) for seed in range(3)]
-    assert list(in_advance(batches, torch.device("cpu"))) == batches
+    assert list(Accelerator().in_advance(batches)) == batches
 
 
 @pytest.fixture
@@ -109,7 +119,7 @@ def test_the_host_never_waits_for_the_device(dtype: torch.dtype, optimizer: str,
     for seed in range(3):
         trainer.step([made_batch(seed).pin_memory()], 1, 0, seed)
     request.getfixturevalue("no_waiting")
-    batches = in_advance((made_batch(seed).pin_memory() for seed in range(4)), torch.device("cuda"))
+    batches = Cuda().in_advance(made_batch(seed).pin_memory() for seed in range(4))
     for number, batch in enumerate(batches):
         trainer.step([batch], 1, 0, number)
 
@@ -117,19 +127,19 @@ def test_the_host_never_waits_for_the_device(dtype: torch.dtype, optimizer: str,
 @pytest.mark.gpu
 def test_batches_reach_the_gpu_in_order_and_whole() -> None:
     batches = [made_batch(seed, images=8) for seed in range(6)]
-    arrived = list(in_advance((batch.pin_memory() for batch in batches), torch.device("cuda")))
+    arrived = list(Cuda().in_advance(batch.pin_memory() for batch in batches))
     for sent, got in zip(batches, arrived, strict=True):
         assert got.images.is_cuda and torch.equal(got.images.cpu(), sent.images)
 
 
 @pytest.mark.gpu
 def test_copies_ahead_do_not_pile_up_over_epochs() -> None:
-    device = torch.device("cuda")
+    accelerator = Cuda()
     held = []
     for _ in range(40):
-        for _ in in_advance((made_batch(seed, images=64).pin_memory() for seed in range(4)), device):
+        for _ in accelerator.in_advance(made_batch(seed, images=64).pin_memory() for seed in range(4)):
             pass
-        held.append(torch.cuda.memory_reserved(device))
+        held.append(accelerator.reserved_memory())
     assert held[-1] == held[2]
 
 

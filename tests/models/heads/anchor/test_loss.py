@@ -20,6 +20,7 @@ from models.heads.anchor.priors import set_anchors
 from utils.boxes import complete_iou, cxcywh_to_xyxy
 from utils.config import Hyp, load_hyp
 from utils.errors import ConfigError
+from utils.machine.cuda import Cuda
 
 ANCHORS_PX = [
     [[10, 13], [16, 30], [33, 23]],
@@ -304,12 +305,12 @@ def test_cuda_neither_waits_nor_differs_between_runs(hyp: Hyp) -> None:
     host = criterion.assign(random_targets(800, 4, size_hw, 20), 4, size_hw)
     expected, _ = criterion([p.detach() for p in raw_predictions(4, size_hw, 20)], host)
     predictions = [p.detach().cuda().requires_grad_() for p in raw_predictions(4, size_hw, 20)]
-    criterion(predictions, host.to("cuda"))[0].backward()  # the first call moves the gains
+    criterion(predictions, Cuda().send(host))[0].backward()  # the first call moves the gains
     torch.cuda.set_sync_debug_mode("error")
     try:
         runs = []
         for _ in range(5):
-            loss, _ = criterion(predictions, host.to("cuda"))
+            loss, _ = criterion(predictions, Cuda().send(host))
             runs.append((loss.detach(), *torch.autograd.grad(loss, predictions)))
     finally:
         torch.cuda.set_sync_debug_mode("default")

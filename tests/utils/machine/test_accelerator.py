@@ -1,0 +1,66 @@
+"""What the accelerators promise, as far as this machine can show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers.blocks import Conv
+from models.suppression import non_max_suppression
+from utils.machine.accelerator import Accelerator
+from utils.machine.cuda import Cuda
+from utils.machine.metal import Metal
+
+
+@dataclass(frozen=True)
+class Pair:
+    tensor: Tensor
+    number: int
+
+
+def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
+    accelerator = Accelerator(torch.device("meta"))
+    assert accelerator.send(torch.ones(2)).device.type == "meta"
+    moved = accelerator.send(Pair(torch.ones(2), 3))
+    assert moved.tensor.device.type == "meta" and moved.number == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+    ],
+)
+def test_cuda_knows_every_kind_of_out_of_memory(error: Exception) -> None:
+    assert Cuda().is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)
+def test_another_error_is_not_out_of_memory(accelerator: Accelerator) -> None:
+    assert not accelerator.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not accelerator.is_out_of_memory(ValueError("out of memory"))
+
+
+def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the device, where a float64 tensor is an error."""
+
+    def refused(*_: object) -> None:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+    block, exact = Conv(3, 8, 3), Conv(3, 8, 3)
+    exact.load_state_dict(block.state_dict())
+    images = torch.rand(1, 3, 8, 8)
+    exact.eval().fold_batch_norm()
+    monkeypatch.setattr(Tensor, "double", refused)
+    block.eval().fold_batch_norm(Metal.widest)
+    torch.testing.assert_close(block(images), exact(images))
+    boxes = torch.tensor([[[20.0, 20, 10, 10, 1, 0.9, 0.1], [21, 20, 10, 10, 1, 0.8, 0.1]]])
+    assert len(non_max_suppression(boxes, 0.2, 0.5, widest=Metal.widest)[0]) == 1

@@ -1,0 +1,204 @@
+"""Where a rank computes. One object owns all that differs between devices; no other file asks for a device's type.
+
+The base class is the CPU. What a device does in another way, its subclass says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from utils.machine.malloc import keep_freed_memory
+from utils.types import Batch
+
+T = TypeVar("T")
+
+
+class Accelerator:
+    """The device of this rank; this one is the CPU.
+
+    Attributes:
+        device: as torch knows it.
+        kind: "cpu", "cuda" or "mps".
+        backend: of torch.distributed, for gradients and counts.
+        group_waits_for_all: ending the process group waits until every rank does so.
+        native_sync_batchnorm: torch's own SyncBatchNorm accepts its tensors.
+        asynchronous: it works through a queue of its own while the host continues. Batches are then copied ahead, and
+            the flags of a step are read a step later.
+        pins_memory: copies to it start from page-locked memory.
+        fused_optimizers: it has torch's fused optimizer kernels, which can skip a step by a flag on the device.
+        measures_memory: the figures of its memory are known.
+        computes_fp16: in float16, natively.
+        memory_format: of images and weights in training.
+        widest: the widest float type that it computes in.
+    """
+
+    kind = "cpu"
+    backend = "gloo"
+    group_waits_for_all = False
+    native_sync_batchnorm = False
+    asynchronous = False
+    pins_memory = False
+    fused_optimizers = True
+    measures_memory = False
+    computes_fp16 = False
+    memory_format = torch.channels_last
+    widest = torch.float64
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device(self.kind)
+
+    def activate(self) -> None:
+        """Prepare this process for computing here."""
+        keep_freed_memory()
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.kind
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """What DistributedDataParallel wants to know of the device."""
+        return None
+
+    @property
+    def group_device(self) -> torch.device | None:
+        """What the process group is bound to; None where it needs no device."""
+        return None
+
+    def set_deterministic(self, on: bool) -> None:
+        """Choose bit-reproducible kernels, or the fastest ones."""
+        torch.backends.cudnn.benchmark = not on
+        torch.backends.cudnn.deterministic = on
+        torch.use_deterministic_algorithms(on, warn_only=True)
+
+    # Numbers
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        """The type that it computes fastest in without emulation."""
+        return torch.bfloat16 if _cpu_has_bf16() else torch.float32
+
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """What `--half` means here; float32 where there is no native type of 16 bits."""
+        return self.native_dtype
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        """Compute in `dtype` inside; float32 changes nothing."""
+        return torch.autocast(self.kind, dtype, enabled=dtype != torch.float32)
+
+    def gradient_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
+        """Scales losses for float16, which underflows without it; for other types it does nothing."""
+        return torch.amp.GradScaler(self.kind, enabled=dtype == torch.float16)
+
+    def rng_state(self) -> Tensor | None:
+        """State of the device's own generator; None where it has none, or has not used it."""
+        return None
+
+    def set_rng_state(self, state: Tensor | None) -> None:
+        """Set the device's own generator to what `rng_state` returned, perhaps on another kind of device."""
+
+    # The queue
+
+    def in_advance(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, their images on the device: copied, as uint8, while it computes on the batch before.
+
+        Where the device is not asynchronous, nothing is copied ahead.
+        """
+        if not self.asynchronous:
+            yield from batches
+            return
+        ahead: tuple[Batch, Callable[[], Tensor]] | None = None
+        for batch in batches:
+            following = batch, self.upload(batch.images)
+            if ahead is not None:
+                yield _arrived(*ahead)
+            ahead = following
+        if ahead is not None:
+            yield _arrived(*ahead)
+
+    def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to copy `tensor` to the device, beside what it computes.
+
+        Returns:
+            A function that returns the copy, which may be used from then on; the host does not wait in it.
+        """
+        sent = tensor.to(self.device, non_blocking=True)
+        return lambda: sent
+
+    def send(self, value: T) -> T:
+        """A tensor, or a dataclass with its tensors, on the device; the host does not wait for it."""
+        if isinstance(value, Tensor):
+            return self._send(value)  # type: ignore[return-value]
+        moved: Any = {
+            field.name: self._send(found)
+            for field in dataclasses.fields(value)  # type: ignore[arg-type]
+            if isinstance(found := getattr(value, field.name), Tensor)
+        }
+        return dataclasses.replace(value, **moved)  # type: ignore[type-var]
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to copy `tensor` to the host.
+
+        Returns:
+            A function that returns the copy, and waits until it is complete.
+        """
+        return lambda: tensor.cpu()
+
+    def synchronize(self) -> None:
+        """Wait until all that was queued is done."""
+
+    def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
+        """What torch.profiler records."""
+        return [torch.profiler.ProfilerActivity.CPU]
+
+    # Memory, in bytes; 0 where it is not measured
+
+    def free_memory(self) -> int:
+        """What this process may still allocate, freed blocks that it keeps included."""
+        return 0
+
+    def allocated_memory(self) -> int:
+        """What tensors hold."""
+        return 0
+
+    def reserved_memory(self) -> int:
+        """What this process holds: tensors, and freed blocks kept for the next ones."""
+        return 0
+
+    def peak_memory(self) -> int:
+        """The most that was reserved since `reset_peak_memory`."""
+        return 0
+
+    def reset_peak_memory(self) -> None:
+        """Begin to measure `peak_memory` anew, with the freed blocks given back."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` means that the device's memory is exhausted."""
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)
+        )
+
+
+def _arrived(batch: Batch, copy: Callable[[], Tensor]) -> Batch:
+    return dataclasses.replace(batch, images=copy())
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself (x86 flags as Linux lists them; elsewhere no)."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return False
+    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "")
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())

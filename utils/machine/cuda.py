@@ -1,0 +1,158 @@
+"""CUDA devices: a queue of their own, memory that ends, kernels that are not deterministic unless asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from utils.environment import make_cublas_deterministic
+from utils.machine.accelerator import Accelerator
+
+# Not every library says it in torch's own words: cuBLAS and cuDNN have errors of theirs, and older cuDNN finds no
+# kernel at all whose workspace would fit.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "nable to find a valid cuDNN algorithm",
+    "nable to find an engine to execute this computation",
+)
+
+
+class Cuda(Accelerator):
+    """An NVIDIA GPU, or what torch presents as one."""
+
+    kind = "cuda"
+    backend = "nccl"
+    group_waits_for_all = True
+    native_sync_batchnorm = True
+    asynchronous = True
+    pins_memory = True
+    measures_memory = True
+    computes_fp16 = True
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__(device)
+        self._copies: torch.cuda.Stream | None = None
+
+    def activate(self) -> None:
+        """As in Accelerator."""
+        torch.cuda.set_device(self.device)
+
+    @property
+    def name(self) -> str:
+        """Such as "NVIDIA H100"."""
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """As in Accelerator."""
+        return [torch.cuda.current_device() if self.device.index is None else self.device.index]
+
+    @property
+    def group_device(self) -> torch.device | None:
+        """As in Accelerator."""
+        return self.device
+
+    def set_deterministic(self, on: bool) -> None:
+        """As in Accelerator; a kernel that is not deterministic then raises RuntimeError."""
+        if on:
+            make_cublas_deterministic()
+        torch.backends.cudnn.benchmark = not on
+        torch.backends.cudnn.deterministic = on
+        torch.use_deterministic_algorithms(on)
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        """bfloat16 since Ampere, float16 before."""
+        return torch.bfloat16 if torch.cuda.get_device_capability(self.device) >= (8, 0) else torch.float16
+
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """float16."""
+        return torch.float16
+
+    def rng_state(self) -> Tensor | None:
+        """As in Accelerator."""
+        return torch.cuda.get_rng_state(self.device)
+
+    def set_rng_state(self, state: Tensor | None) -> None:
+        """As in Accelerator."""
+        if state is not None:
+            torch.cuda.set_rng_state(state.cpu(), self.device)
+
+    def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """As in Accelerator: on a stream of its own, from page-locked memory."""
+        if self._copies is None:  # one for all epochs: the allocator keeps memory for each stream
+            self._copies = torch.cuda.Stream(self.device)
+        stream = self._copies
+        with torch.cuda.stream(stream):
+            sent = tensor.to(self.device, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(stream)
+
+        def arrived() -> Tensor:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            sent.record_stream(current)  # its memory is free again only after what is queued here
+            return sent
+
+        return arrived
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        # From pageable memory the host would wait for the copy.
+        return super()._send(tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
+
+    def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """As in Accelerator."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self.device))
+
+        def arrived() -> Tensor:
+            copied.synchronize()
+            return host
+
+        return arrived
+
+    def synchronize(self) -> None:
+        """As in Accelerator."""
+        torch.cuda.synchronize(self.device)
+
+    def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
+        """As in Accelerator."""
+        return [*super().profiler_activities(), torch.profiler.ProfilerActivity.CUDA]
+
+    def free_memory(self) -> int:
+        """As in Accelerator."""
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
+
+    def allocated_memory(self) -> int:
+        """As in Accelerator."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def reserved_memory(self) -> int:
+        """As in Accelerator."""
+        return torch.cuda.memory_reserved(self.device)
+
+    def peak_memory(self) -> int:
+        """As in Accelerator."""
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def reset_peak_memory(self) -> None:
+        """As in Accelerator."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """As in Accelerator; whichever library says it."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -1,0 +1,32 @@
+"""Apple's GPUs, which compute without float64."""
+
+from __future__ import annotations
+
+import torch
+
+from utils.machine.accelerator import Accelerator
+
+
+class Metal(Accelerator):
+    """The Metal device of a Mac. Its kernels of the optimizers cannot skip a step by a flag on the device."""
+
+    kind = "mps"
+    fused_optimizers = False
+    widest = torch.float32
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        """float32: autocast on Metal has no counterpart of the checks that training relies on."""
+        return torch.float32
+
+    def synchronize(self) -> None:
+        """As in Accelerator."""
+        torch.mps.synchronize()
+
+    def reserved_memory(self) -> int:
+        """As in Accelerator."""
+        return torch.mps.driver_allocated_memory()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """As in Accelerator."""
+        return super().is_out_of_memory(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error))
