@@ -41,8 +41,7 @@ from data.source.check import check_dataset
 from data.source.index import build_index, problem_report
 from data.source.spec import load_spec
 from models.detector import DetectionModel
-from models.heads.anchor.loss import DetectionLoss, build_criterion
-from models.heads.anchor.priors import check_anchors, set_anchors
+from models.heads.criterion import Criterion
 from models.summary import summary
 from utils.checkpoints.folder import open_run
 from utils.checkpoints.format import load_checkpoint
@@ -71,7 +70,7 @@ from utils.report.tables import table_header, validation_line
 from utils.report.trackers.loggers import check_trackers
 from utils.report.validation import report_validation
 from utils.search.evolve import evolve
-from utils.seeding import init_seeds, sample_rng
+from utils.seeding import init_seeds
 from utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
@@ -110,16 +109,18 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         raw_model = build_model(config, train_index.names, world, resumed)
         require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
-        fit_anchors(raw_model, train_index, imgsz, config, hyp, world, resumed)
+        if not resumed:
+            raw_model.head.prepare(label_sizes(train_index, imgsz), config, hyp, world)
         raw_model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
-        criterion = build_criterion(raw_model.head, hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
+        criterion = raw_model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, len(train_index), world)
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
-        ema, stopper, progress = ModelEMA(raw_model), EarlyStopping(config.patience), Progress(torch.zeros(3))
+        ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
+        progress = Progress(torch.zeros(len(criterion.names)))
         state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress, accelerator)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
@@ -134,7 +135,11 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         if resumed:
             world.remember("saved", "yes")
         journal = stack.enter_context(
-            Journal(run, config, hyp, train_index, world, start_epoch=progress.epoch, resumed=resumed is not None)
+            Journal(
+                *(run, config, hyp, train_index, world, criterion.names),
+                start_epoch=progress.epoch,
+                resumed=resumed is not None,
+            )
         )
         model = smart_DDP(
             raw_model, sync_bn=config.sync_bn, compile=config.compile, dynamic=config.multi_scale or config.rect
@@ -164,7 +169,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             reweight(loader, train_index, progress, config)
             raw_model.train()
             first = progress.step_in_epoch
-            with EpochBar(epoch, config.epochs, batches, world, start=first) as bar:
+            with EpochBar(epoch, config.epochs, batches, world, criterion.names, start=first) as bar:
                 drawn = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
@@ -238,7 +243,8 @@ def build_model(
         torch.default_generator.manual_seed(config.seed)
         model = DetectionModel(described or "yolov5n.yaml", names=names)
     if weights is not None:
-        kept = [r"\.anchors$"] if config.cfg else []  # a YAML that was asked for brings its own anchors
+        # A YAML that was asked for brings its own values, such as anchors.
+        kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
         fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
         model.load_state_dict(fitting, strict=False)
         log.info(f"{weights.source}: {said}")
@@ -252,30 +258,16 @@ def build_model(
     return model
 
 
-def fit_anchors(
-    model: DetectionModel,
-    index: DatasetIndex,
-    imgsz: int,
-    config: TrainConfig,
-    hyp: Hyp,
-    world: World,
-    resumed: ResumedRun | None,
-) -> None:
-    """AutoAnchor: rank 0 decides, all learn it. A resumed run keeps the anchors it had."""
-    if config.noautoanchor or resumed:
-        return
+def label_sizes(index: DatasetIndex, imgsz: int) -> Any:
+    """Widths and heights of all labels (M, 2), in pixels at the training size."""
     scale = imgsz / index.sizes_hw.max(1)
-    wh = (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale.repeat(np.diff(index.box_offsets))[:, None]
-    rng = sample_rng(config.seed, 0, 0, "anchors")
-    found = world.from_main(lambda: check_anchors(model.head, wh, hyp.anchor_t, rng))
-    log.info(found.message)
-    set_anchors(model.head, found.anchors_px)
+    return (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale.repeat(np.diff(index.box_offsets))[:, None]
 
 
 def choose_batch_size(
     config: TrainConfig,
     model: DetectionModel,
-    criterion: DetectionLoss,
+    criterion: Criterion[Any],
     precision: Precision,
     imgsz: int,
     most: int,

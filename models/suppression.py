@@ -18,6 +18,7 @@ def non_max_suppression(
     conf: float,
     iou: float,
     *,
+    has_objectness: bool = True,
     max_det: int = 300,
     multi_label: bool = True,
     agnostic: bool = False,
@@ -26,13 +27,15 @@ def non_max_suppression(
 ) -> list[Detections]:
     """Greedy non-maximum suppression, image by image; no image's result depends on the others'.
 
-    A score is objectness × class probability. Equal scores keep the order of the predictions, so the result is
-    determined. There is no time limit: a slow machine finds what a fast one finds.
+    A score is the class probability, times objectness where a head has one. Equal scores keep the order of the
+    predictions, so the result is determined. There is no time limit: a slow machine finds what a fast one finds.
 
     Args:
-        decoded: (B, A, 5 + C), rows centre x, centre y, width, height in pixels, objectness, class probabilities.
+        decoded: (B, A, 5 + C), rows centre x, centre y, width, height in pixels, objectness, class probabilities; or
+            (B, A, 4 + C), the same without objectness.
         conf: objectness and score must exceed it.
         iou: a box goes where it overlaps a better one by more than this.
+        has_objectness: whether rows have an objectness (`Head.has_objectness`).
         max_det: most detections an image.
         multi_label: every class above `conf` makes a candidate, not the best one alone; needs more than one class.
         agnostic: boxes of different classes compete too.
@@ -43,12 +46,13 @@ def non_max_suppression(
         B detections, on the device of `decoded`, descending by score.
     """
     assert 0 <= conf <= 1 and 0 <= iou <= 1, (conf, iou)
-    multi_label = multi_label and decoded.shape[2] > 6
+    nc = decoded.shape[2] - (5 if has_objectness else 4)
     with torch.no_grad():
-        return [
-            _suppress(_candidates(rows, conf, multi_label, max_candidates), iou, max_det, agnostic, widest)
+        candidates = (
+            _candidates(*_scored(rows, conf, has_objectness), conf, multi_label and nc > 1, max_candidates)
             for rows in decoded
-        ]
+        )
+        return [_suppress(found, iou, max_det, agnostic, widest) for found in candidates]
 
 
 def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int, int]) -> Detections:
@@ -65,11 +69,18 @@ def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int
     return Detections(clip_boxes(moved, size_hw), detections.scores, detections.classes)
 
 
-def _candidates(rows: Tensor, conf: float, multi_label: bool, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes (K, 4), scores (K,) and classes (K,) of one image (A, 5 + C), descending by score, K <= most."""
-    # No class probability exceeds 1: what fails here cannot pass below, and it is nearly everything.
-    rows = rows[rows[:, 4].float() > conf].float()
-    scores = rows[:, 5:] * rows[:, 4:5]
+def _scored(rows: Tensor, conf: float, has_objectness: bool) -> tuple[Tensor, Tensor]:
+    """Boxes (K, 4) cxcywh and the scores (K, C) of their classes, in float32: the rows that can have a score > conf."""
+    # No class probability exceeds 1: what fails here cannot pass later, and it is nearly everything.
+    bound = rows[:, 4] if has_objectness else rows[:, 4:].amax(1)
+    rows = rows[bound.float() > conf].float()
+    return rows[:, :4], rows[:, 5:] * rows[:, 4:5] if has_objectness else rows[:, 4:]
+
+
+def _candidates(
+    boxes: Tensor, scores: Tensor, conf: float, multi_label: bool, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes (K, 4) xyxy, scores (K,) and classes (K,) of one image, descending by score, K <= most."""
     if multi_label:
         index, classes = (scores > conf).nonzero(as_tuple=True)
         scores = scores[index, classes]
@@ -82,7 +93,7 @@ def _candidates(rows: Tensor, conf: float, multi_label: bool, most: int) -> tupl
         strong = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
         index, scores, classes = index[strong], scores[strong], classes[strong]
     order = scores.argsort(descending=True, stable=True)[:most]
-    return cxcywh_to_xyxy(rows[index[order], :4]), scores[order], classes[order]
+    return cxcywh_to_xyxy(boxes[index[order]]), scores[order], classes[order]
 
 
 def _suppress(

@@ -25,15 +25,14 @@ def predict_augmented(model: DetectionModel, images: Tensor, clip_tails: bool = 
             reverse; without them NMS has about a fifth fewer candidates.
 
     Returns:
-        float32 (B, rows, 5 + nc) like the model's own predictions, the views one after the other, ready for NMS.
+        float32 (B, rows, columns) like the model's own predictions, the views one after the other, ready for NMS.
     """
     assert not model.training
     predictions = []
     for view, (scale, mirrored) in enumerate(VIEWS):
         image, ratio_xy = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
-        decoded, raw = model(image)
-        # A level's rows: its anchors × cells.
-        rows = [level.shape[1:-1].numel() for level in raw]
+        decoded, _ = model(image)
+        rows = model.head.rows_per_level(image.shape[-2:])
         if clip_tails and len(rows) > 1 and view == 0:
             decoded = decoded[:, : -rows[-1]]
         elif clip_tails and len(rows) > 1 and view == len(VIEWS) - 1:

@@ -221,7 +221,7 @@ class Metrics:
         images_per_class, objects_per_class: int64 (nc,).
         images, objects: totals.
         confidence: where the mean smoothed F1 is best.
-        losses: box, obj, cls; NaN where no loss was asked for.
+        losses: one for each of the criterion's names; () where no loss was asked for.
         speed_ms: milliseconds an image: preparation, inference, NMS.
     """
 
@@ -236,7 +236,7 @@ class Metrics:
     images: int
     objects: int
     confidence: float
-    losses: tuple[float, float, float] = (float("nan"),) * 3
+    losses: tuple[float, ...] = ()
     speed_ms: tuple[float, float, float] = (0.0,) * 3
 
     @property

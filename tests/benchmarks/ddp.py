@@ -15,7 +15,6 @@ import time
 import torch
 
 from models.detector import DetectionModel
-from models.heads.anchor.loss import build_criterion
 from tests.benchmarks.rounds import indexed, machine, parser
 from tests.benchmarks.step import made_batch
 from utils.config import load_hyp
@@ -44,7 +43,7 @@ def main() -> None:
             optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
             wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
             return TrainStep(
-                *(wrapped, model, build_criterion(model.head, hyp, imgsz=given.imgsz), optimizer),
+                *(wrapped, model, model.head.criterion(hyp, imgsz=given.imgsz), optimizer),
                 *(Precision(world.accelerator, torch.float32), ModelEMA(model), world if together else World()),
                 *(given.batch * world.size, Resize(None, 32)),
                 asked_to_stop=lambda: False,

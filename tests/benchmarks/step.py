@@ -15,7 +15,6 @@ from torch import nn
 from data.feed.images import ImageStore
 from data.feed.loader import build_train_loader
 from models.detector import DetectionModel
-from models.heads.anchor.loss import build_criterion
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.config import load_hyp
 from utils.engine.ema import ModelEMA
@@ -71,7 +70,7 @@ def plain_step(model: nn.Module, batch: Batch, hyp, imgsz: int, device: torch.de
     """Forward, backward, clip, SGD and average, each in the obvious way, channels first."""
     model = copy.deepcopy(model).to(device, memory_format=torch.contiguous_format).train()
     average = copy.deepcopy(model).eval()
-    criterion = build_criterion(model.head, hyp, imgsz=imgsz)
+    criterion = model.head.criterion(hyp, imgsz=imgsz)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous()
@@ -80,7 +79,8 @@ def plain_step(model: nn.Module, batch: Batch, hyp, imgsz: int, device: torch.de
         images = chw.to(device).float() / 255
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             predictions = model(images)
-        assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)
+        host = criterion.assign(batch.targets, len(batch), (imgsz, imgsz))
+        assignment = choose_accelerator(device.type, Launch()).send(host)
         loss, _ = criterion(predictions, assignment)
         scaler.scale(loss * len(batch)).backward()
         scaler.unscale_(optimizer)
@@ -117,7 +117,7 @@ def our_step(
         model.compile()
     world = World(accelerator=choose_accelerator(device.type, Launch()))
     step = TrainStep(
-        *(model, model, build_criterion(model.head, hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
+        *(model, model, model.head.criterion(hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
         *(
             Precision(world.accelerator, dtype),
             ModelEMA(model),
@@ -144,10 +144,11 @@ def backward_of_loss(
 ) -> float:  # type: ignore[no-untyped-def]
     """Seconds from the loss back to the predictions."""
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
-    criterion = build_criterion(model.head, hyp, imgsz=imgsz)
-    with torch.no_grad(), Precision(world.accelerator, dtype).autocast():
+    criterion = model.head.criterion(hyp, imgsz=imgsz)
+    accelerator = choose_accelerator(device.type, Launch())
+    with torch.no_grad(), Precision(accelerator, dtype).autocast():
         predictions = model(batch.images_on(device))
-    assignment = criterion.assign(batch.targets, len(batch), (imgsz, imgsz)).to(device)
+    assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (imgsz, imgsz)))
     spent = []
     for _ in range(10):
         leaves = [prediction.detach().requires_grad_() for prediction in predictions]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import DetectionModel
-from models.heads.anchor.layers import Detect
+from models.heads.anchor.head import Detect
 from models.layers.blocks import Conv
 from utils.checkpoints.legacy import load_legacy
 from utils.errors import ConfigError

@@ -21,7 +21,6 @@ import torch
 import train
 from data.source.index import build_index
 from data.source.spec import load_spec
-from models.heads.anchor.loss import build_criterion
 from utils.config import TrainConfig, load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer
@@ -58,7 +57,7 @@ def run(words: list[str], world: World) -> None:
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model)
         step = TrainStep(
-            *(smart_DDP(model, sync_bn=config.sync_bn), model, build_criterion(model.head, hyp, imgsz=config.imgsz)),
+            *(smart_DDP(model, sync_bn=config.sync_bn), model, model.head.criterion(hyp, imgsz=config.imgsz)),
             *(optimizer, Precision(world.accelerator, torch.float32), ema, world, config.batch_size),
             Resize(train.size_of_batch(config, config.imgsz, 32), 32),
             asked_to_stop=lambda: False,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from data.source.spec import load_spec
-from models.parse import read_model
+from models.description import read_model
 from utils.config import load_hyp
 from utils.environment import REPO
 from utils.errors import ConfigError

@@ -24,14 +24,13 @@ def run_facts(
         dataset_hash: digest of the training index.
         git: from `git_revision`, asked for once a run.
     """
-    anchors = getattr(model.head, "anchors", None)
     return {
         "config": dict(config),
         "hyp": dict(hyp),
         "model_yaml": model.yaml,
         "names": list(model.names),
-        "stride": [float(stride) for stride in model.head.stride],
-        "anchors": None if anchors is None else anchors.detach().float().cpu().clone(),
+        "stride": list(model.head.strides),
+        "anchors": model.head.priors,
         "dataset_hash": dataset_hash,
         "version": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.heads.criterion import Criterion
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import MAX_GRAD_NORM, step_where
 from utils.engine.precision import Precision
@@ -19,25 +20,6 @@ from utils.engine.profile import NoProfile
 from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World, average_statistics, gradients_stay_local
 from utils.types import Batch
-
-
-class Claims(Protocol):
-    """Which predictions answer for which targets, as a criterion assigned them."""
-
-    counts: Tensor
-
-    def to(self, device: torch.device) -> Claims:
-        """The same on the device."""
-
-
-class Criterion(Protocol):
-    """What a step asks of the loss that belongs to a model's head."""
-
-    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> Any:
-        """Host work before the forward; the result has `counts` and `to`."""
-
-    def __call__(self, predictions: Any, assignment: Any, global_counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """This rank's part of the mean loss over all ranks' images, and its parts (3,)."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,7 @@ class StepResult:
     """What a step came to.
 
     Attributes:
-        losses: (3,) box, obj, cls: this rank's part of the sum over the batches; 0 where skipped.
+        losses: one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped.
         objects: in this rank's last batch.
         told: what the device said of a step: of this one, or on CUDA of the one before.
     """
@@ -115,7 +97,7 @@ class TrainStep:
         self,
         model: nn.Module,
         raw_model: nn.Module,
-        criterion: Criterion,
+        criterion: Criterion[Any],
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         ema: ModelEMA[Any],
@@ -134,7 +116,7 @@ class TrainStep:
 
     def __call__(self, batches: Iterable[Batch], window: int, epoch: int, first: int) -> StepResult:
         """Train on `window` batches, the first of which is global batch `first` of `epoch`."""
-        total = torch.zeros(3, device=self._world.device)
+        total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
         objects = 0
         votes = total
@@ -166,21 +148,22 @@ class TrainStep:
         return self._precision.scaler.get_scale()
 
     def _accumulate(self, batch: Batch, epoch: int, number: int) -> tuple[Tensor, Tensor]:
-        """Add a batch's gradient; return its losses (3,) and how many ranks were asked to stop."""
+        """Add a batch's gradient; return its losses and how many ranks were asked to stop."""
         device = self._world.device
         with self._stage("copy"):
             images, targets = self._resize(batch.images_on(device), batch.targets, epoch, number)
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
-            # Who answers for which object does not depend on predictions: the counts travel while the model computes.
+            # What depends on the labels alone is counted before the forward, and summed over the ranks during it.
             assignment = self._world.accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
             wish = torch.full((1,), float(self._asked_to_stop()), device=device)
-            census = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
+            pending = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
         with self._stage("forward"), self._precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):
-            counts = census()
-            loss, losses = self._criterion(predictions, assignment, counts[:-1].view_as(assignment.counts))
+            counts = pending()
+            global_counts = counts[:-1].view_as(assignment.counts)
+            loss, losses = self._criterion(predictions, assignment, global_counts, self._world.sum_later)
             scaled = self._precision.scaler.scale(loss * (self._batch_size * self._world.size))
         with self._stage("backward"):
             scaled.backward()

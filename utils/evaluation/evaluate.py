@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from data.feed.loader import ValLoader
 from models.detector import DetectionModel
-from models.heads.anchor.loss import DetectionLoss, LossMeter
+from models.heads.criterion import Criterion, LossMeter
 from models.suppression import non_max_suppression, undo_letterbox
 from models.tta import predict_augmented
 from utils.engine.precision import Precision
@@ -53,7 +54,7 @@ def evaluate(
     conf: float = 0.001,
     iou: float = 0.6,
     max_det: int = 300,
-    criterion: DetectionLoss | None = None,
+    criterion: Criterion[Any] | None = None,
     precision: Precision | None = None,
     augment: bool = False,
     sinks: Sequence[Sink] = (),
@@ -66,7 +67,7 @@ def evaluate(
         index: the whole split, whose labels count.
         world: all ranks call this together.
         conf, iou, max_det: of non-maximum suppression.
-        criterion: for the validation losses; None = NaN.
+        criterion: for the validation losses; None = no losses.
         precision: to compute in; None = float32.
         augment: test-time augmentation (no losses then).
         sinks: see the detections as they come.
@@ -88,6 +89,7 @@ def evaluate(
             decoded,
             conf,
             iou,
+            has_objectness=model.head.has_objectness,
             max_det=max_det,
             multi_label=not one_class,
             agnostic=one_class,

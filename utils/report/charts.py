@@ -9,6 +9,7 @@ Legend: M objects of a dataset, C classes, C' classes drawn, K confidences, R re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,8 @@ _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
 _NAMED_CLASSES = 130  # above it, names along an axis would run into each other: indices instead
 _OVERLAID_BOXES = 1000
 
-# Title, columns with their names in the legend; one panel each.
+# Title, columns with their names in the legend; one panel each, after those of the losses.
 _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("Box loss", {"train/box_loss": "train", "val/box_loss": "val"}),
-    ("Objectness loss", {"train/obj_loss": "train", "val/obj_loss": "val"}),
-    ("Class loss", {"train/cls_loss": "train", "val/cls_loss": "val"}),
     ("Precision", {"metrics/precision": "val"}),
     ("Recall", {"metrics/recall": "val"}),
     ("Learning rate", {"x/lr0": "biases", "x/lr1": "weights", "x/lr2": "norm weights"}),
@@ -46,6 +44,8 @@ _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("mAP 0.5:0.95", {"metrics/mAP_0.5:0.95": "val"}),
     ("Images per second", {"images_per_s": "train"}),
 )
+_LOSS_COLUMN = re.compile(r"train/(.+)_loss")
+_LONG_NAMES = {"obj": "objectness", "cls": "class"}  # of losses, for a title
 _SERIES_COLOURS = {
     "train": _TRAIN,
     "val": _VAL,
@@ -55,6 +55,12 @@ _SERIES_COLOURS = {
 }
 _RAW_SERIES = {"Learning rate"}  # set, not measured: nothing to smooth
 _FROM_ZERO = ("Precision", "Recall", "mAP")
+
+
+def _loss_panel(name: str) -> tuple[str, dict[str, str]]:
+    """Title and columns of the panel of one loss."""
+    title = f"{_LONG_NAMES.get(name, name)} loss"
+    return title[0].upper() + title[1:], {f"train/{name}_loss": "train", f"val/{name}_loss": "val"}
 
 
 def plot_results(results: pd.DataFrame, target: Path) -> None:
@@ -71,7 +77,8 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
     """
     epochs = results["epoch"].to_numpy(float)
     panels = []
-    for title, columns in _PANELS:
+    losses = [match[1] for match in map(_LOSS_COLUMN.fullmatch, results.columns) if match]
+    for title, columns in (*map(_loss_panel, losses), *_PANELS):
         series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
         series = {name: values for name, values in series.items() if np.isfinite(values).any()}
         if series:

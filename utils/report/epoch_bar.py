@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from utils.ranks.world import World
 
-COLUMNS = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size", "Data_wait")
 _WIDTH = 10
 _BAR = "{desc} {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 _REFRESH_S = 0.5  # reading the losses makes the host wait for the device, so not at every step
@@ -42,13 +41,24 @@ class EpochBar:
         epoch, epochs: this epoch, from 0, and how many there are.
         batches: in the whole epoch.
         world: this rank.
+        loss_names: of the criterion.
         start: batches that were done before a resume in the middle of the epoch.
         stream: where to; None = stderr.
     """
 
     def __init__(
-        self, epoch: int, epochs: int, batches: int, world: World, *, start: int = 0, stream: TextIO | None = None
+        self,
+        epoch: int,
+        epochs: int,
+        batches: int,
+        world: World,
+        loss_names: Sequence[str],
+        *,
+        start: int = 0,
+        stream: TextIO | None = None,
     ) -> None:
+        losses = (f"{name}_loss" for name in loss_names)
+        self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.epoch, self.epochs, self.batches = epoch, epochs, batches
         self.done = self._start = start
         self.wait_s = 0.0
@@ -65,7 +75,7 @@ class EpochBar:
         self._started = time.monotonic()
         self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch at once
         if self._speaks:
-            tqdm.write("".join(f"{name:>{_WIDTH}}" for name in COLUMNS), file=self._stream)
+            tqdm.write("".join(f"{name:>{_WIDTH}}" for name in self.columns), file=self._stream)
             if not self._plain:
                 self._bar = tqdm(
                     total=self.batches, initial=self.done, bar_format=_BAR, file=self._stream, dynamic_ncols=True
@@ -110,7 +120,7 @@ class EpochBar:
 
         Args:
             batches: since the last call.
-            losses: (3,), box, obj, cls: the means of the epoch so far. Read only when they are shown.
+            losses: one for each of `loss_names`: the means of the epoch so far. Read only when they are shown.
             instances: objects in the batch.
             size: its longer side in pixels.
         """
@@ -122,7 +132,7 @@ class EpochBar:
             self._show()
 
     def line(self) -> str:
-        """The figures of the latest batch, below `COLUMNS`."""
+        """The figures of the latest batch, below `columns`."""
         assert self._latest is not None, "no batch yet"
         losses, instances, size = self._latest
         cells = [f"{self.epoch}/{self.epochs - 1}", f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]

@@ -13,7 +13,7 @@ from utils.errors import UserError, tolerate
 from utils.ranks.world import World
 from utils.report.charts import plot_labels, plot_results
 from utils.report.pictures import draw_targets
-from utils.report.results import RESULT_COLUMNS, ResultsTable, read_results
+from utils.report.results import ResultsTable, read_results, result_columns
 from utils.report.trackers.loggers import Loggers
 from utils.types import Batch, DatasetIndex, Metrics
 
@@ -28,6 +28,7 @@ class Journal:
         config, hyp: written to opt.yaml and hyp.yaml.
         index: training images, for labels.jpg and the captions.
         world: only rank 0 writes.
+        loss_names: of the criterion.
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
         resumed: continue the trackers' runs, and leave the first pictures as they are; else event files that lie in
             the directory are removed.
@@ -47,11 +48,12 @@ class Journal:
         hyp: Hyp,
         index: DatasetIndex,
         world: World,
+        loss_names: tuple[str, ...],
         *,
         start_epoch: int = 0,
         resumed: bool = False,
     ) -> None:
-        self.run, self._index, self._world = run, index, world
+        self.run, self._index, self._world, self._loss_names = run, index, world, loss_names
         self.draws = world.is_main and not config.noplots
         self._drawn = PICTURES if resumed or not self.draws else 0
         flags = {**config.as_dict(), **hyp.as_dict()}
@@ -92,7 +94,7 @@ class Journal:
 
         Args:
             epoch: from 0.
-            losses: box, obj, cls of the training, means over all ranks.
+            losses: of the training, one for each of `loss_names`: means over all ranks.
             metrics: of the validation; None where there was none.
             rates: learning rates of biases, weights, norm weights.
             seconds: the whole epoch took.
@@ -104,9 +106,9 @@ class Journal:
         """
         nan = float("nan")
         figures = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
-        val_losses = metrics.losses if metrics else (nan,) * 3
+        val_losses = metrics.losses if metrics else (nan,) * len(self._loss_names)
         cells = (epoch, *losses, *figures, *val_losses, *rates, seconds, data_wait, images_per_s)
-        row = dict(zip(RESULT_COLUMNS, cells, strict=True))
+        row = dict(zip(result_columns(self._loss_names), cells, strict=True))
         self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
 
@@ -125,7 +127,9 @@ class Journal:
             for folder in (self.run, self.run / "weights"):
                 for torn in folder.glob(".*.tmp"):  # a file that was being written when the run was killed
                     torn.unlink()
-            self._table = ResultsTable(self.run / "results.csv", start_epoch)  # refuses what is no run of ours
+            self._table = ResultsTable(
+                self.run / "results.csv", self._loss_names, start_epoch
+            )  # refuses what is no run of ours
             if not resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run whose place this one takes
                     events.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,56 +14,56 @@ import pandas as pd
 from utils.errors import UserError
 from utils.files import atomic_write
 
-RESULT_COLUMNS = (
-    "epoch",
-    "train/box_loss",
-    "train/obj_loss",
-    "train/cls_loss",
-    "metrics/precision",
-    "metrics/recall",
-    "metrics/mAP_0.5",
-    "metrics/mAP_0.5:0.95",
-    "val/box_loss",
-    "val/obj_loss",
-    "val/cls_loss",
-    "x/lr0",
-    "x/lr1",
-    "x/lr2",
-    "time/epoch_s",
-    "time/data_wait",
-    "images_per_s",
-)
+
+def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
+    """Columns of results.csv for a criterion's `names`, such as ("box", "obj", "cls")."""
+    return (
+        "epoch",
+        *(f"train/{name}_loss" for name in loss_names),
+        "metrics/precision",
+        "metrics/recall",
+        "metrics/mAP_0.5",
+        "metrics/mAP_0.5:0.95",
+        *(f"val/{name}_loss" for name in loss_names),
+        "x/lr0",
+        "x/lr1",
+        "x/lr2",
+        "time/epoch_s",
+        "time/data_wait",
+        "images_per_s",
+    )
 
 
 class ResultsTable:
-    """results.csv: one row an epoch, columns `RESULT_COLUMNS`.
+    """results.csv: one row an epoch, columns `result_columns(loss_names)`.
 
     Each row is on the disk when `append` returns. On opening, rows of epochs that are about to be run again go, and so
     does a last line that a crash cut short, so that no epoch is ever in the file twice.
     """
 
-    def __init__(self, path: Path, start_epoch: int = 0) -> None:
+    def __init__(self, path: Path, loss_names: Sequence[str], start_epoch: int = 0) -> None:
         """Open `path` for appending, or make it.
 
         Args:
             path: the file.
+            loss_names: of the run's criterion.
             start_epoch: first epoch that will be appended; rows from it on are removed.
 
         Raises:
             UserError: the file is not such a table.
         """
-        self.path = path
-        rows = _read_rows(path) if path.exists() else []
+        self.path, self.columns = path, result_columns(loss_names)
+        rows = _read_rows(path, self.columns)[1] if path.exists() else []
         with atomic_write(path) as file:
-            file.write(_csv_line(RESULT_COLUMNS))
+            file.write(_csv_line(self.columns))
             for row in rows:
                 if int(float(row[0])) < start_epoch:
                     file.write(_csv_line(row))
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Add one epoch; `row` has exactly the keys `RESULT_COLUMNS`."""
-        assert set(row) == set(RESULT_COLUMNS), set(row) ^ set(RESULT_COLUMNS)
-        cells = [str(int(row["epoch"])), *(f"{row[column]:.6g}" for column in RESULT_COLUMNS[1:])]
+        """Add one epoch; `row` has exactly the keys `columns`."""
+        assert set(row) == set(self.columns), set(row) ^ set(self.columns)
+        cells = [str(int(row["epoch"])), *(f"{row[column]:.6g}" for column in self.columns[1:])]
         with self.path.open("ab") as file:
             file.write(_csv_line(cells))
             file.flush()
@@ -70,13 +71,13 @@ class ResultsTable:
 
 
 def read_results(path: Path) -> pd.DataFrame:
-    """results.csv as float columns `RESULT_COLUMNS`, "epoch" as integers, without a last line that was cut short.
+    """results.csv of any head as float columns, "epoch" as integers, without a last line that was cut short.
 
     Raises:
         UserError: the file is not such a table.
     """
-    rows = _read_rows(path)
-    table = pd.DataFrame(rows, columns=list(RESULT_COLUMNS), dtype=object).astype(float)
+    columns, rows = _read_rows(path)
+    table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(float)
     return table.astype({"epoch": int})
 
 
@@ -86,23 +87,31 @@ def _csv_line(cells: Sequence[str]) -> bytes:
     return text.getvalue().encode()
 
 
-def _read_rows(path: Path) -> list[list[str]]:
-    """Cells of every whole row below the header."""
+def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Columns, and the cells of every whole row below the header.
+
+    Args:
+        path: the file.
+        columns: that it must have; None = those of any head, as its header names the losses.
+    """
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
     whole = path.read_bytes().rstrip(b"\0").rpartition(b"\n")[0].decode("utf-8-sig", "replace")
-    header, *rows = list(csv.reader(io.StringIO(whole))) or [list(RESULT_COLUMNS)]
-    if tuple(cell.strip() for cell in header) != RESULT_COLUMNS:
+    header, *rows = list(csv.reader(io.StringIO(whole))) or [list(columns or result_columns(()))]
+    found = tuple(cell.strip() for cell in header)
+    names = [match[1] for match in map(re.compile(r"train/(.+)_loss").fullmatch, found) if match]
+    expected = columns or result_columns(names)
+    if found != expected:
         raise UserError(
-            f"{path}:1: found the columns '{', '.join(header)}', expected '{', '.join(RESULT_COLUMNS)}'. "
+            f"{path}:1: found the columns '{', '.join(header)}', expected '{', '.join(expected)}'. "
             "Move the file away; a new one will be made."
         )
     for number, row in enumerate(rows, start=2):
-        if len(row) != len(RESULT_COLUMNS) or not all(_is_number(cell) for cell in row) or not _is_epoch(row[0]):
+        if len(row) != len(expected) or not all(_is_number(cell) for cell in row) or not _is_epoch(row[0]):
             raise UserError(
-                f"{path}:{number}: found '{','.join(row)}', expected {len(RESULT_COLUMNS)} numbers, the first an "
+                f"{path}:{number}: found '{','.join(row)}', expected {len(expected)} numbers, the first an "
                 "epoch. Remove the line."
             )
-    return rows
+    return expected, rows
 
 
 def _is_number(cell: str) -> bool:

@@ -1,10 +1,10 @@
-"""Which predictions answer for which objects: a matter of the labels and the anchors, never of the predictions.
+"""Which predictions are trained to find which objects: it follows from the labels and the anchors alone.
 
-That is why it is done on the host, before the forward, where dynamic shapes and sorting cost nothing. What the device
-gets are index tensors of known length, so no step of the loss waits for a result to come back.
+The predictions play no part in it, so it is done on the host before the forward, where dynamic shapes and sorting cost
+nothing. The device gets index tensors of known length, and no part of the loss waits for a result to come back.
 
 Legend: T targets of a batch, L detection layers ("levels"), A anchors of a level, P candidates (the positives of all
-levels, level by level), U cells that at least one candidate claims.
+levels, level by level), U cells that at least one candidate lies in.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.heads.criterion import Assignment
 from utils.boxes import xyxy_to_cxcywh
 
 # Steps (x, y) from the centre's cell: none, then left, up, right, down. The order decides whose write is the last.
@@ -23,65 +24,45 @@ _STEPS = np.array([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])
 
 
 @dataclass(frozen=True)
-class Assignment:
+class AnchorAssignment(Assignment):
     """The positives of one batch.
 
     A cell here is one prediction: image, anchor, y, x. Candidates are ordered by level, then by step (centre, left, up,
-    right, down), anchor and target; several may claim one cell, and the last of them owns its objectness.
+    right, down), anchor and target; several may lie in one cell, and the last of them sets its objectness target.
 
     Attributes:
         cells: int64 (4, U), image, anchor, y, x; level by level, each cell once.
-        owners: int64 (U,), the candidate that owns the cell.
-        cell_of: int64 (P,), the column of `cells` that a candidate claims.
+        last_candidates: int64 (U,), the candidate that sets the objectness target of each cell.
+        candidate_cells: int64 (P,), the column of `cells` that each candidate lies in.
         classes: int64 (P,).
         boxes: float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner.
         anchors: float32 (P, 2), width and height in grid units.
-        counts: float32 (L, 2), positives and predictions of each level. Added up over ranks they make the loss global.
+        counts: float32 (L, 2), positives and predictions of each level. Summed over the ranks they are what the
+            loss is divided by.
         cells_per_level, positives_per_level: how U and P are made up, known to the host.
         grids_hw: height and width of each level's grid.
         batch_size: images.
     """
 
     cells: Tensor
-    owners: Tensor
-    cell_of: Tensor
+    last_candidates: Tensor
+    candidate_cells: Tensor
     classes: Tensor
     boxes: Tensor
     anchors: Tensor
-    counts: Tensor
     cells_per_level: tuple[int, ...]
     positives_per_level: tuple[int, ...]
     grids_hw: tuple[tuple[int, int], ...]
     batch_size: int
 
-    def to(self, device: torch.device | str) -> Assignment:
-        """Move the tensors."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        return Assignment(
-            cells=move(self.cells),
-            owners=move(self.owners),
-            cell_of=move(self.cell_of),
-            classes=move(self.classes),
-            boxes=move(self.boxes),
-            anchors=move(self.anchors),
-            counts=move(self.counts),
-            cells_per_level=self.cells_per_level,
-            positives_per_level=self.positives_per_level,
-            grids_hw=self.grids_hw,
-            batch_size=self.batch_size,
-        )
-
 
 @dataclass(frozen=True)
 class _Level:
-    """One level's share of an Assignment, in NumPy; indices count from the level's own start."""
+    """One level's part of an AnchorAssignment, in NumPy; indices count from the level's own start."""
 
     cells: NDArray[np.int64]
-    owners: NDArray[np.int64]
-    cell_of: NDArray[np.int64]
+    last_candidates: NDArray[np.int64]
+    candidate_cells: NDArray[np.int64]
     classes: NDArray[np.int64]
     boxes: NDArray[np.float32]
     anchors: NDArray[np.float32]
@@ -94,11 +75,11 @@ def assign_targets(
     anchor_t: float,
     batch_size: int,
     size_hw: tuple[int, int],
-) -> Assignment:
+) -> AnchorAssignment:
     """Match targets with anchors and cells on every level.
 
-    An anchor answers for a target where neither side is `anchor_t` times as long as the other's, or more. It does so in
-    the cell of the target's centre and in up to two neighbours within half a cell of it, none across the border.
+    An anchor matches a target where neither side is `anchor_t` times as long as the other's, or more. The match counts
+    in the cell of the target's centre and in up to two neighbours within half a cell of it, none across the border.
 
     Args:
         targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
@@ -117,18 +98,18 @@ def assign_targets(
         _assign_level(rows, level_anchors, stride, anchor_t, batch_size, grid_hw)
         for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True)
     ]
-    cells_per_level = tuple(len(level.owners) for level in levels)
-    positives_per_level = tuple(len(level.cell_of) for level in levels)
+    cells_per_level = tuple(len(level.last_candidates) for level in levels)
+    positives_per_level = tuple(len(level.candidate_cells) for level in levels)
     first_cell = np.cumsum((0, *cells_per_level[:-1]))
     first_positive = np.cumsum((0, *positives_per_level[:-1]))
     predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
-    return Assignment(
+    return AnchorAssignment(
         cells=torch.from_numpy(np.concatenate([level.cells for level in levels], axis=1)),
-        owners=torch.from_numpy(
-            np.concatenate([level.owners + first for level, first in zip(levels, first_positive, strict=True)])
+        last_candidates=torch.from_numpy(
+            np.concatenate([level.last_candidates + first for level, first in zip(levels, first_positive, strict=True)])
         ),
-        cell_of=torch.from_numpy(
-            np.concatenate([level.cell_of + first for level, first in zip(levels, first_cell, strict=True)])
+        candidate_cells=torch.from_numpy(
+            np.concatenate([level.candidate_cells + first for level, first in zip(levels, first_cell, strict=True)])
         ),
         classes=torch.from_numpy(np.concatenate([level.classes for level in levels])),
         boxes=torch.from_numpy(np.concatenate([level.boxes for level in levels])),
@@ -161,14 +142,14 @@ def _assign_level(
     corner = np.clip(np.floor(centre).astype(np.int64), 0, (nx - 1, ny - 1))
     within = centre - corner
     near_low, near_high = within < 0.5, within > 0.5
-    claims = np.concatenate(
+    in_cell = np.concatenate(
         (
             np.ones((1, len(target)), bool),
             (near_low & (corner > 0)).T,
             (near_high & (corner < (nx - 1, ny - 1))).T,
         )
     )
-    step, match = np.nonzero(claims)
+    step, match = np.nonzero(in_cell)
     anchor, target = anchor[match], target[match]
     cell_xy = corner[match] + _STEPS[step]
 
@@ -176,11 +157,11 @@ def _assign_level(
     shape = (batch_size, len(anchors), ny, nx)
     flat = np.ravel_multi_index((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), shape)
     # The first occurrence seen from the end is the last write.
-    cells, first, cell_of = np.unique(flat[::-1], return_index=True, return_inverse=True)
+    cells, first, candidate_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
     return _Level(
         cells=np.stack(np.unravel_index(cells, shape)).astype(np.int64),
-        owners=len(flat) - 1 - first,
-        cell_of=cell_of[::-1],
+        last_candidates=len(flat) - 1 - first,
+        candidate_cells=candidate_cells[::-1],
         classes=rows[target, 1].astype(np.int64),
         boxes=np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1),
         anchors=anchors[anchor],

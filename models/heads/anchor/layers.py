@@ -1,4 +1,4 @@
-"""The anchor-based head: one 1×1 convolution a level, and how its outputs are decoded.
+"""The layers of the anchor-based head, one 1×1 convolution a level, and how their outputs are decoded.
 
 Legend: B images, nl levels, na anchors a level, A = Σ na·ny·nx rows, nc classes, no = 5 + nc.
 """
@@ -12,11 +12,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from models.heads.head import Head
+
 Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 
 
-class Detect(nn.Module):
-    """Anchor-based head: one 1×1 convolution a level.
+class AnchorLayers(Head):
+    """One 1×1 convolution a level, and the anchors that its outputs are relative to.
 
     Args:
         nc: classes.
@@ -30,6 +32,9 @@ class Detect(nn.Module):
         nc, no, nl, na: classes, numbers a row, levels, anchors a level.
         strides: the same as `stride`, as Python numbers.
     """
+
+    has_objectness = True
+    yaml_tensors = ("anchors",)
 
     anchors: Tensor
 
@@ -48,7 +53,7 @@ class Detect(nn.Module):
         self.nc = nc
         self.no = nc + 5
         self.nl = len(channels)
-        self.na = len(anchors[0]) // 2
+        self.na = self.rows_per_cell = len(anchors[0]) // 2
         self.strides = tuple(map(float, strides))
         pixels = torch.tensor(anchors, dtype=torch.float32).view(self.nl, self.na, 2)
         self.register_buffer("anchors", pixels / torch.tensor(self.strides).view(-1, 1, 1))

@@ -1,29 +1,22 @@
-"""The training loss of an anchor-based head, and the same loss measured over a validation set.
-
-The loss is computed as sums over what this rank holds; a mean is such a sum over a count, and the count may be that of
-the whole batch on all ranks. Losses and gradients then simply add up: nothing depends on how a batch is cut into ranks,
-nor a validation loss on its batch size.
-
-    assignment = criterion.assign(targets, batch_size, size_hw)        # on the host, before the forward
-    counts = all-reduced assignment.counts                             # optional, alongside the forward
-    loss, items = criterion(model(images), assignment.to(device), counts)
+"""The training loss of the anchor-based head, as sums over what this rank holds (see models/heads/criterion.py).
 
 Legend: B images, L detection layers, A anchors of a layer, C classes, P positives, U cells (see assignment.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.heads.anchor.assignment import Assignment, assign_targets
-from models.heads.anchor.layers import Detect
+from models.heads.anchor.assignment import AnchorAssignment, assign_targets
+from models.heads.anchor.layers import AnchorLayers
+from models.heads.criterion import Criterion, SumOverRanks, alone
 from utils.boxes import complete_iou
 from utils.config import Hyp
 from utils.errors import ConfigError
@@ -32,27 +25,18 @@ OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
 FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017
 
 
-class AnchorHead(Protocol):
-    """What the loss asks of a head: `models.detector.Detect`, or anything shaped like it."""
-
-    nc: int
-    nl: int
-    na: int
-    anchors: Tensor
-
-    @property
-    def stride(self) -> Tensor: ...
-
-
-class DetectionLoss:
+class DetectionLoss(Criterion[AnchorAssignment]):
     """Box, objectness and class loss of an anchor-based head, in float32 whatever the model computes in.
 
     Per level, box = mean(1 - CIoU) over the positives; objectness = mean binary cross-entropy over all predictions
-    against the detached CIoU of the cell's owner, clamped at 0; class = mean binary cross-entropy over positives and
-    classes, for more than one class. Levels are added up, objectness with the weights of `objectness_balance`.
+    against the detached CIoU of the cell's last candidate, clamped at 0; class = mean binary cross-entropy over
+    positives and classes, for more than one class. Levels are added up, objectness with the weights of
+    `objectness_balance`.
     """
 
-    def __init__(self, head: AnchorHead, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> None:
+    names = ("box", "obj", "cls")
+
+    def __init__(self, head: AnchorLayers, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> None:
         """Prepare the loss.
 
         Args:
@@ -72,8 +56,8 @@ class DetectionLoss:
         box, obj, cls = self.gains
         self._weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
 
-    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> Assignment:
-        """Decide which predictions answer for which targets; host work, to be done before the forward.
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
+        """Decide which predictions are trained to find which targets; host work, before the forward.
 
         Args:
             targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
@@ -84,7 +68,11 @@ class DetectionLoss:
         return assign_targets(targets, self._anchors_on_host(), self._strides, self._hyp.anchor_t, batch_size, size_hw)
 
     def __call__(
-        self, predictions: Sequence[Tensor], assignment: Assignment, global_counts: Tensor | None = None
+        self,
+        predictions: Sequence[Tensor],
+        assignment: AnchorAssignment,
+        global_counts: Tensor | None = None,
+        sum_over_ranks: SumOverRanks = alone,
     ) -> tuple[Tensor, Tensor]:
         """Loss of a batch: this rank's sums over the counts of all ranks.
 
@@ -92,6 +80,7 @@ class DetectionLoss:
             predictions: L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
             assignment: of the same batch, on the same device.
             global_counts: (L, 2), `assignment.counts` added up over the ranks; None with a single rank.
+            sum_over_ranks: not needed: all counts are known before the forward.
 
         Returns:
             The loss, a scalar; and its parts box, obj, cls, detached (3,). Added up over the ranks, both are the mean
@@ -101,7 +90,7 @@ class DetectionLoss:
         parts = self._means(self.sums(predictions, assignment), counts)
         return parts.sum(), parts.detach()
 
-    def sums(self, predictions: Sequence[Tensor], assignment: Assignment) -> Tensor:
+    def sums(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
         """Sums of the plain losses, before gains and means: float32 (L, 3), columns box, obj, cls."""
         for prediction, (ny, nx) in zip(predictions, assignment.grids_hw, strict=True):
             expected = (assignment.batch_size, self._head.na, ny, nx, 5 + self.nc)
@@ -109,21 +98,21 @@ class DetectionLoss:
         cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
         cells = assignment.cells.split(cells_per_level, dim=1)
         objectness: list[Tensor] = []
-        claimed: list[Tensor] = []
+        taken: list[Tensor] = []
         for prediction, level_cells in zip(predictions, cells, strict=True):
             # In float32 from here on; autocast lowers none of the operations below.
             logits, rows = _TakeCells.apply(prediction, level_cells)
             objectness.append(logits)
-            claimed.append(rows)
+            taken.append(rows)
         # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order.
-        candidates = F.embedding(assignment.cell_of, torch.cat(claimed))
+        candidates = F.embedding(assignment.candidate_cells, torch.cat(taken))
 
         centre = candidates[:, :2].sigmoid() * 2 - 0.5
         size = (candidates[:, 2:4].sigmoid() * 2).square() * assignment.anchors
         iou = complete_iou(torch.cat((centre, size), 1), assignment.boxes)
         box = [part.sum() for part in (1 - iou).split(positives_per_level)]
 
-        quality = iou.detach().clamp(min=0).index_select(0, assignment.owners).split(cells_per_level)
+        quality = iou.detach().clamp(min=0).index_select(0, assignment.last_candidates).split(cells_per_level)
         obj = [
             self._binary_loss(logits, _scatter(logits, level_cells, values), self._hyp.obj_pw).sum()
             for logits, level_cells, values in zip(objectness, cells, quality, strict=True)
@@ -139,9 +128,13 @@ class DetectionLoss:
         cls = [part.sum() for part in per_positive.split(positives_per_level)]
         return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
 
-    def losses(self, total: NDArray[np.float64]) -> tuple[float, float, float]:
-        """Box, objectness and class loss from the total of one or more `LossMeter`s, (L, 5)."""
-        sums_and_counts = torch.from_numpy(total)
+    def totals(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
+        """Float32 (L, 5), columns box, obj, cls, positives, predictions."""
+        return torch.cat((self.sums(predictions, assignment), assignment.counts), 1)
+
+    def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
+        """Box, objectness and class loss from a sum of `totals`, (L, 5)."""
+        sums_and_counts = torch.from_numpy(totals)
         box, obj, cls = self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist()
         return box, obj, cls
 
@@ -173,53 +166,6 @@ class DetectionLoss:
             self._anchors = buffer.detach().cpu().float().numpy().copy()
             self._anchors_seen = (buffer, buffer._version)
         return self._anchors
-
-
-class LossMeter:
-    """Validation losses as means over the whole set, whatever its batches and ranks.
-
-    Totals of several ranks are added up and handed to `DetectionLoss.losses`.
-    """
-
-    def __init__(self, criterion: DetectionLoss) -> None:
-        self.criterion = criterion
-        self._batches: list[Tensor] = []
-
-    @torch.no_grad()
-    def update(self, predictions: Sequence[Tensor], assignment: Assignment) -> None:
-        """Add a batch; nothing is read back from the device."""
-        self._batches.append(torch.cat((self.criterion.sums(predictions, assignment), assignment.counts), 1))
-
-    def total(self) -> NDArray[np.float64]:
-        """What was added up so far: float64 (L, 5), columns box, obj, cls, positives, predictions."""
-        if not self._batches:
-            return np.zeros((self.criterion.nl, 5))
-        return torch.stack(self._batches).cpu().double().sum(0).numpy()
-
-    def losses(self, totals: Iterable[NDArray[np.float64]] | None = None) -> tuple[float, float, float]:
-        """Box, objectness and class loss over the `totals` of all ranks; over this meter's own where None."""
-        merged = self.total() if totals is None else np.sum(list(totals), axis=0)
-        return self.criterion.losses(merged)
-
-
-def build_criterion(head: nn.Module, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> DetectionLoss:
-    """The loss that belongs to a model's head: head and criterion are a pair, and this is where they meet.
-
-    Another head brings another criterion with the methods of `DetectionLoss`; the scripts know no more of it.
-
-    Args:
-        head: the model's last layer.
-        hyp, imgsz, label_smoothing: as for `DetectionLoss`.
-
-    Raises:
-        ConfigError: a head that no loss is known for.
-    """
-    if isinstance(head, Detect):
-        return DetectionLoss(head, hyp, imgsz=imgsz, label_smoothing=label_smoothing)
-    raise ConfigError(
-        f"model YAML: the last module is {type(head).__name__}, and a loss is known for Detect only. "
-        f"End the head with Detect."
-    )
 
 
 def scaled_gains(hyp: Hyp, *, nc: int, nl: int, imgsz: int) -> tuple[float, float, float]:

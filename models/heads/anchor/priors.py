@@ -11,25 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-RECALL_WANTED = 0.98
+from models.heads.anchor.layers import AnchorLayers
+
+SUFFICIENT_RECALL = 0.98
 SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
 LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
-
-
-class AnchorHead(Protocol):
-    """What AutoAnchor asks of a head: anchors (L, A / L, 2) in grid units, and strides (L,)."""
-
-    anchors: Tensor
-
-    @property
-    def stride(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -77,12 +68,12 @@ def kmeans_anchors(
 ) -> NDArray[np.float32]:
     """Anchors for the labels: k-means, then random mutations of which the improvements are kept.
 
-    Labels below 2 px are left out, and at most 20,000 drawn from the rest. Each is scaled by a factor in 0.9-1.1, as
+    Labels below 2 px are left out, and at most 20,000 sampled from the rest. Each is scaled by a factor in 0.9-1.1, as
     augmentation will: that separates labels that are all alike.
 
     Args:
         wh: (M, 2), sizes of the labels.
-        n: anchors wanted.
+        n: how many anchors.
         anchor_t: largest ratio of sides. The fitness is the mean over the labels of the smaller ratio (lesser side by
             greater) to the best anchor, 0 where that is beyond the limit.
         rng: source of all randomness.
@@ -109,11 +100,11 @@ def kmeans_anchors(
 
 
 def check_anchors(
-    head: AnchorHead, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator, generations: int = 1000
+    head: AnchorLayers, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator, generations: int = 1000
 ) -> AnchorReport:
     """Keep the head's anchors where they fit at least 98 % of the labels; else look for ones that fit more.
 
-    Changes nothing: the rank that decides hands the result to `set_anchors` on every rank.
+    Changes nothing: `set_anchors` does, on every rank, with what one of them decided.
 
     Args:
         head: its anchors and strides are read.
@@ -132,7 +123,7 @@ def check_anchors(
 
     if len(wh) == 0:
         return keep("AutoAnchor: no labels to fit anchors to, the model's own are kept.")
-    if recall > RECALL_WANTED:
+    if recall > SUFFICIENT_RECALL:
         return keep(f"AutoAnchor: {per_label:.2f} anchors a label, best possible recall {recall:.4f}: a good fit.")
     usable = int((wh >= SMALLEST_SIDE).all(1).sum())
     if usable < len(flat):
@@ -161,8 +152,8 @@ def check_anchors(
     )
 
 
-def set_anchors(head: AnchorHead, anchors_px: NDArray[np.floating]) -> None:
-    """Give a head its anchors, (L, A / L, 2) in pixels; in place, so that whoever holds the buffer sees them."""
+def set_anchors(head: AnchorLayers, anchors_px: NDArray[np.floating]) -> None:
+    """Set the anchors of a head, (L, A / L, 2) in pixels; in place, so that every holder of the buffer sees them."""
     assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
     pixels = torch.as_tensor(anchors_px).to(head.anchors)
     with torch.no_grad():
@@ -192,7 +183,7 @@ def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator, itera
     centres = points[rng.integers(len(points))][None]
     nearest = ((points - centres) ** 2).sum(1)
     while len(centres) < k:
-        weight = nearest + 1e-12  # points that coincide may be drawn again
+        weight = nearest + 1e-12  # points that coincide may be chosen again
         chosen = points[rng.choice(len(points), p=weight / weight.sum())]
         centres = np.concatenate((centres, chosen[None]))
         nearest = np.minimum(nearest, ((points - chosen) ** 2).sum(1))

@@ -29,7 +29,7 @@ class Net(nn.Module):
 
     @property
     def head(self) -> Any:
-        return SimpleNamespace(stride=torch.tensor([8.0, 16.0]), anchors=self.anchors)
+        return SimpleNamespace(strides=(8.0, 16.0), priors=self.anchors)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)

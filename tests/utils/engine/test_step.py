@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from models.detector import DetectionModel
-from models.heads.anchor.loss import build_criterion
 from utils.config import load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -46,7 +45,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, optimizer, hyp, 2)
         self.ema = ModelEMA(self.model)
         self.model.train()
-        criterion = build_criterion(self.model.head, hyp, imgsz=SIZE)
+        criterion = self.model.head.criterion(hyp, imgsz=SIZE)
         self.step = TrainStep(
             *(
                 self.model,

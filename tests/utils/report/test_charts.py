@@ -75,7 +75,8 @@ def index(class_names: list[str], objects: int) -> DatasetIndex:
 
 def results(epochs: int, **columns: Any) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    keys = [column for _, series in plots._PANELS for column in series]
+    panels = (*map(plots._loss_panel, ("box", "obj", "cls")), *plots._PANELS)
+    keys = [column for _, series in panels for column in series]
     frame = pd.DataFrame({"epoch": np.arange(epochs), **{key: rng.uniform(0.1, 0.9, epochs) for key in keys}})
     return frame.assign(**columns)
 

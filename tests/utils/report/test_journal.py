@@ -34,7 +34,9 @@ def index() -> DatasetIndex:
 def open_journal(run: Path, start_epoch: int = 0) -> Journal:
     config = TrainConfig(noplots=True, loggers="none")
     hyp = load_hyp("hyp.scratch-low.yaml")
-    return Journal(run, config, hyp, index(), World(), start_epoch=start_epoch, resumed=start_epoch > 0)
+    return Journal(
+        run, config, hyp, index(), World(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0
+    )
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 
 from utils.errors import UserError
-from utils.report.results import RESULT_COLUMNS, ResultsTable, read_results
+from utils.report.results import ResultsTable, read_results, result_columns
+
+NAMES = ("box", "obj", "cls")
+RESULT_COLUMNS = result_columns(NAMES)
 
 
 def row(epoch: int, value: float = 0.5) -> Mapping[str, float]:
@@ -19,7 +22,7 @@ def row(epoch: int, value: float = 0.5) -> Mapping[str, float]:
 
 class TestResultsTable:
     def test_columns_are_plain(self, tmp_path: Path) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0, 0.123456789))
         header, line = table.path.read_text().splitlines()
         assert header.startswith("epoch,train/box_loss,train/obj_loss,train/cls_loss,metrics/precision,")
@@ -27,7 +30,7 @@ class TestResultsTable:
         assert line.startswith("0,0.123457,")
 
     def test_read(self, tmp_path: Path) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         assert read_results(table.path).empty
         table.append(row(0))
         table.append({**row(1), "val/box_loss": float("nan")})
@@ -38,39 +41,39 @@ class TestResultsTable:
         pd.testing.assert_frame_equal(pd.read_csv(table.path), frame)
 
     def test_resume_repeats_no_row(self, tmp_path: Path) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         for epoch in range(5):
             table.append(row(epoch, 0.1))
-        resumed = ResultsTable(table.path, start_epoch=3)
+        resumed = ResultsTable(table.path, NAMES, start_epoch=3)
         resumed.append(row(3, 0.2))
         frame = read_results(table.path)
         assert frame["epoch"].tolist() == [0, 1, 2, 3]
         assert frame["x/lr0"].tolist() == [0.1, 0.1, 0.1, 0.2]
 
     def test_a_new_run_starts_empty(self, tmp_path: Path) -> None:
-        ResultsTable(tmp_path / "results.csv").append(row(0))
-        ResultsTable(tmp_path / "results.csv")
+        ResultsTable(tmp_path / "results.csv", NAMES).append(row(0))
+        ResultsTable(tmp_path / "results.csv", NAMES)
         assert read_results(tmp_path / "results.csv").empty
 
     @pytest.mark.parametrize("tail", ["2,0.5,0.", "2", "\0\0\0\0", ",".join(["2"] * len(RESULT_COLUMNS))])
     def test_a_torn_last_line_is_dropped(self, tmp_path: Path, tail: str) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0))
         table.append(row(1))
         whole = table.path.read_bytes()
         table.path.write_bytes(whole + tail.encode())
         assert read_results(table.path)["epoch"].tolist() == [0, 1]
-        ResultsTable(table.path, start_epoch=7).append(row(7))
+        ResultsTable(table.path, NAMES, start_epoch=7).append(row(7))
         assert read_results(table.path)["epoch"].tolist() == [0, 1, 7]
 
     @pytest.mark.parametrize("content", [b"", b"epoch,train/bo"])
     def test_a_torn_header(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "results.csv").write_bytes(content)
-        ResultsTable(tmp_path / "results.csv", start_epoch=2).append(row(2))
+        ResultsTable(tmp_path / "results.csv", NAMES, start_epoch=2).append(row(2))
         assert read_results(tmp_path / "results.csv")["epoch"].tolist() == [2]
 
     def test_windows_line_ends_and_byte_order_mark(self, tmp_path: Path) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0))
         table.path.write_bytes(b"\xef\xbb\xbf" + table.path.read_bytes().replace(b"\n", b"\r\n"))
         assert read_results(table.path)["epoch"].tolist() == [0]
@@ -79,12 +82,12 @@ class TestResultsTable:
         path = tmp_path / "results.csv"
         path.write_text("epoch,loss\n0,1\n")
         with pytest.raises(UserError, match=r"results.csv:1: found the columns 'epoch, loss', expected"):
-            ResultsTable(path)
+            ResultsTable(path, NAMES)
         assert path.read_text() == "epoch,loss\n0,1\n"
 
     @pytest.mark.parametrize("bad", ["1,2", "1" + ",x" * 16, "nan" + ",1" * 16, "0.5" + ",1" * 16])
     def test_a_bad_line_is_named(self, tmp_path: Path, bad: str) -> None:
-        table = ResultsTable(tmp_path / "results.csv")
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0))
         table.path.write_text(table.path.read_text() + bad + "\n" + table.path.read_text().splitlines()[1] + "\n")
         with pytest.raises(UserError, match=r"results\.csv:3: found .* expected 17 numbers"):
@@ -92,4 +95,4 @@ class TestResultsTable:
 
     def test_wrong_keys_are_a_defect(self, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="extra"):
-            ResultsTable(tmp_path / "results.csv").append({**row(0), "extra": 1})
+            ResultsTable(tmp_path / "results.csv", NAMES).append({**row(0), "extra": 1})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.detector import DetectionModel
-from models.heads.anchor.loss import DetectionLoss, LossMeter, build_criterion, objectness_balance, scaled_gains
+from models.heads.anchor.head import Detect
+from models.heads.anchor.loss import DetectionLoss, objectness_balance, scaled_gains
 from models.heads.anchor.priors import set_anchors
+from models.heads.criterion import LossMeter
 from utils.boxes import complete_iou, cxcywh_to_xyxy
 from utils.config import Hyp, load_hyp
 from utils.errors import ConfigError
+from utils.machine.accelerator import Accelerator
 from utils.machine.cuda import Cuda
 
 ANCHORS_PX = [
@@ -33,15 +36,10 @@ def _grid_anchors() -> Tensor:
     return torch.tensor(ANCHORS_PX, dtype=torch.float32) / torch.tensor([8.0, 16.0, 32.0])[:, None, None]
 
 
-@dataclass
-class Head:
-    """Shaped like models.detector.Detect as far as the loss can see."""
-
-    nc: int = 5
-    nl: int = 3
-    na: int = 3
-    anchors: Tensor = field(default_factory=_grid_anchors)
-    stride: Tensor = field(default_factory=lambda: torch.tensor([8.0, 16.0, 32.0]))
+def Head(nc: int = 5) -> Detect:
+    """A head of three levels with the anchors above."""
+    flat = [[side for pair in level for side in pair] for level in ANCHORS_PX]
+    return Detect(nc, flat, channels=(1, 1, 1), strides=(8, 16, 32))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +79,8 @@ def reference_targets(shared: Path) -> Tensor:
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
     expected = np.load(shared / "reference" / "assign.npz")
     assignment = DetectionLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
-    claimed = assignment.cells[:, assignment.cell_of].T
-    split = [t.split(assignment.positives_per_level) for t in (claimed, assignment.boxes, assignment.classes)]
+    taken = assignment.cells[:, assignment.candidate_cells].T
+    split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
     anchors = assignment.anchors.split(assignment.positives_per_level)
     for level in range(3):
         ours = np.concatenate(
@@ -168,17 +166,17 @@ def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
     expected = oracle_assignment(targets, 4.0, SIZE_HW)
     assert assignment.positives_per_level == tuple(map(len, expected))
 
-    claimed = assignment.cells[:, assignment.cell_of].T.tolist()
+    taken = assignment.cells[:, assignment.candidate_cells].T.tolist()
     flat = [candidate for level in expected for candidate in level]
-    assert claimed == [list(candidate[:4]) for candidate in flat]
+    assert taken == [list(candidate[:4]) for candidate in flat]
     assert assignment.classes.tolist() == [int(rows[candidate[4]][1]) for candidate in flat]
 
     first = 0
-    owners = assignment.owners.split(assignment.cells_per_level)
+    last_candidates = assignment.last_candidates.split(assignment.cells_per_level)
     cells = assignment.cells.split(assignment.cells_per_level, dim=1)
-    for level, level_owners, level_cells in zip(expected, owners, cells, strict=True):
+    for level, level_last, level_cells in zip(expected, last_candidates, cells, strict=True):
         last = {candidate[:4]: first + position for position, candidate in enumerate(level)}
-        assert dict(zip(map(tuple, level_cells.T.tolist()), level_owners.tolist(), strict=True)) == last
+        assert dict(zip(map(tuple, level_cells.T.tolist()), level_last.tolist(), strict=True)) == last
         first += len(level)
 
 
@@ -211,7 +209,9 @@ def test_loss_and_gradient_equal_plain_loops(hyp: Hyp) -> None:
     predictions = raw_predictions(2, SIZE_HW, 5)
     criterion = DetectionLoss(Head(), hyp, imgsz=96)
     assignment = criterion.assign(targets, 2, SIZE_HW)
-    assert assignment.cells.shape[1] < len(assignment.cell_of), "the case must hold cells that are claimed twice"
+    assert assignment.cells.shape[1] < len(assignment.candidate_cells), (
+        "the case must hold cells that two candidates lie in"
+    )
     loss, items = criterion(predictions, assignment)
     expected = oracle_loss(predictions, targets, hyp, 5, SIZE_HW)
     torch.testing.assert_close(items, expected.detach())
@@ -267,7 +267,7 @@ def test_repeated_runs_agree_to_the_bit_with_two_threads(hyp: Hyp) -> None:
     size_hw = (320, 320)
     criterion = DetectionLoss(Head(nc=20), hyp, imgsz=320)
     targets = random_targets(400, 4, size_hw, 20)
-    targets[200:, 2:] = targets[:200, 2:]  # the same boxes again: cells claimed by many
+    targets[200:, 2:] = targets[:200, 2:]  # the same boxes again: cells with many candidates
     assignment = criterion.assign(targets, 4, size_hw)
     predictions = raw_predictions(4, size_hw, 20)
     threads = torch.get_num_threads()
@@ -287,7 +287,8 @@ def test_the_device_part_waits_for_no_value(hyp: Hyp) -> None:
     """Meta tensors have no values: whatever would read one, or a shape that depends on one, raises."""
     hyp = replace(hyp, fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0)
     criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW).to("meta")
+    host = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
+    assignment = Accelerator(torch.device("meta")).send(host)
     predictions = [p.detach().to("meta").requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
     with torch.inference_mode():  # as validation may do before the first step of training
         criterion([p * 1 for p in predictions], assignment)
@@ -365,7 +366,7 @@ def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
             p[cells.unbind(0)]
             for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
         ]
-    )[assignment.cell_of]
+    )[assignment.candidate_cells]
 
     smooth = DetectionLoss(Head(), replace(hyp, cls_pw=3.0), imgsz=96, label_smoothing=0.2)
     truth = torch.full((len(rows), 5), 0.1)
@@ -397,7 +398,7 @@ def test_focal_loss(hyp: Hyp) -> None:
             p[cells.unbind(0)]
             for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
         ]
-    )[assignment.cell_of]
+    )[assignment.candidate_cells]
     hit = F.one_hot(assignment.classes, 5).bool()
     x = rows[:, 5:]
     expected = torch.where(
@@ -491,12 +492,9 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(hyp: Hyp) -> N
 
 def test_a_real_model_and_its_criterion_are_a_pair(hyp: Hyp) -> None:
     model = DetectionModel("yolov5n.yaml", nc=3).train()
-    criterion = build_criterion(model.head, hyp, imgsz=64)
+    criterion = model.head.criterion(hyp, imgsz=64)
     predictions = model(torch.rand(2, 3, 64, 64))
     loss, _ = criterion(predictions, criterion.assign(torch.tensor([[1, 2, 4, 6, 40, 30.0]]), 2, (64, 64)))
     loss.backward()
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert without == []
-    model.head.__class__ = torch.nn.Identity
-    with pytest.raises(ConfigError, match="Identity"):
-        build_criterion(model.head, hyp, imgsz=64)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch import Tensor
 
 from models.detector import DetectionModel
+from models.heads.anchor.head import Detect
 from models.heads.anchor.priors import best_possible_recall, check_anchors, kmeans_anchors, set_anchors
 
 COCO_PX = np.array(
@@ -25,13 +23,8 @@ COCO_PX = np.array(
 )
 
 
-@dataclass
-class Head:
-    stride: Tensor = field(default_factory=lambda: torch.tensor([8.0, 16.0, 32.0]))
-    anchors: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.anchors = torch.from_numpy(COCO_PX) / self.stride[:, None, None]
+def Head(strides: tuple[int, ...] = (8, 16, 32)) -> Detect:
+    return Detect(2, COCO_PX.reshape(3, 6).tolist(), channels=(1, 1, 1), strides=strides)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -132,7 +125,7 @@ def test_anchors_that_do_not_fit_are_replaced_in_order_of_area() -> None:
 
 
 def test_coarse_layers_get_the_large_anchors_in_any_order() -> None:
-    head = Head(stride=torch.tensor([32.0, 8.0, 16.0]))
+    head = Head(strides=(32, 8, 16))
     report = check_anchors(head, tiny_labels(), 4.0, rng(), generations=20)
     area = report.anchors_px.prod(2).mean(1)
     assert area[1] < area[2] < area[0]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from models.description import find_model_yaml, read_model
 from models.detector import DetectionModel
 from models.layers.blocks import Bottleneck, Conv
-from models.parse import find_model_yaml, read_model
 from utils.errors import ConfigError
 
 TEXT = """\
@@ -122,7 +122,7 @@ def test_a_dictionary_has_no_lines_but_places(tmp_path: Path) -> None:
 
 def test_reading_leaves_the_callers_dictionary_alone(tmp_path: Path) -> None:
     plain = read_model(written(tmp_path)).plain
-    assert read_model(plain, nc=9, anchors=3).nc == 9
+    assert read_model(plain, {"nc": 9, "anchors": 3}).nc == 9
     assert plain["nc"] == 2 and plain["anchors"] == [[10, 13, 16, 30], [30, 61, 62, 45]]
 
 

@@ -1,0 +1,157 @@
+"""The layers that a model YAML names, made and tried one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.description import IMAGE, LayerSpec, ModelSpec
+from models.heads.head import Head, HeadSpec
+from models.layers.arguments import (
+    Reader,
+    axis,
+    count,
+    flag,
+    list_of,
+    margin,
+    one_of,
+    optional,
+    padding4,
+    positive,
+    read_arguments,
+    size,
+)
+from models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
+from utils.errors import ConfigError, did_you_mean
+
+PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a module's name in a YAML means.
+
+    Attributes:
+        make: the class.
+        arguments: name and reader of each argument, in the YAML's order.
+        required: how many of them must be given.
+        channelled: `make` takes (c_in, c_out, ...), and c_out, the first argument, is scaled by the width multiple.
+        deep: `make` takes the repeats itself, behind c_out; others are chained.
+        joins: takes a list of several maps.
+    """
+
+    make: Callable[..., nn.Module]
+    arguments: tuple[tuple[str, Reader], ...] = ()
+    required: int = 0
+    channelled: bool = False
+    deep: bool = False
+    joins: bool = False
+
+
+def _channelled(make: Callable[..., nn.Module], *arguments: tuple[str, Reader], deep: bool = False) -> Kind:
+    return Kind(make, (("channels", count), *arguments), required=1, channelled=True, deep=deep)
+
+
+_KERNEL = (("kernel", size), ("stride", size), ("padding", optional(margin)), ("groups", count))
+_BLOCK = (("shortcut", flag), ("groups", count), ("expansion", positive))
+_RESIZE = one_of("nearest", "nearest-exact", "bilinear", "bicubic")
+
+KINDS: dict[str, Kind] = {
+    "Conv": _channelled(Conv, *_KERNEL, ("dilation", count), ("act", flag)),
+    "DWConv": _channelled(DWConv, ("kernel", size), ("stride", size), ("dilation", count), ("act", flag)),
+    "Focus": _channelled(Focus, *_KERNEL, ("act", flag)),
+    "Bottleneck": _channelled(Bottleneck, *_BLOCK),
+    "C3": _channelled(C3, *_BLOCK, deep=True),
+    "SPP": _channelled(SPP, ("kernels", list_of(count))),
+    "SPPF": _channelled(SPPF, ("kernel", count)),
+    "Concat": Kind(Concat, (("dim", axis),), joins=True),
+    "nn.Upsample": Kind(
+        nn.Upsample, (("size", optional(size)), ("scale_factor", optional(positive)), ("mode", _RESIZE))
+    ),
+    "nn.MaxPool2d": Kind(nn.MaxPool2d, (("kernel", size), ("stride", optional(size)), ("padding", margin)), required=1),
+    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, (("padding", padding4),), required=1),
+    "nn.Identity": Kind(nn.Identity),
+}
+
+
+def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head]:
+    """Make every layer, the head last.
+
+    Each new layer runs once, on a small image. That gives the channels that the next one reads and the strides, and
+    finds maps that do not fit together on the line that joins them.
+
+    Raises:
+        ConfigError: with file and line.
+    """
+    maps = {IMAGE: torch.zeros(1, spec.channels, PROBE_SIZE, PROBE_SIZE)}
+    layers: list[nn.Module] = []
+    *body, last = spec.layers
+    for layer in body:
+        module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width)
+        layers.append(module)
+    return layers, _build_head(spec, last, [maps[s] for s in last.sources])
+
+
+def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> Head:
+    """The head for maps like these."""
+    strides = [PROBE_SIZE / x.shape[2] for x in features]
+    for source, stride, x in zip(layer.sources, strides, features, strict=True):
+        if x.shape[2] != x.shape[3] or not stride.is_integer():
+            raise ConfigError(
+                f"{layer.where}: layer {source} makes {x.shape[2]}×{x.shape[3]} cells of {PROBE_SIZE}×{PROBE_SIZE} px, "
+                "expected a whole stride. Check strides and padding of the layers before it."
+            )
+    return spec.head.from_spec(
+        HeadSpec(
+            nc=spec.nc,
+            arguments=layer.arguments,
+            keys=spec.head_keys,
+            channels=tuple(x.shape[1] for x in features),
+            strides=tuple(strides),
+            where=layer.where,
+        )
+    )
+
+
+def _build(layer: LayerSpec, inputs: list[Tensor], width: float) -> tuple[nn.Module, Tensor]:
+    """One layer, and the map that it makes of `inputs`."""
+    kind = KINDS.get(layer.module)
+    if kind is None:
+        raise ConfigError(
+            f"{layer.where}: unknown module; known are {', '.join(KINDS)}.{did_you_mean(layer.module, KINDS)}"
+        )
+    if len(inputs) != 1 and not kind.joins:
+        raise ConfigError(f"{layer.where}: reads {len(inputs)} layers, but takes one. Join them with Concat before.")
+    values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
+    try:
+        module = _make(kind, layer.repeats, inputs[0].shape[1], values, width)
+        module.eval()  # leaves the statistics of batch normalisation alone
+        with torch.no_grad():
+            output = module(inputs if kind.joins else inputs[0])
+        module.train()
+    except (ValueError, RuntimeError) as error:
+        shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
+        raise ConfigError(
+            f"{layer.where}: does not fit its input, which is (channels, height, width) {shapes} for images of "
+            f"{PROBE_SIZE} px: {error}. Check `from` and the arguments {list(layer.arguments)}."
+        ) from error
+    return module, output
+
+
+def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
+    """Instance of a kind, or a chain of them."""
+    if not kind.channelled:
+        return _chain([kind.make(*values) for _ in range(repeats)])
+    c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
+    if kind.deep:
+        return kind.make(c_in, c_out, repeats, *rest)
+    return _chain([kind.make(c_out if i else c_in, c_out, *rest) for i in range(repeats)])
+
+
+def _chain(modules: list[nn.Module]) -> nn.Module:
+    return modules[0] if len(modules) == 1 else nn.Sequential(*modules)

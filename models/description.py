@@ -1,0 +1,242 @@
+"""A model YAML, read and checked. It is parsed, never evaluated, and needs no tensor.
+
+`nc, depth_multiple, width_multiple, backbone, head` and the keys of its detection head, such as `anchors`; each layer
+`[from, repeats, module, arguments]`. Every mistake is a ConfigError that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from models.heads.find import find_heads
+from models.heads.head import Head
+from models.layers.arguments import Reader, checked, count, is_whole, positive
+from models.layers.blocks import SiLU
+from utils.errors import ConfigError, did_you_mean
+from utils.yaml_file import YamlMapping, read_yaml
+
+MODELS_DIR = Path(__file__).resolve().parent
+IMAGE = -1  # the source that stands for the images themselves
+
+_REQUIRED = ("nc", "backbone", "head")
+_OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
+_DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
+_WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, which YAML reads as strings
+_ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
+    "SiLU": SiLU,
+    "ReLU": nn.ReLU,
+    "ReLU6": nn.ReLU6,
+    "LeakyReLU": nn.LeakyReLU,
+    "ELU": nn.ELU,
+    "GELU": nn.GELU,
+    "Hardswish": nn.Hardswish,
+    "Mish": nn.Mish,
+    "Identity": nn.Identity,
+}
+_ACTIVATIONS_WITH_SLOPE = ("LeakyReLU", "ELU")
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One row of the YAML.
+
+    Attributes:
+        index: its number over backbone and head.
+        sources: indices of the layers that it reads, IMAGE for the images.
+        repeats: after the depth multiple.
+        module: name of a kind of layer or of a head.
+        arguments: plain values, as written.
+        where: "yolov5n.yaml:17: layer 3 (Conv)", for messages.
+    """
+
+    index: int
+    sources: tuple[int, ...]
+    repeats: int
+    module: str
+    arguments: tuple[Any, ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model YAML after all checks that need no tensor.
+
+    Attributes:
+        name: such as "yolov5n".
+        nc: classes.
+        head: class of the detection head, which the last layer names.
+        head_keys: the head's own keys (`Head.yaml_keys`), as their readers return them.
+        channels: of the images.
+        width: factor on channels.
+        activation: what stands in for SiLU, or None.
+        layers: backbone and head, the detection head last.
+        plain: the same as a plain dictionary that can be read again, with nc and the head's keys as they are here.
+    """
+
+    name: str
+    nc: int
+    head: type[Head]
+    head_keys: Mapping[str, Any]
+    channels: int
+    width: float
+    activation: nn.Module | None
+    layers: tuple[LayerSpec, ...]
+    plain: dict[str, Any]
+
+
+def find_model_yaml(cfg: str | Path) -> Path:
+    """Path of a model YAML given as a path, or as a name in models/ with or without its suffix.
+
+    Raises:
+        ConfigError: there is none; the message lists the places that were tried and the closest name.
+    """
+    path = Path(cfg).expanduser()
+    tried = [path, MODELS_DIR / path.name]
+    if path.suffix not in (".yaml", ".yml"):
+        tried.append(MODELS_DIR / f"{path.name}.yaml")
+    for candidate in tried:
+        if candidate.is_file():
+            return candidate
+    known = sorted(file.name for file in MODELS_DIR.glob("*.yaml"))
+    raise ConfigError(
+        f"model YAML '{cfg}': not found, tried {', '.join(map(str, tried))}. "
+        f"Give a path or one of {', '.join(known)}.{did_you_mean(path.name, known)}"
+    )
+
+
+def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Read and check a model description.
+
+    Args:
+        cfg: a path, a name in models/, or the description itself, such as `ModelSpec.plain`.
+        overrides: values in place of the description's own, by key; those that are None are left out.
+
+    Raises:
+        ConfigError: with file and line.
+    """
+    if isinstance(cfg, Mapping):
+        plain = copy.deepcopy(dict(cfg))
+        source = YamlMapping(str(plain.get("name", "model description")), plain)
+    else:
+        path = find_model_yaml(cfg)
+        source = read_yaml(path, "keys such as nc, backbone and head")
+        plain = source.values
+        plain.setdefault("name", path.stem)
+    plain.update({key: value for key, value in (overrides or {}).items() if value is not None})
+
+    heads = find_heads()
+    named = heads.get(_last_module(plain))
+    every = {key for head in heads.values() for key in head.yaml_keys}
+    required = (*_REQUIRED, *(named.yaml_keys if named else ()))
+    _check_keys(source, plain, required, _OPTIONAL if named else (*_OPTIONAL, *every))
+    readers: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
+    head_readers = named.yaml_keys if named else {}
+    for key, read in {**readers, **head_readers}.items():
+        plain[key] = checked(source.at(key), key, plain.get(key, _DEFAULTS.get(key)), read)
+    activation = plain.get("activation")
+    layers = _layers(plain, source)
+    return ModelSpec(
+        name=str(plain.get("name", "model")),
+        nc=plain["nc"],
+        head=_head(layers, heads),
+        head_keys={key: plain[key] for key in head_readers},
+        channels=plain["ch"],
+        width=plain["width_multiple"],
+        activation=None
+        if activation is None
+        else checked(source.at("activation"), "activation", activation, _activation),
+        layers=layers,
+        plain=plain,
+    )
+
+
+def _last_module(plain: Mapping[str, Any]) -> str:
+    """What the last row of `head` names; "" where there is no such row."""
+    rows = plain.get("head")
+    last = rows[-1] if isinstance(rows, list) and rows else None
+    return str(last[2]) if isinstance(last, list) and len(last) > 2 else ""
+
+
+def _check_keys(
+    source: YamlMapping, plain: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...]
+) -> None:
+    """Refuse unknown and missing keys."""
+    known = required + optional
+    for key in plain:
+        if key not in known:
+            raise ConfigError(
+                f"{source.at(str(key))}: unknown key '{key}', expected one of {', '.join(known)}."
+                f"{did_you_mean(str(key), known)}"
+            )
+    for key in required:
+        if key not in plain:
+            raise ConfigError(f"{source.name}: the key '{key}' is missing. Add it; models/yolov5n.yaml is an example.")
+
+
+def _head(layers: tuple[LayerSpec, ...], heads: Mapping[str, type[Head]]) -> type[Head]:
+    """The head that the last layer names, and no other layer."""
+    *body, last = layers
+    if last.module not in heads:
+        raise ConfigError(f"{last.where}: the last layer must be a detection head: {', '.join(heads)}.")
+    for layer in body:
+        if layer.module in heads:
+            raise ConfigError(f"{layer.where}: a detection head must be the last layer.")
+    return heads[last.module]
+
+
+def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, ...]:
+    """All rows of backbone and head, with absolute sources and scaled repeats."""
+    for key in ("backbone", "head"):
+        if not isinstance(plain[key], list) or not plain[key]:
+            raise ConfigError(f"{source.at(key)}: {key} must be a list of [from, repeats, module, arguments].")
+    rows = [(key, row, fields) for key in ("backbone", "head") for row, fields in enumerate(plain[key])]
+    specs = []
+    for index, (key, row, fields) in enumerate(rows):
+        place = source.at(key, row)
+        if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
+            raise ConfigError(f"{place}: layer {index} is {fields}, expected [from, repeats, module, [arguments]].")
+        sources, repeats, module, arguments = fields
+        where = f"{place}: layer {index} ({module})"
+        repeats = checked(where, "repeats", repeats, count)
+        if repeats > 1:
+            repeats = max(round(repeats * plain["depth_multiple"]), 1)
+        specs.append(
+            LayerSpec(
+                index=index,
+                sources=tuple(
+                    _absolute(where, index, s) for s in (sources if isinstance(sources, list) else [sources])
+                ),
+                repeats=repeats,
+                module=str(module),
+                arguments=tuple(_WORDS.get(a, a) if isinstance(a, str) else a for a in arguments),
+                where=where,
+            )
+        )
+    return tuple(specs)
+
+
+def _absolute(where: str, index: int, source: object) -> int:
+    """The layer that one entry of `from` means, seen from layer `index`."""
+    if is_whole(source):
+        absolute = source if source >= 0 else index + source
+        if 0 <= absolute < index or (source == -1 and index == 0):
+            return absolute
+    allowed = "-1, the images" if index == 0 else f"0 to {index - 1}, or -1 to -{index}"
+    raise ConfigError(f"{where}: `from` is {source}, expected an earlier layer: {allowed}.")
+
+
+def _activation(value: object) -> nn.Module:
+    """An activation written as a call, such as "nn.LeakyReLU(0.1)": the name looked up, the number read."""
+    match = re.fullmatch(r"(?:torch\.)?nn\.(\w+)\(\s*(?:inplace=True|(\d*\.?\d+))?\s*\)", str(value).strip())
+    if match is None or match[1] not in _ACTIVATIONS or (match[2] and match[1] not in _ACTIVATIONS_WITH_SLOPE):
+        names = ", ".join(f"nn.{name}()" for name in _ACTIVATIONS)
+        raise ValueError(f"one of {names}; {' and '.join(_ACTIVATIONS_WITH_SLOPE)} take a number")
+    make = _ACTIVATIONS[match[1]]
+    return make(float(match[2])) if match[2] else make()

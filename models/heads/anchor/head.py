@@ -1,0 +1,82 @@
+"""`Detect`, the anchor-based head of YOLOv5, as a model YAML names it: layers, loss and AutoAnchor together."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.heads.anchor.layers import AnchorLayers
+from models.heads.anchor.loss import DetectionLoss
+from models.heads.anchor.priors import check_anchors, set_anchors
+from models.heads.head import HeadSpec
+from models.layers.arguments import count, one_of, positive, read_arguments
+from utils.config import Hyp, TrainConfig
+from utils.errors import ConfigError
+from utils.ranks.world import World
+from utils.seeding import sample_rng
+
+log = logging.getLogger(__name__)
+
+
+def read_anchors(value: object) -> list[list[float]] | int:
+    """Anchors in pixels, a row of w, h, w, h … (or of [w, h] pairs) a level, all of one length; or a number of them."""
+    if isinstance(value, int):
+        return count(value)
+    expected = "one row of width, height, width, height … a detection level, all of one length, or a number of anchors"
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ValueError(expected)
+    rows: list[list[float]] = []
+    for row in value:
+        if not isinstance(row, Sequence) or isinstance(row, str):
+            raise ValueError(expected)
+        flat = itertools.chain.from_iterable(side if isinstance(side, Sequence) else (side,) for side in row)
+        rows.append([positive(side) for side in flat])
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) % 2 or not rows[0]:
+        raise ValueError(expected)
+    return rows
+
+
+class Detect(AnchorLayers):
+    """`[[…], 1, Detect, [nc, anchors]]` with the key `anchors`: sizes in pixels a level, or how many a level."""
+
+    yaml_keys = MappingProxyType({"anchors": read_anchors})
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> Detect:
+        """The head that a model YAML describes.
+
+        Raises:
+            ConfigError: other arguments than nc and anchors, or not one row of anchors a level.
+        """
+        read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")), ("anchors", one_of("anchors"))))
+        anchors = spec.keys["anchors"]
+        if not isinstance(anchors, int) and len(anchors) != len(spec.channels):
+            raise ConfigError(
+                f"{spec.where}: reads {len(spec.channels)} layers, but `anchors` has {len(anchors)} rows. "
+                f"One row a layer."
+            )
+        return cls(spec.nc, anchors, spec.channels, spec.strides)
+
+    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> DetectionLoss:
+        """Box, objectness and class loss."""
+        return DetectionLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing)
+
+    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
+        """AutoAnchor: anchors that fit the labels, (M, 2) in pixels at the training size; rank 0 decides."""
+        if config.noautoanchor:
+            return
+        rng = sample_rng(config.seed, 0, 0, "anchors")
+        found = world.from_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
+        log.info(found.message)
+        set_anchors(self, found.anchors_px)
+
+    @property
+    def priors(self) -> Tensor:
+        """Anchors, float32 (nl, na, 2) in grid units on the CPU: a copy."""
+        return self.anchors.detach().float().cpu().clone()

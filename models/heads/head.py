@@ -1,0 +1,112 @@
+"""What a head must be, so that any can end a model without another line naming it.
+
+Legend: B images, L detection levels, A rows of an image over all levels, C classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.heads.criterion import Criterion
+from models.layers.arguments import Reader
+from utils.config import Hyp, TrainConfig
+from utils.ranks.world import World
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What a model YAML says of its head, and the maps that the head reads.
+
+    Attributes:
+        nc: classes.
+        arguments: of the head's row, as written.
+        keys: the YAML's keys that are the head's own (`Head.yaml_keys`), checked by their readers.
+        channels: of each map.
+        strides: pixels a cell of each map, whole numbers.
+        where: place of the head's row, for messages.
+    """
+
+    nc: int
+    arguments: tuple[Any, ...]
+    keys: Mapping[str, Any]
+    channels: tuple[int, ...]
+    strides: tuple[float, ...]
+    where: str
+
+
+class Head(nn.Module, ABC):
+    """The last layer of a model: from L maps to predictions, with the loss that trains it.
+
+    In training mode a forward returns raw outputs, made for the head's own criterion. In evaluation mode it returns
+    (decoded, raw): `decoded` float32 (B, A, 4 + C), or (B, A, 5 + C) with objectness; rows of centre x, centre y,
+    width, height in pixels, [objectness,] class probabilities; level by level.
+
+    Attributes:
+        nc: classes.
+        strides: pixels a cell of each level, in the order of the levels.
+        has_objectness: whether decoded rows have an objectness between box and classes.
+        rows_per_cell: decoded rows of a cell.
+        yaml_keys: keys at the top of a model YAML that are this head's own, all of them required, with their readers.
+        yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
+            do not replace them.
+    """
+
+    has_objectness: ClassVar[bool] = False
+    yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
+    yaml_tensors: ClassVar[tuple[str, ...]] = ()
+
+    nc: int
+    strides: tuple[float, ...]
+    rows_per_cell: int = 1
+
+    @classmethod
+    @abstractmethod
+    def from_spec(cls, spec: HeadSpec) -> Head:
+        """The head that a model YAML describes.
+
+        Raises:
+            ConfigError: the description is wrong; with `spec.where`.
+        """
+
+    @abstractmethod
+    def forward(self, features: list[Tensor]) -> Any:
+        """Predict from L maps (B, channels, ny, nx)."""
+
+    @abstractmethod
+    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> Criterion[Any]:
+        """The loss that trains this head.
+
+        Args:
+            hyp: hyperparameters, as given.
+            imgsz: training size in pixels.
+            label_smoothing: ε of the class targets.
+        """
+
+    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
+        """Fit to a dataset what the head assumes of it, in place and on every rank alike; here nothing.
+
+        Every rank of a fresh run calls this once, before the model is on its device; a resumed run does not.
+
+        Args:
+            labels_wh: (M, 2), widths and heights of the training labels in pixels at the training size.
+            config, hyp: of the run.
+            world: rank 0 decides.
+        """
+        return
+
+    @property
+    def priors(self) -> Tensor | None:
+        """What the head assumes of the sizes of objects, for the checkpoint's key "anchors"; None where nothing."""
+        return None
+
+    def rows_per_level(self, size_hw: Sequence[int]) -> tuple[int, ...]:
+        """Decoded rows of each level for images of (height, width) pixels, multiples of every stride."""
+        return tuple(self.rows_per_cell * int(size_hw[0] // s) * int(size_hw[1] // s) for s in self.strides)

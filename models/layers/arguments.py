@@ -1,0 +1,138 @@
+"""Readers of what a model YAML gives as a layer's arguments: each returns a checked value, or says what it expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+from utils.errors import ConfigError
+
+# A reader returns the value of one argument, or raises ValueError with what would have been right.
+Reader = Callable[[Any], Any]
+
+
+def checked(where: str, name: str, value: object, read: Reader) -> Any:
+    """Value as `read` returns it.
+
+    Raises:
+        ConfigError: `read` refuses it; with the place, the value and what was expected.
+    """
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name} is {value!r}, expected {error}.") from error
+
+
+def read_arguments(
+    where: str, values: Sequence[Any], readers: Sequence[tuple[str, Reader]], required: int = 0
+) -> list[Any]:
+    """Check the arguments of one layer.
+
+    Args:
+        where: the layer's place, for messages.
+        values: as written.
+        readers: name and reader of each argument that the layer takes, in order.
+        required: how many of them must be given.
+
+    Raises:
+        ConfigError: too many, too few, or a value that its reader refuses.
+    """
+    if not required <= len(values) <= len(readers):
+        least = "" if required == len(readers) else f"{required} to "
+        names = ", ".join(name for name, _ in readers)
+        raise ConfigError(
+            f"{where}: has {len(values)} arguments {list(values)}, expected {least}{len(readers)}: [{names}]."
+        )
+    return [
+        checked(where, f"argument '{name}'", value, read) for value, (name, read) in zip(values, readers, strict=False)
+    ]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an integer; YAML's true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def count(value: object) -> int:
+    """A whole number from 1."""
+    if is_whole(value) and value >= 1:
+        return value
+    raise ValueError("a whole number of at least 1")
+
+
+def positive(value: object) -> float:
+    """A finite number above 0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError("a number above 0")
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError("true or false")
+
+
+def size(value: object) -> int | tuple[int, int]:
+    """Pixels from 1: a side, or [height, width]."""
+    return _size_from(1, value)
+
+
+def margin(value: object) -> int | tuple[int, int]:
+    """Pixels from 0: a side, or [height, width]."""
+    return _size_from(0, value)
+
+
+def _size_from(least: int, value: object) -> int | tuple[int, int]:
+    if is_whole(value) and value >= least:
+        return value
+    if isinstance(value, list) and len(value) == 2 and all(is_whole(side) and side >= least for side in value):
+        return value[0], value[1]
+    raise ValueError(f"a whole number of at least {least}, or [height, width]")
+
+
+def axis(value: object) -> int:
+    """A dimension of a (B, C, H, W) map."""
+    if is_whole(value) and -3 <= value <= 3 and value != 0:
+        return value
+    raise ValueError("a dimension of (B, C, H, W), 1 for channels")
+
+
+def padding4(value: object) -> tuple[int, ...]:
+    """Left, right, top, bottom in pixels, or one number for all."""
+    sides = value if isinstance(value, list) else [value] * 4
+    if len(sides) == 4 and all(map(is_whole, sides)):
+        return tuple(sides)
+    raise ValueError("[left, right, top, bottom] in pixels")
+
+
+def optional(read: Reader) -> Reader:
+    """The same reader, to which null is a value too."""
+    return lambda value: None if value is None else read(value)
+
+
+def one_of(*choices: str) -> Reader:
+    """One of some words."""
+
+    def read(value: object) -> object:
+        if value in choices:
+            return value
+        raise ValueError("one of " + ", ".join(choices))
+
+    return read
+
+
+def list_of(read: Reader) -> Reader:
+    """A list, each entry of which `read` accepts."""
+
+    def read_all(value: object) -> list[Any]:
+        if isinstance(value, list) and value:
+            try:
+                return [read(entry) for entry in value]
+            except ValueError as error:
+                raise ValueError(f"a list, each entry {error}") from error
+        raise ValueError("a list")
+
+    return read_all
