@@ -34,9 +34,10 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from data.feed.images import open_images
+from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from data.feed.sampler import image_weights, scaled_size
+from data.feed.shared_memory import SharedMemory
 from data.source.check import check_dataset
 from data.source.index import build_index, problem_report
 from data.source.spec import load_spec
@@ -49,6 +50,7 @@ from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
 from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
 from utils.engine.autobatch import auto_batch_size
+from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import Schedule, build_optimizer
 from utils.engine.precision import Precision, choose_precision
@@ -122,8 +124,9 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names)))
         state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress, accelerator)
-        loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size)
-        val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size)
+        memory = SharedMemory(world)
+        loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size, memory)
+        val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size, memory)
         data_hash = fingerprint(train_index)
         if resumed:
             resumed.restore(state, config, data_hash, world)
@@ -303,25 +306,13 @@ def open_train_loader(
     imgsz: int,
     stride: int,
     batch_size: int,
+    memory: SharedMemory | None = None,
 ) -> TrainLoader:
     """Images and stream of the training, closed by `stack`."""
-    store = stack.enter_context(open_images(index, imgsz, config.cache, "linear", world))
+    store = stack.enter_context(open_images(index, imgsz, config.cache, "linear", world, memory))
     return stack.enter_context(
         build_train_loader(
-            index,
-            store,
-            hyp=hyp,
-            imgsz=imgsz,
-            batch_size=batch_size,
-            seed=config.seed,
-            epochs=config.epochs,
-            world=world,
-            workers=config.workers,
-            rect=config.rect,
-            image_weights=config.image_weights,
-            close_mosaic=config.close_mosaic,
-            stride=stride,
-            pin_memory=world.accelerator.pins_memory,
+            RunContext(config, hyp, world, imgsz, stride, batch_size, Path(config.project)), store, memory
         )
     )
 
@@ -334,20 +325,19 @@ def open_val_loader(
     imgsz: int,
     stride: int,
     batch_size: int,
+    memory: SharedMemory | None = None,
 ) -> ValLoader:
     """Images of the validation and this rank's share of them, closed by `stack`."""
     cache: CacheMode = "none" if config.noval else config.cache
-    store = stack.enter_context(open_images(index, imgsz, cache, "area", world))
+    store = stack.enter_context(open_images(index, imgsz, cache, "area", world, memory))
     return stack.enter_context(
         build_val_loader(
-            index,
             store,
-            imgsz=imgsz,
-            stride=stride,
+            world,
             batch_size=max(2 * batch_size // world.size, 1),  # without gradients twice as many fit
-            world=world,
+            stride=stride,
             workers=config.workers,
-            pin_memory=world.accelerator.pins_memory,
+            memory=memory,
         )
     )
 

@@ -23,7 +23,7 @@ from utils.startup import check_command_line
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from data.feed.images import open_images
+from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
@@ -80,14 +80,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     model = fused_copy(model, world.accelerator)
     log.info(summary(model, imgsz))
     with build_val_loader(
-        index,
-        store,
-        imgsz=imgsz,
-        stride=model.stride,
-        batch_size=config.batch_size,
-        world=world,
-        workers=config.workers,
-        pin_memory=world.accelerator.pins_memory,
+        store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers
     ) as loader:
         found = evaluate(
             model,

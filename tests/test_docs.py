@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.feed.sampler import EpochSampler
+from data.feed.sampler import EpochOrder, EpochSampler
 from utils import environment
 from utils.config import TrainConfig
 
@@ -18,10 +18,10 @@ PAGE = (ROOT / "docs" / "distributed.md").read_text()
 
 def law(images: int, drop_last: bool) -> str:
     """A row of the page's table: two ranks, 4 images a batch over both, seed 0."""
-    samplers = [EpochSampler(images, 4, seed=0, imgsz=64, rank=r, size=2, drop_last=drop_last) for r in range(2)]
+    samplers = [EpochSampler(EpochOrder(images, 4, 0, 64, drop_last=drop_last), r, 2) for r in range(2)]
     counts = {sum(len(batch) for batch in sampler) for sampler in samplers}
     assert len(counts) == 1, "equal on all ranks"
-    orders = [shown(samplers[0].plan(epoch)[0].tolist(), images) for epoch in range(2)]
+    orders = [shown(samplers[0].order.plan(epoch)[0].tolist(), images) for epoch in range(2)]
     kind = "dropped" if drop_last else "filled"
     return f"| {images} | {kind} | {len(samplers[0])} | {counts.pop()} | {orders[0]} | {orders[1]} |"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -13,36 +11,14 @@ from utils.types import FILL
 _STRIP = 80_000  # pixels at a time: their planes stay in the processor's cache, and malloc keeps them at hand
 
 
-class Colours(Protocol):
-    """What becomes of the colours of a picture.
-
-    Attributes:
-        grey: what FILL becomes.
-    """
-
-    grey: int
-
-    def __call__(self, image: NDArray[np.uint8]) -> None:
-        """Change `image`, uint8 (H, W, 3) RGB, in place; rows may lie apart."""
-
-
-class NoJitter:
-    """Leaves colours as they are."""
-
-    grey = FILL
-
-    def __call__(self, image: NDArray[np.uint8]) -> None:
-        """Change nothing."""
-
-
-NO_JITTER = NoJitter()
-
-
 class HsvJitter:
     """Multiplies hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255).
 
     Args:
         gains: of hue, saturation and value.
+
+    Attributes:
+        grey: what FILL becomes.
     """
 
     def __init__(self, gains: tuple[float, float, float]) -> None:
@@ -51,7 +27,7 @@ class HsvJitter:
         self._hues = (np.rint(np.arange(256) * gains[0]) % 180).astype(np.uint8)
 
     def __call__(self, image: NDArray[np.uint8]) -> None:
-        """As in Colours."""
+        """Change `image`, uint8 (H, W, 3) RGB, in place; rows may lie apart."""
         if self.gains == (1.0, 1.0, 1.0):
             return
         rows = max(_STRIP // image.shape[1], 1)
@@ -66,3 +42,6 @@ class HsvJitter:
         cv2.convertScaleAbs(value, dst=value, alpha=self.gains[2])
         cv2.merge((hue, saturation, value), dst=hsv)
         cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=strip)
+
+
+NO_JITTER = HsvJitter((1.0, 1.0, 1.0))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,33 +17,24 @@ _BLUR_SIDES = (3, 5, 7)  # pixels
 _CLIP_LIMITS = (1.0, 4.0)  # of CLAHE
 
 
-class ColourFilter(Protocol):
-    """Changes the colours of a picture in place; boxes stay where they are."""
-
-    def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
-        """Change `image`, uint8 (H, W, 3) RGB; all randomness comes from `rng`."""
+# Changes the colours of a picture, uint8 (H, W, 3) RGB, in place; all randomness comes from the generator.
+ColourFilter = Callable[[NDArray[np.uint8], np.random.Generator], None]
 
 
-class NoFilter:
-    """Changes nothing and draws nothing."""
-
-    def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
-        """Leave `image` as it is."""
-
-
-NO_FILTER = NoFilter()
+def no_filter(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
+    """Change nothing, and take nothing from `rng`."""
 
 
 class AlbumentationsFilter:
     """Blur, MedianBlur, ToGray and CLAHE, each with probability 0.01.
 
     Where Albumentations keeps its random state differs from version to version. Here every decision and parameter is
-    drawn from the sample's generator, and transforms are built with these for one use, so that there is nothing left to
+    taken from the sample's generator, and transforms are built with these for one use, so that there is nothing left to
     seed. The object holds no state and travels to workers; the package is imported when a filter first applies.
     """
 
     def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator) -> None:
-        """Filter `image`, uint8 (H, W, 3) RGB, in place; the number of draws is always the same."""
+        """Filter `image`, uint8 (H, W, 3) RGB, in place; takes always as many numbers from `rng`."""
         applied = rng.random(4) < PROBABILITY
         blur, median = (_BLUR_SIDES[i] for i in rng.integers(len(_BLUR_SIDES), size=2).tolist())
         clip_limit = float(rng.uniform(*_CLIP_LIMITS))
@@ -69,4 +61,4 @@ class AlbumentationsFilter:
 
 def open_filter() -> ColourFilter:
     """Albumentations' filters where the package is installed, else one that changes nothing."""
-    return AlbumentationsFilter() if importlib.util.find_spec("albumentations") else NO_FILTER
+    return AlbumentationsFilter() if importlib.util.find_spec("albumentations") else no_filter

@@ -2,25 +2,26 @@
 
 `letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, mirrors,
 HSV jitter, colour filters. Every function is pure: its randomness comes from the generator it is given. What does
-not depend on the loaded pictures is drawn first, into a `Scene`, always in the same order and number; then the scene
-is loaded and drawn into the batch's own memory. The geometry is that of warp.py.
+not depend on the loaded pictures is sampled first, as a `Scene`, always in the same order and number; then the scene is
+loaded and rendered into the batch's own memory. The geometry is that of warp.py.
 
 Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the picture beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from data.augment.colours import NO_JITTER, Colours, HsvJitter
-from data.augment.filters import NO_FILTER, ColourFilter
-from data.augment.warp import Objects, Tile, Warp, render, warp_objects
+from data.augment.canvas import Tile, render
+from data.augment.colours import NO_JITTER, HsvJitter
+from data.augment.filters import ColourFilter, no_filter
+from data.augment.labels import CanvasLabels, warp_labels
+from data.augment.warp import Warp
 from utils.config import Hyp
 from utils.types import FILL, Draw, Sample
 
@@ -28,16 +29,7 @@ MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one h
 MAX_PASTE_COVER = 0.3  # share of an existing box that a pasted one may cover
 
 Placement = tuple[float, float, float, float]
-
-
-class SampleSource(Protocol):
-    """The loaded pictures of a dataset: the long side already at the training size, the labels scaled with it."""
-
-    def __len__(self) -> int:
-        """Number of pictures."""
-
-    def sample(self, index: int) -> Sample:
-        """Picture `index` and its labels; neither is changed by augmentation."""
+SampleLoader = Callable[[int], Sample]  # picture i, the long side at the training size; not changed by augmentation
 
 
 def letterbox(
@@ -92,7 +84,7 @@ def _centred(sample: Sample, size_hw: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Scene:
-    """Which pictures a sample is made of, and how; drawn before any of them is loaded.
+    """Which pictures a sample is made of, and how; sampled before any of them is loaded.
 
     Attributes:
         indices: one picture, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that
@@ -106,13 +98,13 @@ class Scene:
     warp: Warp
 
 
-def draw_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
+def sample_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
     """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
     others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
     return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
-def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
+def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
     """A random warp within the hyperparameters' ranges; takes ten numbers from `rng`, whatever these are."""
     u = rng.uniform(-1, 1, 8).tolist()
     flips = rng.random(2).tolist()
@@ -129,51 +121,51 @@ def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rn
     )
 
 
-def draw_mosaic(
+def sample_mosaic(
     index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
     """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
     height, width = size_hw
-    indices = rng.permutation([index, *draw_partners(index, neighbours, 3, rng)]).tolist()
+    indices = rng.permutation([index, *sample_partners(index, neighbours, 3, rng)]).tolist()
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     canvas_hw = 2 * height, 2 * width
-    return Scene(tuple(indices), (int(centre_x), int(centre_y)), draw_warp(canvas_hw, size_hw, hyp, rng))
+    return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
 
 
-def draw_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
+def sample_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
     """Picture `index` alone, letterboxed."""
-    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), draw_warp(size_hw, size_hw, hyp, rng))
+    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), sample_warp(size_hw, size_hw, hyp, rng))
 
 
-def draw_scene(
+def render_scene(
     scene: Scene,
-    source: SampleSource,
+    load: SampleLoader,
     copy_paste: float,
     rng: np.random.Generator,
     out: NDArray[np.uint8],
-    colours: Colours = NO_JITTER,
+    colours: HsvJitter = NO_JITTER,
 ) -> Sample:
-    """Load a scene's pictures and draw it.
+    """Load a scene's pictures and render it.
 
     Copy-paste works on the canvas, where the four pictures are whole and pasted objects can come from any of them; the
     labels it adds are warped with the others.
 
     Args:
-        scene: what to draw.
-        source: where pictures come from.
+        scene: what to render.
+        load: where pictures come from.
         copy_paste: probability of pasting an object.
-        rng: only copy-paste draws from it, as its draws depend on the objects.
+        rng: only copy-paste takes numbers from it, as many as there are objects.
         out: uint8 (*size_hw, 3), overwritten; the returned sample's picture.
-        colours: what becomes of them.
+        colours: changes the colours of the pictures.
     """
-    samples = [source.sample(index) for index in scene.indices]
+    samples = [load(index) for index in scene.indices]
     if len(samples) == 1:
         samples = [_fitted(samples[0], scene.warp.size_hw)[0]]
     tiles = _place(scene, samples)
-    objects = Objects.gather(samples, tiles, scene.warp.canvas_hw)
-    pasted = choose_pasted(objects, copy_paste, scene.warp.canvas_hw[1], rng)
+    labels = CanvasLabels.gather(samples, [(tile.left, tile.top) for tile in tiles], scene.warp.canvas_hw)
+    pasted = choose_pasted(labels, copy_paste, scene.warp.canvas_hw[1], rng)
     render(tiles, scene.warp, out, colours, pasted)
-    boxes, classes = warp_objects(objects if pasted is None else objects.joined(pasted), scene.warp)
+    boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
     return Sample(out, boxes, classes)
 
 
@@ -191,14 +183,16 @@ def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
     ]
 
 
-def choose_pasted(objects: Objects, probability: float, canvas_w: int, rng: np.random.Generator) -> Objects | None:
+def choose_pasted(
+    labels: CanvasLabels, probability: float, canvas_w: int, rng: np.random.Generator
+) -> CanvasLabels | None:
     """Objects with a polygon to paste a second time, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
 
     Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
     included, by less than 0.3 of that box's area.
 
     Args:
-        objects: what lies on the canvas.
+        labels: what lies on the canvas.
         probability: of each object.
         canvas_w: width of the canvas in pixels.
         rng: takes one number an object, none where `probability` is 0.
@@ -208,19 +202,19 @@ def choose_pasted(objects: Objects, probability: float, canvas_w: int, rng: np.r
     """
     if probability == 0:
         return None
-    chosen = rng.random(len(objects.classes)) < probability
-    sizes = objects.boxes_xyxy[:, 2:] - objects.boxes_xyxy[:, :2]
-    candidates = np.flatnonzero(chosen & (objects.counts > 0) & (sizes.min(1) > 0))
+    chosen = rng.random(len(labels.classes)) < probability
+    sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
+    candidates = np.flatnonzero(chosen & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):
         return None
-    mirrored = objects.mirrored(candidates, canvas_w)
-    free = (_cover(mirrored.boxes_xyxy, objects.boxes_xyxy) < MAX_PASTE_COVER).all(1)
+    mirrored = labels.mirrored(candidates, canvas_w)
+    free = (_cover(mirrored.boxes_xyxy, labels.boxes_xyxy) < MAX_PASTE_COVER).all(1)
     compatible = _cover(mirrored.boxes_xyxy, mirrored.boxes_xyxy) < MAX_PASTE_COVER
     accepted: list[int] = []
     for row in np.flatnonzero(free).tolist():
         if compatible[row, accepted].all():
             accepted.append(row)
-    return objects.mirrored(candidates[accepted], canvas_w) if accepted else None
+    return labels.mirrored(candidates[accepted], canvas_w) if accepted else None
 
 
 def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -241,7 +235,7 @@ def mix(sample: Sample, other: Sample, ratio: float) -> Sample:
     )
 
 
-def draw_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
+def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
     """Gains 1 + U(−1, 1) · range of hue, saturation and value; takes three numbers from `rng`."""
     hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
     return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
@@ -249,22 +243,19 @@ def draw_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, fl
 
 def train_sample(
     draw: Draw,
-    source: SampleSource,
+    load: SampleLoader,
     hyp: Hyp,
     rng: np.random.Generator,
-    *,
-    mosaic: bool,
     out: NDArray[np.uint8],
-    colour: ColourFilter = NO_FILTER,
+    colour: ColourFilter = no_filter,
 ) -> Sample:
     """One augmented training sample.
 
     Args:
         draw: which picture, its neighbours, and the sample's size.
-        source: the loaded pictures.
-        hyp: probabilities and ranges.
+        load: the loaded pictures and their labels.
+        hyp: probabilities and ranges; mosaic 0 turns mixup off as well.
         rng: the sample's own generator; the result is a function of it and the dataset.
-        mosaic: whether mosaic and mixup are on at all; then `hyp.mosaic` decides for this sample.
         out: uint8 (*draw.size_hw, 3), such as one row of the batch; the picture is written into it.
         colour: filters after the HSV jitter.
 
@@ -272,18 +263,18 @@ def train_sample(
         The sample: its picture is `out`, its boxes lie inside, polygons are used up.
     """
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
-    jitter = HsvJitter(draw_hsv_gains(hyp, rng))
-    if not (rng.random() < hyp.mosaic and mosaic):
-        sample = draw_scene(draw_single(draw.index, size_hw, hyp, rng), source, 0.0, rng, out, jitter)
+    jitter = HsvJitter(sample_hsv_gains(hyp, rng))
+    if not rng.random() < hyp.mosaic:
+        sample = render_scene(sample_single(draw.index, size_hw, hyp, rng), load, 0.0, rng, out, jitter)
     elif not rng.random() < hyp.mixup:
-        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
-        sample = draw_scene(scene, source, copy_paste, rng, out, jitter)
+        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = render_scene(scene, load, copy_paste, rng, out, jitter)
     else:
-        scene = draw_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
-        sample = draw_scene(scene, source, copy_paste, rng, out)
-        (partner,) = draw_partners(draw.index, draw.neighbours, 1, rng)
-        scene = draw_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
-        other = draw_scene(scene, source, copy_paste, rng, np.empty_like(out))
+        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = render_scene(scene, load, copy_paste, rng, out)
+        (partner,) = sample_partners(draw.index, draw.neighbours, 1, rng)
+        scene = sample_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
+        other = render_scene(scene, load, copy_paste, rng, np.empty_like(out))
         sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
         jitter(out)
     colour(out, rng)  # last, so that nothing else depends on whether the filters are installed

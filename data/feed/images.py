@@ -6,16 +6,12 @@ nothing but bytes is stored. Its pages are shared by every rank and worker of th
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -23,18 +19,15 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data.source.decode import REDUCTIONS, Pixels, read_image
-from utils.config import CacheMode
-from utils.environment import cache_dir
 from utils.errors import UserError
-from utils.files import SharedFile, atomic_write
-from utils.machine.limits import available_memory, usable_cpus
-from utils.ranks.world import World, torch_distributed_zero_first
+from utils.files import SharedFile
+from utils.machine.limits import usable_cpus
+from utils.text import gib
 from utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 
-_SHARED_MEMORY = Path("/dev/shm")
-_FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
+FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
 # A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder leaves out what would be
 # thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
 _REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
@@ -58,16 +51,6 @@ def loaded_size(size_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
     """`loaded_sizes` of one image."""
     height, width = loaded_sizes(np.array(size_hw), imgsz).tolist()
     return height, width
-
-
-class ImageSource(Protocol):
-    """Where a dataset loads its images from: ImageStore, or data.feed.recent.RecentImages."""
-
-    def load(self, index: int) -> Pixels:
-        """Image `index`, uint8 (h, w, 3) RGB at loading size; to be read only."""
-
-    def near(self, draw: Draw) -> AbstractContextManager[None]:
-        """Around the loading and drawing of the images of `draw`: what was loaded stays as it is until the end."""
 
 
 class ImageStore:
@@ -138,7 +121,7 @@ class ImageStore:
                 written = os.pwrite(file.fileno(), pixels, offset)
                 pixels, offset = pixels[written:], offset + written
 
-        title = f"Caching {self.index.split} images ({_gib(self.nbytes)})"
+        title = f"Caching {self.index.split} images ({gib(self.nbytes)})"
         with (
             ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
             tqdm(total=len(self), desc=title, unit="image", disable=not show_progress) as bar,
@@ -204,98 +187,3 @@ class ImageStore:
         found = os.fstat(cache.fileno()).st_size
         assert found == self.nbytes, (found, self.nbytes)
         return np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
-
-
-def open_images(
-    index: DatasetIndex, imgsz: int, cache: CacheMode, interpolation: Interpolation, world: World
-) -> ImageStore:
-    """Open the images of `index`, building the node's cache where one is asked for. All ranks call it together.
-
-    "ram" is a file without a name in /dev/shm: it is gone with the last process that holds it, however that ends.
-    "disk" is a file in TESSERA_CACHE that later runs use again. The first rank of each node builds it, the others wait.
-
-    Raises:
-        UserError: an image does not decode, or there is too little memory or disk.
-    """
-    store = ImageStore(index, imgsz, interpolation)
-    if cache == "none":
-        return store
-    file: IO[bytes] | None = None
-    with torch_distributed_zero_first(world.local_rank):
-        if world.local_rank == 0:
-            file = (_build_in_memory if cache == "ram" else _build_on_disk)(store, world.is_main)
-    shared = world.node_first(None if file is None else SharedFile.of(file))
-    assert shared is not None
-    return ImageStore(index, imgsz, interpolation, file or _open_shared(shared))
-
-
-def _build_in_memory(store: ImageStore, show_progress: bool) -> IO[bytes]:
-    if not _SHARED_MEMORY.is_dir():
-        raise UserError(f"--cache ram: found no {_SHARED_MEMORY} on this system, where it would lie. Use --cache disk.")
-    room = shutil.disk_usage(_SHARED_MEMORY).free
-    memory = available_memory()
-    remedy = (
-        f"Use --cache disk or a smaller --imgsz, or give the container more memory and {_SHARED_MEMORY} (--shm-size)."
-    )
-    _require_room(store, room if memory is None else min(room, memory), f"{_SHARED_MEMORY} (memory)", "ram", remedy)
-    # Without a name from the start: nothing can be left behind, whatever becomes of this process.
-    file = tempfile.TemporaryFile(dir=_SHARED_MEMORY)  # noqa: SIM115 - lives as long as the store
-    try:
-        _fill(store, file, show_progress, _SHARED_MEMORY, "ram", remedy)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _build_on_disk(store: ImageStore, show_progress: bool) -> IO[bytes]:
-    folder = cache_dir() / "images"
-    path = folder / f"{store.index.digest[:32]}-{store.imgsz}-{store.interpolation}-v{_FORMAT}.bin"
-    if not (path.is_file() and path.stat().st_size == store.nbytes):
-        remedy = "Free some space, or set TESSERA_CACHE to a folder on a larger disk."
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _require_room(store, shutil.disk_usage(folder).free, str(folder), "disk", remedy)
-            with atomic_write(path) as file:
-                _fill(store, file, show_progress, folder, "disk", remedy)
-        except OSError as error:
-            raise UserError(
-                f"--cache disk: cannot write {path} ({error.strerror}). Set TESSERA_CACHE to a folder you may write to."
-            ) from error
-    return path.open("rb")
-
-
-def _fill(store: ImageStore, file: IO[bytes], show_progress: bool, folder: Path, mode: CacheMode, remedy: str) -> None:
-    """Write the cache; a file system that fills up meanwhile gives the same message as one too small from the start."""
-    try:
-        store.write_cache(file, show_progress)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"--cache {mode}: {folder} filled up while {_gib(store.nbytes)} of {store.index.split} images "
-            f"were written. {remedy}"
-        ) from error
-
-
-def _require_room(store: ImageStore, room: int, where: str, mode: CacheMode, remedy: str) -> None:
-    if store.nbytes > room:
-        raise UserError(
-            f"--cache {mode}: the {len(store)} {store.index.split} images take {_gib(store.nbytes)} at {store.imgsz} "
-            f"pixels, but {where} has {_gib(room)} free. {remedy}"
-        )
-
-
-def _open_shared(shared: SharedFile) -> IO[bytes]:
-    try:
-        return shared.open("rb")
-    except OSError as error:
-        raise UserError(
-            f"--cache: cannot open the cache that the node's first rank built, {shared.path} ({error.strerror}). The "
-            "ranks of a node must run as one user and see each other's processes (one container). Leave --cache out "
-            "otherwise."
-        ) from error
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -120,62 +120,47 @@ def _blocks(batch_size: int) -> int:
     return math.ceil(batch_size / BLOCK)
 
 
-class EpochSampler(Sampler[list[Draw]]):
-    """One rank's share of the training stream; the `batch_sampler` of a DataLoader.
-
-    Each `iter()` is one epoch of this rank's batches; its first draw moves the sampler to the next epoch, so a loader
-    that begins the next epoch early neither repeats one nor needs to be told. `len()` is the whole epoch's batches.
+class EpochOrder:
+    """The order of each epoch, all ranks together.
 
     Args:
         length: N.
         batch_size: B, over all ranks.
         seed: the run's seed, the same on every rank.
-        imgsz: side of a sample in pixels, a multiple of `stride`.
-        rank, size: this rank among W.
+        imgsz: side of a sample in pixels.
+        shapes_hw: int64 (N, 2), each image's own padded shape, see `padded_shapes`; where given, batches are
+            rectangular (`--rect`).
         drop_last: leave the last, partial batch out instead of filling it.
-        sizes_hw: int (N, 2), the images' sizes; where given, batches are rectangular (`--rect`).
-        stride: what rectangular sides are rounded up to.
 
     Raises:
-        ConfigError: W does not divide B, or `drop_last` leaves no batch.
+        ConfigError: `drop_last` leaves no batch.
     """
 
     def __init__(
         self,
         length: int,
         batch_size: int,
-        *,
         seed: int,
         imgsz: int,
-        rank: int = 0,
-        size: int = 1,
+        shapes_hw: NDArray[np.int64] | None = None,
         drop_last: bool = False,
-        sizes_hw: NDArray[np.int32] | None = None,
-        stride: int = 32,
     ) -> None:
-        assert length > 0 and batch_size > 0 and 0 <= rank < size, (length, batch_size, rank, size)
-        check_batch_size(batch_size, size)
+        assert length > 0 and batch_size > 0, (length, batch_size)
         if drop_last and length < batch_size:
             raise ConfigError(
                 f"--batch-size {batch_size} is larger than the {length} images of the dataset, and the last, partial "
                 f"batch is dropped: nothing is left. Use a batch size of at most {length}."
             )
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
-        self.rank, self.size, self.drop_last = rank, size, drop_last
-        self._shapes_hw = None if sizes_hw is None else padded_shapes(sizes_hw, imgsz, stride)
+        self.drop_last = drop_last
+        self._shapes_hw = shapes_hw
         self._weights: NDArray[np.float64] | None = None
-        self._next = (0, 0)
 
     def __len__(self) -> int:
         return batches_per_epoch(self.length, self.batch_size, self.drop_last)
 
-    def seek(self, epoch: int, step: int = 0) -> None:
-        """Let the next `iter()` begin at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
-        assert epoch >= 0 and 0 <= step <= len(self), (epoch, step, len(self))
-        self._next = (epoch, step)
-
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Draw with replacement in proportion to `weights` (N,) from the next `iter()` on.
+        """Sample with replacement in proportion to `weights` (N,) from now on.
 
         They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
         """
@@ -192,21 +177,50 @@ class EpochSampler(Sampler[list[Draw]]):
             return order, np.full((len(self), 2), self.imgsz)
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
 
+
+class EpochSampler(Sampler[list[Draw]]):
+    """One rank's share of the training stream; the `batch_sampler` of a DataLoader.
+
+    Each `iter()` is one epoch of this rank's batches; its first `next()` moves the sampler to the next epoch, so a
+    loader that begins the next epoch early neither repeats one nor has to say so. `len()` is the whole epoch's batches.
+
+    Args:
+        order: of all ranks.
+        rank, size: this rank among W.
+
+    Raises:
+        ConfigError: W does not divide B.
+    """
+
+    def __init__(self, order: EpochOrder, rank: int = 0, size: int = 1) -> None:
+        assert 0 <= rank < size, (rank, size)
+        check_batch_size(order.batch_size, size)
+        self.order, self.rank, self.size = order, rank, size
+        self._next = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Let the next `iter()` begin at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
+        assert epoch >= 0 and 0 <= step <= len(self), (epoch, step, len(self))
+        self._next = (epoch, step)
+
     def __iter__(self) -> Iterator[list[Draw]]:
-        # All of this runs at the first draw: torch's loader asks for two iterators at its start, and uses the second.
+        # All of this runs at the first next(): torch's loader asks for two iterators at its start, and uses the second.
         epoch, first = self._next
         self._next = (epoch + 1, 0)
-        order, shapes_hw = self.plan(epoch)
+        order, shapes_hw = self.order.plan(epoch)
         for batch in range(first, len(shapes_hw)):
             height, width = shapes_hw[batch].tolist()
             yield list(self._draws(order, epoch, batch, (height, width)))
 
     def _draws(self, order: NDArray[np.int64], epoch: int, batch: int, size_hw: tuple[int, int]) -> Iterator[Draw]:
-        share = self.batch_size // self.size
-        start = batch * self.batch_size + self.rank * share
-        places = range(start, start + share)
-        for block, own in itertools.groupby(places, lambda place: block_of(place, self.batch_size)):
-            near = neighbours(order, self.batch_size, batch, block)
+        batch_size = self.order.batch_size
+        share = batch_size // self.size
+        start = batch * batch_size + self.rank * share
+        for block, own in itertools.groupby(range(start, start + share), lambda place: block_of(place, batch_size)):
+            near = neighbours(order, batch_size, batch, block)
             for place in own:
                 yield Draw(int(order[place]), place, epoch, size_hw, near)
 

@@ -11,12 +11,14 @@ from unittest import mock
 import cv2
 import numpy as np
 
-from data.feed import loader
-from data.feed.images import ImageStore, open_images
+from data.feed import workers as workers_module
+from data.feed.cache import open_images
+from data.feed.images import ImageStore
 from data.feed.loader import build_train_loader
 from tests.benchmarks.plain import PlainLoader
 from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
+from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.ranks.world import World
 from utils.types import DatasetIndex
@@ -48,11 +50,11 @@ def plain_rivals(index: DatasetIndex, imgsz: int, hyp_name: str):  # type: ignor
 
 def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) -> float:
     """Images decoded over samples of two epochs, with `workers` whatever the processors."""
-    options = {"hyp": load_hyp(hyp), "imgsz": imgsz, "batch_size": 16, "seed": 0, "epochs": 2, "world": World()}
+    run = made_run(load_hyp(hyp), imgsz=imgsz, batch_size=16, epochs=2, workers=workers)
     store = CountedStore(index, imgsz, "linear")
     with (
-        mock.patch.object(loader, "usable_cpus", lambda: workers),
-        build_train_loader(index, store, **options, workers=workers) as batches,
+        mock.patch.object(workers_module, "usable_cpus", lambda: workers),
+        build_train_loader(run, store) as batches,
     ):
         samples = sum(len(batch) for epoch in range(2) for batch in batches.batches(epoch))
     return store.decoded / samples
@@ -78,17 +80,8 @@ def main() -> None:
         return epoch
 
     def ours(store: ImageStore):  # type: ignore[no-untyped-def]
-        loader = build_train_loader(
-            index,
-            store,
-            hyp=load_hyp(given.hyp),
-            imgsz=given.imgsz,
-            batch_size=16,
-            seed=0,
-            epochs=10**6,
-            world=World(),
-            workers=0,
-        )
+        run = made_run(load_hyp(given.hyp), imgsz=given.imgsz, batch_size=16, epochs=10**6, workers=0)
+        loader = build_train_loader(run, store)
         stream = itertools.chain.from_iterable(map(loader.batches, itertools.count()))
 
         def some() -> int:

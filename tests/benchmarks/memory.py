@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.feed.images import ImageStore, open_images
+from data.feed.cache import open_images
+from data.feed.images import ImageStore
 from data.feed.loader import TrainLoader, build_train_loader
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import indexed, machine, parser, repeated
 from tests.benchmarks.step import made_batch, our_step, plain_step
+from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.world import World, open_world, torch_distributed_zero_first
@@ -53,17 +55,9 @@ def pss(pids: list[int], key: str = "Pss:") -> int:
 def cached_loader(index: DatasetIndex, imgsz: int, cache: str, world: World, workers: int) -> TrainLoader:
     """The training stream with `workers` whatever the processors."""
     store = open_images(index, imgsz, cache, "linear", world)  # type: ignore[arg-type]
-    return build_train_loader(
-        index,
-        store,
-        hyp=load_hyp("hyp.scratch-low.yaml"),
-        imgsz=imgsz,
-        batch_size=8 * world.size,
-        seed=0,
-        epochs=10**6,
-        world=world,
-        workers=workers,
-    )
+    flags = {"epochs": 10**6, "workers": workers}
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), world, imgsz=imgsz, batch_size=8 * world.size, **flags)
+    return build_train_loader(run, store)
 
 
 def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:

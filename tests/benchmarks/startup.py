@@ -26,8 +26,8 @@ from data.source.index import build_index
 from data.source.listing import label_path
 from data.source.spec import load_spec
 from tests.benchmarks.rounds import indexed, machine, parser
+from tests.data.made_run import made_run
 from utils.config import load_hyp
-from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 
@@ -105,17 +105,8 @@ def main() -> None:
         print(f"  index of {len(index)} images, {objects} objects: {size} bytes, {size / allowed:.2f} of the budget")
         started = time.perf_counter()
         index = build_index(load_spec(str(path)), "train")
-        loader = build_train_loader(
-            index,
-            ImageStore(index, 640, "linear"),
-            hyp=load_hyp("hyp.scratch-low.yaml"),
-            imgsz=640,
-            batch_size=16,
-            seed=0,
-            epochs=1,
-            world=World(),
-            workers=2,
-        )
+        run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=640, batch_size=16, epochs=1, workers=2)
+        loader = build_train_loader(run, ImageStore(index, 640, "linear"))
         with loader:
             next(iter(loader.batches(0)))
             print(f"  second start, to the first batch: {time.perf_counter() - started:.2f} s")

@@ -16,6 +16,7 @@ from data.feed.images import ImageStore
 from data.feed.loader import build_train_loader
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -31,9 +32,8 @@ from utils.types import Batch, DatasetIndex
 
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
     """The first batch of a training: mosaics of real images."""
-    options = {"hyp": load_hyp("hyp.scratch-low.yaml"), "imgsz": imgsz, "batch_size": batch, "seed": 0, "epochs": 1}
-    store = ImageStore(index, imgsz, "linear")
-    return next(iter(build_train_loader(index, store, **options, world=World(), workers=0).batches(0)))
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=imgsz, batch_size=batch, epochs=1, workers=0)
+    return next(iter(build_train_loader(run, ImageStore(index, imgsz, "linear")).batches(0)))
 
 
 class Stages(NoProfile):

@@ -80,7 +80,7 @@ def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch
     keep_freed_memory()
     fused, said = fused_copy(model, Accelerator()), []
     store = ImageStore(index, imgsz, "area")
-    loader = build_val_loader(index, store, imgsz=imgsz, stride=32, batch_size=batch, world=World(), workers=0)
+    loader = build_val_loader(store, World(), batch_size=batch, stride=32, workers=0)
 
     def run() -> int:
         metrics = evaluate(fused, loader, index, World(), precision=precision).metrics

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from data.feed import loader
+from data.feed import workers
 from data.feed.loader import build_train_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.counted import CountedStore
+from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.errors import UserError
 from utils.ranks import world as distributed
@@ -184,11 +185,11 @@ def decodes(world: World, data: str) -> None:
     with torch_distributed_zero_first(world.local_rank):
         index = build_index(load_spec(data), "train")
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)
-    options = {"hyp": hyp, "imgsz": 64, "batch_size": 8, "seed": 0, "epochs": 1, "workers": 2}
+    run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
     store = CountedStore(index, 64, "linear")
     with (
-        mock.patch.object(loader, "usable_cpus", lambda: 4),
-        build_train_loader(index, store, world=world, **options) as batches,
+        mock.patch.object(workers, "usable_cpus", lambda: 4),
+        build_train_loader(run, store) as batches,
     ):
         samples = 0
         for batch in batches.batches(0):

@@ -22,7 +22,7 @@ import pytest
 import torch
 import yaml
 
-from data.feed.sampler import EpochSampler
+from data.feed.sampler import EpochOrder
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.system.launch import run_python, torchrun
@@ -168,8 +168,7 @@ def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
 def blank_last_half_of_batches(data: Path) -> None:
     """Take the labels from images whose place in epoch 0 is in the last half of a batch."""
     index = build_index(load_spec(str(data)), "train")
-    sampler = EpochSampler(len(index), BATCH, seed=0, imgsz=IMGSZ)
-    order, _ = sampler.plan(0)
+    order, _ = EpochOrder(len(index), BATCH, seed=0, imgsz=IMGSZ).plan(0)
     for image in order.reshape(-1, BATCH)[:, BATCH // 2 :].flatten().tolist():
         path = index.path(image)
         label = path.parents[2] / "labels" / path.parent.name / f"{path.stem}.txt"

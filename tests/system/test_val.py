@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.feed.images import open_images
+from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
@@ -111,7 +111,7 @@ def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, 
     keep = Keep(index)
     with (
         open_images(index, 640, "none", "area", world) as store,
-        build_val_loader(index, store, imgsz=640, stride=32, batch_size=16, world=world, workers=0) as loader,
+        build_val_loader(store, world, batch_size=16, stride=32, workers=0) as loader,
     ):
         found = evaluate(fused_copy(model, world.accelerator), loader, index, world, max_det=max_det, sinks=[keep])
     truth = coco.COCO()

@@ -54,7 +54,7 @@ def homography(warp: Warp) -> np.ndarray:
 def plain_scene(
     scene: Scene, samples: list[Sample], copy_paste: float = 0.0, rng: np.random.Generator | None = None
 ) -> tuple[Sample, np.ndarray]:
-    """What `draw_scene` should return, pictures within interpolation; and the canvas."""
+    """What `render_scene` should return, pictures within interpolation; and the canvas."""
     warp = scene.warp
     canvas_h, canvas_w = warp.canvas_hw
     canvas = np.full((canvas_h, canvas_w, 3), 114, np.uint8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from data.augment import filters
-from data.augment.filters import NO_FILTER, AlbumentationsFilter, NoFilter, open_filter
+from data.augment.filters import AlbumentationsFilter, no_filter, open_filter
 
 
 def stand_in(log: list[tuple[str, dict[str, Any]]]) -> SimpleNamespace:
@@ -31,14 +31,14 @@ def stand_in(log: list[tuple[str, dict[str, Any]]]) -> SimpleNamespace:
 def test_no_filter_changes_and_draws_nothing() -> None:
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     before, rng = image.copy(), np.random.default_rng(0)
-    NO_FILTER(image, rng)
+    no_filter(image, rng)
     assert (image == before).all()
     assert rng.random() == np.random.default_rng(0).random()
 
 
 def test_absent_package_means_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters.importlib.util, "find_spec", lambda name: None)
-    assert isinstance(open_filter(), NoFilter)
+    assert open_filter() is no_filter
     monkeypatch.setattr(filters.importlib.util, "find_spec", lambda name: object())
     assert isinstance(pickle.loads(pickle.dumps(open_filter())), AlbumentationsFilter)
 

@@ -9,20 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.augment.filters import ColourFilter, no_filter
+from data.augment.labels import CanvasLabels
 from data.augment.scene import (
     Scene,
     choose_pasted,
-    draw_hsv_gains,
-    draw_mosaic,
-    draw_partners,
-    draw_scene,
-    draw_single,
-    draw_warp,
     letterbox,
     mix,
+    render_scene,
+    sample_hsv_gains,
+    sample_mosaic,
+    sample_partners,
+    sample_single,
+    sample_warp,
     train_sample,
 )
-from data.augment.warp import Objects, Warp
+from data.augment.warp import Warp
 from tests.data.augment.mosaic_oracle import plain_scene
 from tests.data.augment.test_warp import ListSource, random_boxes, share_outside, smooth_picture, star
 from utils.config import Hyp, load_hyp
@@ -61,10 +63,19 @@ hyps = st.builds(
 )
 
 
-def trained(source: ListSource, hyp: Hyp, seed: int = 0, size_hw: tuple[int, int] = (64, 64), **options) -> Sample:  # type: ignore[no-untyped-def]
+def trained(
+    source: ListSource,
+    hyp: Hyp,
+    seed: int = 0,
+    size_hw: tuple[int, int] = (64, 64),
+    *,
+    mosaic: bool = True,
+    colour: ColourFilter = no_filter,
+) -> Sample:
     out = np.full((*size_hw, 3), 7, np.uint8)
     draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
-    return train_sample(draw, source, hyp, sample_rng(1, 0, seed), out=out, **{"mosaic": True, **options})
+    hyp = hyp if mosaic else dataclasses.replace(hyp, mosaic=0.0)
+    return train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, colour)
 
 
 @settings(max_examples=80, deadline=None)
@@ -89,7 +100,7 @@ def test_writes_into_the_row_of_a_batch() -> None:
     batch = np.zeros((3, 64, 64, 3), np.uint8)
     hyp = dataclasses.replace(LOW, mixup=1.0, fliplr=1.0)
     draw = Draw(0, 0, 0, (64, 64), {0: 0, 1: 1})
-    sample = train_sample(draw, dataset(0), hyp, sample_rng(0, 0, 0), mosaic=True, out=batch[1])
+    sample = train_sample(draw, dataset(0).sample, hyp, sample_rng(0, 0, 0), batch[1])
     assert np.shares_memory(sample.image, batch) and (sample.image == batch[1]).all()
     assert batch[1].any() and not batch[0].any() and not batch[2].any()
 
@@ -126,7 +137,7 @@ def test_mosaic_switch_and_probability() -> None:
 def test_mosaic_draws() -> None:
     indices, centres = [], []
     for seed in range(300):
-        scene = draw_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
+        scene = sample_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
         assert scene.warp.canvas_hw == (128, 256) and scene.warp.size_hw == (64, 128)
         assert 2 in scene.indices and len(scene.indices) == 4
         indices.append(scene.indices)
@@ -140,17 +151,17 @@ def test_mosaic_draws() -> None:
 
 def test_partners_are_different_where_there_are_enough() -> None:
     for seed in range(50):
-        partners = draw_partners(7, (1, 7, 2, 3, 1), 3, sample_rng(0, 0, seed))
+        partners = sample_partners(7, (1, 7, 2, 3, 1), 3, sample_rng(0, 0, seed))
         assert len(partners) == 3 and set(partners) <= {1, 2, 3}
-        scene = draw_mosaic(7, (1, 2, 7, 3), (64, 64), LOW, sample_rng(0, 0, seed))
+        scene = sample_mosaic(7, (1, 2, 7, 3), (64, 64), LOW, sample_rng(0, 0, seed))
         assert sorted(scene.indices) == [1, 2, 3, 7]
-    assert draw_partners(7, (7,), 3, sample_rng(0, 0, 0)) == [7, 7, 7]
-    assert set(draw_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
+    assert sample_partners(7, (7,), 3, sample_rng(0, 0, 0)) == [7, 7, 7]
+    assert set(sample_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
 
 
 def test_warp_draws_span_their_ranges() -> None:
     hyp = dataclasses.replace(LOW, degrees=20.0, shear=5.0, perspective=0.001, flipud=0.3)
-    warps = [draw_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
+    warps = [sample_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
     spans = {
         "degrees": ([w.degrees for w in warps], -20, 20),
         "zoom": ([w.zoom for w in warps], 0.5, 1.5),
@@ -171,8 +182,8 @@ def test_draws_do_not_depend_on_strengths() -> None:
     following = []
     for hyp in (LOW, PLAIN, strong):
         rng = sample_rng(0, 0, 4)
-        draw_mosaic(1, range(6), (64, 64), hyp, rng)
-        draw_hsv_gains(hyp, rng)
+        sample_mosaic(1, range(6), (64, 64), hyp, rng)
+        sample_hsv_gains(hyp, rng)
         following.append(rng.random())
     assert len(set(following)) == 1
 
@@ -195,10 +206,10 @@ def test_copy_paste_equals_the_plain_double_canvas(change: dict[str, float]) -> 
     more = 0
     for seed in range(4):
         rng, twin = sample_rng(2, 0, seed), sample_rng(2, 0, seed)
-        scene = draw_mosaic(seed % 5, range(5), (96, 96), hyp, rng)
-        assert draw_mosaic(seed % 5, range(5), (96, 96), hyp, twin) == scene
-        without = draw_scene(scene, source, 0.0, rng, np.empty((96, 96, 3), np.uint8))
-        sample = draw_scene(scene, source, 0.6, rng, np.empty((96, 96, 3), np.uint8))
+        scene = sample_mosaic(seed % 5, range(5), (96, 96), hyp, rng)
+        assert sample_mosaic(seed % 5, range(5), (96, 96), hyp, twin) == scene
+        without = render_scene(scene, source.sample, 0.0, rng, np.empty((96, 96, 3), np.uint8))
+        sample = render_scene(scene, source.sample, 0.6, rng, np.empty((96, 96, 3), np.uint8))
         expected, canvas = plain_scene(scene, [source.sample(i) for i in scene.indices], 0.6, twin)
         assert rng.random() == twin.random()
         assert sample.classes.tolist() == expected.classes.tolist()
@@ -209,9 +220,9 @@ def test_copy_paste_equals_the_plain_double_canvas(change: dict[str, float]) -> 
 
 
 def test_pasted_objects_keep_clear_of_others() -> None:
-    def objects(*boxes: list[float]) -> Objects:
+    def objects(*boxes: list[float]) -> CanvasLabels:
         outlines = [[[x0, y0], [x1, y0], [x1, y1], [x0, y1]] for x0, y0, x1, y1 in boxes]
-        return Objects(
+        return CanvasLabels(
             np.array(boxes, np.float32),
             np.arange(len(boxes), dtype=np.int32),
             np.array(outlines, np.float32).reshape(-1, 2),
@@ -241,7 +252,7 @@ def test_pasted_objects_keep_clear_of_others() -> None:
 def test_copy_paste_off_draws_nothing() -> None:
     rng = np.random.default_rng(3)
     boxes = np.array([[0, 0, 20, 20]], np.float32)
-    objects = Objects(boxes, np.zeros(1, np.int32), np.zeros((0, 2), np.float32), np.zeros(1, np.int64))
+    objects = CanvasLabels(boxes, np.zeros(1, np.int32), np.zeros((0, 2), np.float32), np.zeros(1, np.int64))
     assert choose_pasted(objects, 0.0, 100, rng) is None
     assert rng.random() == np.random.default_rng(3).random()
 
@@ -253,14 +264,22 @@ def test_mixup_joins_two_mosaics() -> None:
     for seed in range(40):
         sample = trained(source, mixed, seed)
         rng = sample_rng(1, 0, seed)
-        draw_hsv_gains(mixed, rng)
+        sample_hsv_gains(mixed, rng)
         rng.random(2)
-        first = draw_scene(
-            draw_mosaic(seed % 6, range(6), (64, 64), mixed, rng), source, 0.0, rng, np.empty((64, 64, 3), np.uint8)
+        first = render_scene(
+            sample_mosaic(seed % 6, range(6), (64, 64), mixed, rng),
+            source.sample,
+            0.0,
+            rng,
+            np.empty((64, 64, 3), np.uint8),
         )
-        (partner,) = draw_partners(seed % 6, range(6), 1, rng)
-        second = draw_scene(
-            draw_mosaic(partner, range(6), (64, 64), mixed, rng), source, 0.0, rng, np.empty((64, 64, 3), np.uint8)
+        (partner,) = sample_partners(seed % 6, range(6), 1, rng)
+        second = render_scene(
+            sample_mosaic(partner, range(6), (64, 64), mixed, rng),
+            source.sample,
+            0.0,
+            rng,
+            np.empty((64, 64, 3), np.uint8),
         )
         ratio = rng.beta(32, 32)
         blend = first.image * ratio + second.image * (1 - ratio)
@@ -283,7 +302,7 @@ def test_mix_writes_into_the_first() -> None:
 
 
 def test_hsv_gains_span_their_ranges() -> None:
-    gains = np.array([draw_hsv_gains(LOW, sample_rng(0, 0, seed)) for seed in range(500)])
+    gains = np.array([sample_hsv_gains(LOW, sample_rng(0, 0, seed)) for seed in range(500)])
     span = np.array([LOW.hsv_h, LOW.hsv_s, LOW.hsv_v])
     assert (np.abs(gains - 1) <= span).all()
     assert (gains.max(0) > 1 + 0.97 * span).all() and (gains.min(0) < 1 - 0.97 * span).all()
@@ -340,7 +359,7 @@ def test_single_picture_larger_than_the_sample_is_shrunk() -> None:
 
 
 def test_scene_is_a_value() -> None:
-    one, two = (draw_single(3, (64, 64), LOW, sample_rng(0, 0, 1)) for _ in range(2))
+    one, two = (sample_single(3, (64, 64), LOW, sample_rng(0, 0, 1)) for _ in range(2))
     assert one == two and hash(one) == hash(two)
     assert isinstance(one, Scene) and isinstance(one.warp, Warp)
 

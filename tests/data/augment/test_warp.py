@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.augment.canvas import Tile, gaps, render
 from data.augment.colours import HsvJitter
-from data.augment.scene import Scene, draw_scene
-from data.augment.warp import Objects, Tile, Warp, clip_outlines, gaps, render, warp_objects
+from data.augment.labels import CanvasLabels, clip_outlines, warp_labels
+from data.augment.scene import Scene, render_scene
+from data.augment.warp import Warp
 from tests.data.augment.mosaic_oracle import plain_picture, plain_scene
 from utils.types import FILL, Sample
 
@@ -95,7 +97,7 @@ def scenes(draw: st.DrawFn, outlines: bool, aligned: bool = False) -> tuple[Scen
 
 def drawn(scene: Scene, source: ListSource) -> Sample:
     out = np.full((*scene.warp.size_hw, 3), 255, np.uint8)
-    return draw_scene(scene, source, 0.0, np.random.default_rng(0), out)
+    return render_scene(scene, source.sample, 0.0, np.random.default_rng(0), out)
 
 
 def share_outside(image: np.ndarray, canvas: np.ndarray, warp: Warp, tolerance: int = 2) -> float:
@@ -184,9 +186,9 @@ def test_polygons_equal_brute_force(case: tuple[Scene, ListSource]) -> None:
     if horizon_in_sight(scene.warp):
         return
     warp = scene.warp
-    objects = Objects.gather(source.samples, [Tile(s.image, 0, 0) for s in source.samples], warp.canvas_hw)
+    objects = CanvasLabels.gather(source.samples, [(0, 0) for _ in source.samples], warp.canvas_hw)
     expected, _ = plain_scene(Scene((0,), (0, 0), warp), [at_origin(source.samples, warp)])
-    boxes, classes = warp_objects(objects, warp)
+    boxes, classes = warp_labels(objects, warp)
     found = match(expected, boxes, classes)
     # Brute force sees a polygon by quarter pixels: slivers may be missed, so compare where both have found it.
     assert len(found) >= min(len(boxes), len(expected.boxes_xyxy)) - 1 - len(boxes) // 4
@@ -247,8 +249,8 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     render([tile], warp, out)
     # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
     segments = [outline] if outlined or not warp.axis_aligned else []
-    objects = Objects.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile], warp.canvas_hw)
-    boxes, _ = warp_objects(objects, warp)
+    objects = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile[1:]], warp.canvas_hw)
+    boxes, _ = warp_labels(objects, warp)
     red = np.argwhere(out[..., 0].astype(int) - out[..., 2] > 127)
     if len(boxes) == 0:
         return
@@ -288,8 +290,8 @@ def test_which_objects_are_kept() -> None:
     kept = [[60, 0, 90, 30], [41, 0, 60, 30], [30, 50, 53, 80]]
     dropped = [[0, 0, 40, 30], [10, 10, 52.5, 30], [60, 0, 61.9, 30], [60, 0, 90, 2.0], [10, 40, 52, 70]]
     boxes = np.array(kept + dropped, np.float32)
-    objects = Objects(boxes, np.arange(8, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(8, np.int64))
-    after, classes = warp_objects(objects, warp)
+    objects = CanvasLabels(boxes, np.arange(8, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(8, np.int64))
+    after, classes = warp_labels(objects, warp)
     assert classes.tolist() == [0, 1, 2]
     assert after.tolist() == [[10, 0, 40, 30], [0, 0, 10, 30], [0, 50, 3, 80]]
 
@@ -298,16 +300,16 @@ def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
     """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
     tile = Tile(np.zeros((64, 64, 3), np.uint8), -40, 0)
     sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
-    objects = Objects.gather([sample], [tile], (64, 64))
+    objects = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
     assert objects.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
-    assert warp_objects(objects, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
+    assert warp_labels(objects, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
 
 
 def test_long_thin_boxes_are_dropped() -> None:
     warp = Warp((600, 600), (600, 600))
     boxes = np.array([[0, 0, 299, 3], [0, 0, 301, 3]], np.float32)
-    objects = Objects(boxes, np.arange(2, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(2, np.int64))
-    assert warp_objects(objects, warp)[1].tolist() == [0]
+    objects = CanvasLabels(boxes, np.arange(2, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(2, np.int64))
+    assert warp_labels(objects, warp)[1].tolist() == [0]
 
 
 def test_polygon_keeps_with_a_hundredth_of_its_area() -> None:
@@ -315,26 +317,26 @@ def test_polygon_keeps_with_a_hundredth_of_its_area() -> None:
     box = np.array([[0, 0, 100, 100]], np.float32)
     outline = np.array([[0, 0], [100, 0], [100, 100], [0, 100]], np.float32)
     classes = np.zeros(1, np.int32)
-    outlined = Objects(box, classes, outline, np.array([4]))
-    boxed = Objects(box, classes, outline[:0], np.array([0]))
-    assert warp_objects(outlined, warp)[0].tolist() == [[0, 0, 5, 100]]
-    assert len(warp_objects(boxed, warp)[0]) == 0
+    outlined = CanvasLabels(box, classes, outline, np.array([4]))
+    boxed = CanvasLabels(box, classes, outline[:0], np.array([0]))
+    assert warp_labels(outlined, warp)[0].tolist() == [[0, 0, 5, 100]]
+    assert len(warp_labels(boxed, warp)[0]) == 0
 
 
 def test_polygon_box_is_what_is_in_sight() -> None:
     """A triangle cut at its tip: the box around its corners, cut, would reach further than the triangle does."""
     warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))
     outline = np.array([[0, 0], [100, 50], [0, 100]], np.float32)
-    objects = Objects(np.array([[0, 0, 100, 100]], np.float32), np.zeros(1, np.int32), outline, np.array([3]))
-    assert warp_objects(objects, warp)[0].tolist() == [[0, 25, 50, 75]]
+    objects = CanvasLabels(np.array([[0, 0, 100, 100]], np.float32), np.zeros(1, np.int32), outline, np.array([3]))
+    assert warp_labels(objects, warp)[0].tolist() == [[0, 25, 50, 75]]
 
 
 def test_polygon_around_the_whole_sample() -> None:
     """None of its edges is in sight, all of the sample is inside it."""
     warp = Warp((300, 300), (100, 100))
     outline = np.array([[10, 10], [290, 10], [290, 290], [10, 290]], np.float32)
-    objects = Objects(np.array([[10, 10, 290, 290]], np.float32), np.zeros(1, np.int32), outline, np.array([4]))
-    assert warp_objects(objects, warp)[0].tolist() == [[0, 0, 100, 100]]
+    objects = CanvasLabels(np.array([[10, 10, 290, 290]], np.float32), np.zeros(1, np.int32), outline, np.array([4]))
+    assert warp_labels(objects, warp)[0].tolist() == [[0, 0, 100, 100]]
 
 
 def test_clip_keeps_owners_and_order() -> None:
@@ -364,10 +366,10 @@ def test_objects_behind_the_horizon_are_dropped() -> None:
     warp = Warp((100, 100), (100, 100), perspective_xy=(0.05, 0.0))
     boxes = np.array([[0, 0, 50, 50], [50, 50, 80, 80]], np.float32)
     outline = np.array([[0, 0], [50, 0], [50, 50], [0, 50]], np.float32)
-    boxed = Objects(boxes, np.arange(2, dtype=np.int32), outline[:0], np.zeros(2, np.int64))
-    assert warp_objects(boxed, warp)[1].tolist() == [1]
-    outlined = Objects(boxes, np.arange(2, dtype=np.int32), outline, np.array([4, 0]))
-    after, classes = warp_objects(outlined, warp)
+    boxed = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline[:0], np.zeros(2, np.int64))
+    assert warp_labels(boxed, warp)[1].tolist() == [1]
+    outlined = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline, np.array([4, 0]))
+    after, classes = warp_labels(outlined, warp)
     assert classes.tolist() == [0, 1] and np.isfinite(after).all()  # the polygon's part before the horizon stays
     assert math.isclose(after[0, 0], 0)
 

@@ -18,11 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.feed import cache as cache_module
 from data.feed import images
-from data.feed.images import CacheMode, ImageStore, loaded_size, loaded_sizes, open_images
+from data.feed.cache import open_images
+from data.feed.images import ImageStore, loaded_size, loaded_sizes
+from data.feed.shared_memory import SharedMemory
 from data.source import decode
 from data.source.decode import read_image
 from tests.data.made_index import draw_images, make_index, picture
+from utils.config import CacheMode
 from utils.errors import UserError
 from utils.ranks.world import World, open_world
 from utils.types import DatasetIndex
@@ -191,15 +195,15 @@ def test_too_little_room_is_said_before_anything_is_decoded(
 def test_memory_counts_too_not_only_the_size_of_shared_memory(
     index: DatasetIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "available_memory", lambda: 1000)
+    monkeypatch.setattr(cache_module, "available_memory", lambda: 1000)
     with pytest.raises(UserError, match="--cache disk"):
         open_images(index, 64, "ram", "linear", World())
 
 
-def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_SHARED_MEMORY", tmp_path / "missing")
+def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path) -> None:
+    memory = SharedMemory(World(), tmp_path / "missing")
     with pytest.raises(UserError, match="Use --cache disk"):
-        open_images(index, 64, "ram", "linear", World())
+        open_images(index, 64, "ram", "linear", World(), memory)
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])

@@ -21,21 +21,25 @@ import torch
 
 from data.feed import loader as loader_module
 from data.feed import sampler as sampler_module
-from data.feed.images import ImageStore, open_images
+from data.feed import workers as workers_module
+from data.feed.cache import open_images
+from data.feed.dataset import TrainDataset, ValDataset
+from data.feed.images import ImageStore
 from data.feed.loader import (
     Loader,
-    TrainDataset,
     TrainLoader,
-    ValDataset,
     build_train_loader,
     build_val_loader,
-    cap_workers,
 )
 from data.feed.recent import RecentImages
-from data.feed.sampler import EpochSampler
+from data.feed.sampler import EpochOrder, EpochSampler
+from data.feed.shared_memory import SharedMemory
+from data.feed.workers import affordable_workers, cap_workers
 from tests.data.counted import CountedStore
 from tests.data.made_index import draw_images, make_index
+from tests.data.made_run import made_run
 from utils.config import Hyp
+from utils.engine.context import RunContext
 from utils.errors import UserError
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Draw
@@ -47,13 +51,19 @@ EPOCHS = 3
 def rank(number: int, size: int) -> Any:
     """What the loader looks at of a World."""
     return SimpleNamespace(
-        rank=number, size=size, local_rank=number, local_size=size, is_main=number == 0, node_first=lambda value: value
+        rank=number,
+        size=size,
+        local_rank=number,
+        local_size=size,
+        is_main=number == 0,
+        node_first=lambda value: value,
+        accelerator=SimpleNamespace(pins_memory=False),
     )
 
 
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "usable_cpus", lambda: 16)
+    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 16)
 
 
 @pytest.fixture
@@ -69,8 +79,11 @@ def hyp() -> Hyp:
 
 
 def train_loader(index: DatasetIndex, hyp: Hyp, world: Any = None, **options: Any) -> TrainLoader:
-    settings = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": 0, **options}
-    return build_train_loader(index, ImageStore(index, 64, "linear"), hyp=hyp, world=world or rank(0, 1), **settings)
+    return build_train_loader(settings(hyp, world or rank(0, 1), **options), ImageStore(index, 64, "linear"))
+
+
+def settings(hyp: Hyp, world: Any, **options: Any) -> RunContext:
+    return made_run(hyp, world, imgsz=64, batch_size=4, **{"seed": 5, "epochs": EPOCHS, "workers": 0, **options})
 
 
 def fingerprint(batch: Batch) -> tuple[bytes, ...]:
@@ -201,7 +214,7 @@ def test_a_mistake_in_the_data_arrives_as_its_own_message(
         batches: Iterator[Batch] = loader.batches(0)
     else:
         store = ImageStore(index, 64, "area")
-        loader = build_val_loader(index, store, imgsz=64, stride=32, batch_size=2, world=rank(0, 1), workers=workers)
+        loader = build_val_loader(store, rank(0, 1), batch_size=2, stride=32, workers=workers)
         batches = iter(loader)
     with loader, pytest.raises(UserError) as caught:
         list(batches)
@@ -215,9 +228,7 @@ def test_validation_sees_every_image_once_and_can_be_undone(index: DatasetIndex,
     store = ImageStore(index, 64, "area")
     seen: list[int] = []
     for number in range(size):
-        loader = build_val_loader(
-            index, store, imgsz=64, stride=32, batch_size=3, world=rank(number, size), workers=workers
-        )
+        loader = build_val_loader(store, rank(number, size), batch_size=3, stride=32, workers=workers)
         with loader:
             for _ in range(2):  # each validation alike
                 batches = list(loader)
@@ -282,7 +293,7 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
     # Workers side by side, each at its own batch: they see one another's slots as other processes do.
     shared = [first] + [RecentImages(store, first.slots, first.share()) for _ in range(workers - 1)]
     datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
-    draws = list(EpochSampler(200, batch_size, seed=5, imgsz=64))
+    draws = list(EpochSampler(EpochOrder(200, batch_size, 5, 64)))
     out = np.empty((64, 64, 3), np.uint8)
     for start in range(0, len(draws), workers):
         for side_by_side in itertools.zip_longest(*draws[start : start + workers]):
@@ -294,8 +305,7 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_small_set_is_decoded_once_for_the_run(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
     store = CountedStore(index, 64, "linear")
-    settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": workers}
-    assert len(stream(build_train_loader(index, store, hyp=hyp, world=rank(0, 1), **settings))) == EPOCHS * 2
+    assert len(stream(build_train_loader(settings(hyp, rank(0, 1), workers=workers), store))) == EPOCHS * 2
     # An image whose slot another worker reads or fills with it at that moment may be decoded twice.
     assert store.decoded == len(index) if workers == 0 else store.decoded <= 2 * len(index)
 
@@ -313,8 +323,7 @@ def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetI
     assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
-        settings: dict[str, Any] = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, "workers": 0}
-        assert not held(build_train_loader(index, cached, hyp=hyp, world=World(), **settings))
+        assert not held(build_train_loader(settings(hyp, World()), cached))
 
 
 class Drawing:
@@ -332,7 +341,7 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
     def drawn(number: int) -> list[Any]:
         sampler: Any = [[0], [1]]
         dataset: Any = Drawing()
-        loader = Loader(dataset, sampler, world=rank(number, 2), workers=2, pin_memory=False, seed=7)
+        loader = Loader(dataset, sampler, rank(number, 2), workers=2, seed=7)
         with loader:
             loader._start()
             return [loader._take(), loader._take()]
@@ -352,7 +361,7 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
 def test_workers_are_capped_by_the_processors_of_the_node(
     monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
 ) -> None:
-    monkeypatch.setattr(loader_module, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(workers_module, "usable_cpus", lambda: cpus)
     assert cap_workers(asked, rank(0, ranks)) == workers
 
 
@@ -362,8 +371,9 @@ def test_workers_are_capped_by_shared_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, batches: int, workers: int
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=batches * 1000 * 2))
+    memory = SharedMemory(rank(0, 2))
     with caplog.at_level(logging.WARNING):
-        assert loader_module._affordable_workers(8, 1000, rank(0, 2)) == workers
+        assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
 
 
@@ -371,7 +381,9 @@ def test_workers_are_capped_by_shared_memory(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_come_pinned_for_a_gpu(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
     plain = stream(train_loader(index, hyp))
-    loader = train_loader(index, hyp, workers=workers, pin_memory=True)
+    world = rank(0, 1)
+    world.accelerator = SimpleNamespace(pins_memory=True)
+    loader = train_loader(index, hyp, world, workers=workers)
     batch = next(loader.batches(0))
     assert batch.images.is_pinned()
     assert fingerprint(batch) == plain[0]

@@ -15,12 +15,14 @@ from data.feed.images import loaded_sizes
 from data.feed.sampler import (
     BLOCK,
     NEAR,
+    EpochOrder,
     EpochSampler,
     ShardSampler,
     block_of,
     epoch_order,
     image_weights,
     near_batches,
+    padded_shapes,
     scaled_size,
     validation_shapes,
 )
@@ -59,14 +61,12 @@ def test_laws_of_an_epoch(
     batch = ranks * share
     if drop_last and length < batch:
         with pytest.raises(ConfigError, match=f"at most {length}"):
-            EpochSampler(length, batch, seed=seed, imgsz=64, drop_last=True)
+            EpochOrder(length, batch, seed, 64, drop_last=True)
         return
 
     def sampler(rank: int, size: int) -> EpochSampler:
-        sizes_hw = make_sizes(length) if rect else None
-        return EpochSampler(
-            length, batch, seed=seed, imgsz=64, rank=rank, size=size, drop_last=drop_last, sizes_hw=sizes_hw
-        )
+        shapes_hw = padded_shapes(make_sizes(length), 64, 32) if rect else None
+        return EpochSampler(EpochOrder(length, batch, seed, 64, shapes_hw, drop_last), rank, size)
 
     whole = epoch_of(sampler(0, 1), epoch)
     parts = [epoch_of(sampler(rank, ranks), epoch) for rank in range(ranks)]
@@ -101,7 +101,7 @@ def test_laws_of_an_epoch(
 def test_entered_anywhere_the_stream_goes_on_alike(
     length: int, epoch: int, seed: int, batch: int, data: st.DataObject
 ) -> None:
-    uninterrupted, resumed = (EpochSampler(length, batch, seed=seed, imgsz=64) for _ in range(2))
+    uninterrupted, resumed = (EpochSampler(EpochOrder(length, batch, seed, 64)) for _ in range(2))
     step = data.draw(st.integers(0, len(resumed)))
     uninterrupted.seek(epoch)
     resumed.seek(epoch, step)
@@ -116,7 +116,7 @@ def test_epochs_and_seeds_differ_and_so_does_the_padding() -> None:
 
 
 def test_an_epoch_begun_early_is_not_repeated() -> None:
-    sampler = EpochSampler(6, 2, seed=0, imgsz=64)
+    sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
     first = iter(sampler)
     head = next(first)
     second = iter(sampler)  # a loader prefetches the next epoch before it has finished this one
@@ -125,7 +125,7 @@ def test_an_epoch_begun_early_is_not_repeated() -> None:
 
 
 def test_an_iterator_that_nobody_draws_from_is_no_epoch() -> None:
-    sampler = EpochSampler(6, 2, seed=0, imgsz=64)
+    sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
     iter(sampler)  # as torch's loader with persistent workers does, once
     assert {draw.epoch for draws in sampler for draw in draws} == {0}
 
@@ -135,7 +135,7 @@ def test_as_batch_sampler_of_a_loader() -> None:
         def __getitems__(self, draws: list[Draw]) -> list[Draw]:
             return draws
 
-    loader = DataLoader(Echo(), batch_sampler=EpochSampler(7, 2, seed=3, imgsz=64), collate_fn=list)
+    loader = DataLoader(Echo(), batch_sampler=EpochSampler(EpochOrder(7, 2, 3, 64)), collate_fn=list)
     seen = [[draw for draws in loader for draw in draws] for _ in range(2)]
     assert len(loader) == 4
     assert [{draw.epoch for draw in draws} for draws in seen] == [{0}, {1}]
@@ -144,12 +144,12 @@ def test_as_batch_sampler_of_a_loader() -> None:
 
 def test_a_batch_that_ranks_do_not_divide() -> None:
     with pytest.raises(ConfigError, match=r"--batch-size 10 .* 4 ranks .* 8 or 12"):
-        EpochSampler(100, 10, seed=0, imgsz=64, rank=0, size=4)
+        EpochSampler(EpochOrder(100, 10, 0, 64), 0, 4)
 
 
 def test_rect_batches_are_as_tight_as_their_images_and_shuffled() -> None:
     sizes_hw = np.array([(100, 200)] * 40 + [(200, 100)] * 40 + [(150, 150)] * 40, np.int32)
-    sampler = EpochSampler(120, 8, seed=0, imgsz=128, sizes_hw=sizes_hw, stride=32)
+    sampler = EpochSampler(EpochOrder(120, 8, 0, 128, padded_shapes(sizes_hw, 128, 32)))
     epochs_seen = [epoch_of(sampler, epoch) for epoch in range(2)]
     for batches in epochs_seen:
         for draws in batches:
@@ -164,19 +164,19 @@ def test_rect_batches_are_as_tight_as_their_images_and_shuffled() -> None:
 
 
 def test_image_weights_decide_the_order_until_changed() -> None:
-    sampler = EpochSampler(50, 8, seed=0, imgsz=64)
+    sampler = EpochSampler(EpochOrder(50, 8, 0, 64))
     plain = epoch_of(sampler, 2)
     weights = np.zeros(50)
     weights[[3, 4]] = 1, 3
-    sampler.reweight(weights)
+    sampler.order.reweight(weights)
     drawn = [draw.index for draws in epoch_of(sampler, 2) for draw in draws]
     assert len(drawn) == 56 and set(drawn) == {3, 4} and drawn.count(4) > drawn.count(3)
     assert drawn == [draw.index for draws in epoch_of(sampler, 2) for draw in draws]
-    sampler.reweight(np.ones(50))
+    sampler.order.reweight(np.ones(50))
     assert epoch_of(sampler, 2) != plain  # with replacement
     for useless in (np.zeros(50), np.full(50, np.nan), -np.ones(50), np.ones(49)):
         with pytest.raises(AssertionError):
-            sampler.reweight(useless)
+            sampler.order.reweight(useless)
 
 
 @given(st.lists(st.sampled_from([(64, 96), (96, 64), (96, 96)]), min_size=1, max_size=40), st.integers(1, 8), shares)
@@ -239,7 +239,7 @@ def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, shar
     order = epoch_order(length, batch_size, 3, epoch)
     batches = len(order) // batch_size
     for rank in range(size):
-        sampler = EpochSampler(length, batch_size, seed=3, imgsz=64, rank=rank, size=size)
+        sampler = EpochSampler(EpochOrder(length, batch_size, 3, 64), rank, size)
         for draw in itertools.chain(*epoch_of(sampler, epoch)):
             batch = draw.position // batch_size
             block = block_of(draw.position, batch_size)
@@ -264,7 +264,7 @@ def test_a_batch_is_cut_into_equal_blocks(batch_size: int) -> None:
 def test_a_rank_with_whole_blocks_needs_no_image_of_another(batch_size: int, size: int) -> None:
     share = batch_size // size
     for rank in range(size):
-        sampler = EpochSampler(batch_size * 12, batch_size, seed=3, imgsz=64, rank=rank, size=size)
+        sampler = EpochSampler(EpochOrder(batch_size * 12, batch_size, 3, 64), rank, size)
         draws = list(itertools.chain(*epoch_of(sampler, 0)))
         own = {draw.index for draw in draws}
         assert len(own) == share * 12 and all(set(draw.neighbours) <= own for draw in draws)

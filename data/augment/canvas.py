@@ -1,0 +1,186 @@
+"""Pictures on a canvas, brought into a sample.
+
+Building the whole canvas and warping it would touch each pixel several times; `render` gives the same result in one
+pass where it can:
+
+- zoom, shift and mirror only (the default hyperparameters): every picture is cropped to what will be seen of it and
+  resized straight into its place in the sample, which costs a third of a warp;
+- anything else: only the part of the canvas that will be seen is laid out, by plain copies, and warped once. Warping
+  the pictures one by one instead would compute each pixel about one and a half times, as their bounding rectangles
+  overlap, and a warp costs twenty times a copy.
+
+OpenCV's resize maps whole pixels on whole pixels, so that pixels may lie up to half a pixel of the picture beside the
+exact map that labels follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.augment.colours import NO_JITTER, HsvJitter
+from data.augment.labels import CanvasLabels
+from data.augment.warp import HORIZON, Warp
+from utils.types import FILL
+
+_SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
+
+Part = tuple[slice, slice]  # rows and columns of a picture
+
+
+class Tile(NamedTuple):
+    """A picture on a canvas.
+
+    Attributes:
+        image: uint8 (H, W, 3).
+        left, top: where its corner lies on the canvas, in whole pixels; outside is cut away.
+    """
+
+    image: NDArray[np.uint8]
+    left: int
+    top: int
+
+
+def render(
+    tiles: Sequence[Tile],
+    warp: Warp,
+    out: NDArray[np.uint8],
+    colours: HsvJitter = NO_JITTER,
+    pasted: CanvasLabels | None = None,
+) -> None:
+    """Render what the sample shows of a canvas with `tiles`.
+
+    Args:
+        tiles: pictures on the canvas; they do not overlap.
+        warp: canvas to sample.
+        out: uint8 (*warp.size_hw, 3), overwritten; a view whose pixels are contiguous in a row.
+        colours: changes the colours of the pictures.
+        pasted: labels whose polygons are filled from the mirrored canvas, as copy-paste does; None for none.
+    """
+    assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)
+    if pasted is not None or not warp.axis_aligned:
+        tiles = [_lay_out(tiles, warp, pasted)]
+    if warp.axis_aligned:
+        _resize_tiles(tiles, warp, out, colours)
+    else:
+        _warp_tile(tiles[0], warp, out)
+        colours(out)
+
+
+def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
+    height, width = warp.size_hw
+    canvas_h, canvas_w = warp.canvas_hw
+    (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
+    # Mirrors come last, so without them the sample is the same one, mirrored; one flip in place costs next to nothing.
+    if warp.flip_lr:
+        scale_x, shift_x = -scale_x, width - shift_x
+    if warp.flip_ud:
+        scale_y, shift_y = -scale_y, height - shift_y
+    parts = []
+    for image, left, top in tiles:
+        across = _seen_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
+        down = _seen_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
+        if across is None or down is None:
+            continue
+        seen, target = image[down[0], across[0]], out[down[1], across[1]]
+        enlarged = target.size > seen.size  # colours are changed where there are fewer pixels
+        if enlarged:
+            seen = seen.copy()
+            colours(seen)
+        cv2.resize(seen, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+        if not enlarged:
+            colours(target)
+        parts.append((down[1], across[1]))
+    for gap in gaps(parts, warp.size_hw):
+        out[gap] = colours.grey
+    if warp.flip_lr or warp.flip_ud:
+        cv2.flip(out, -1 if warp.flip_lr and warp.flip_ud else int(warp.flip_lr), dst=out)
+
+
+def gaps(parts: Sequence[Part], size_hw: tuple[int, int]) -> list[Part]:
+    """The rest of a picture of `size_hw`, in parts, where `parts` do not overlap."""
+    height, width = size_hw
+    boxes = [(*rows.indices(height)[:2], *columns.indices(width)[:2]) for rows, columns in parts]
+    edges = sorted({0, height, *(edge for box in boxes for edge in box[:2])})
+    found = []
+    for top, bottom in pairwise(edges):
+        at = 0
+        for left, right in sorted((box[2], box[3]) for box in boxes if box[0] <= top and bottom <= box[1]):
+            if at < left:
+                found.append((slice(top, bottom), slice(at, left)))
+            at = right
+        if at < width:
+            found.append((slice(top, bottom), slice(at, width)))
+    return found
+
+
+def _seen_part(
+    start: int, length: int, canvas: int, scale: float, shift: float, size: int
+) -> tuple[slice, slice] | None:
+    """Along one axis, which pixels of a tile are seen and which pixels of the sample they fill; None where none is."""
+    low, high = max(start, 0), min(start + length, canvas)
+    target_low, target_high = max(round(low * scale + shift), 0), min(round(high * scale + shift), size)
+    if target_low >= target_high:
+        return None
+    seen_low = min(max(round((target_low - shift) / scale), low), high - 1)
+    seen_high = min(max(round((target_high - shift) / scale), seen_low + 1), high)
+    return slice(seen_low - start, seen_high - start), slice(target_low, target_high)
+
+
+def _warp_tile(tile: Tile, warp: Warp, out: NDArray[np.uint8]) -> None:
+    if tile.image.size == 0:
+        out.fill(FILL)
+        return
+    # OpenCV numbers pixel centres 0, 1, 2 …, the matrix maps edges: centres lie half a pixel further.
+    to_canvas = np.array([[1, 0, tile.left + 0.5], [0, 1, tile.top + 0.5], [0, 0, 1]])
+    to_centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
+    matrix = to_centres @ warp.matrix @ to_canvas
+    size_wh = warp.size_hw[::-1]
+    fill = (FILL, FILL, FILL)
+    if warp.projective:
+        cv2.warpPerspective(tile.image, matrix, size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+    else:
+        cv2.warpAffine(tile.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+
+
+def _lay_out(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> Tile:
+    """The part of the canvas that the sample shows, with objects pasted, as one tile."""
+    canvas_w = warp.canvas_hw[1]
+    left, top, right, bottom = _window(warp)
+    if pasted is not None:  # what is pasted comes from the mirrored place, so that one is needed as well
+        left, right = min(left, canvas_w - right), max(right, canvas_w - left)
+    canvas = np.full((max(bottom - top, 0), max(right - left, 0), 3), FILL, np.uint8)
+    for image, tile_left, tile_top in tiles:
+        x0, x1 = max(tile_left, left), min(tile_left + image.shape[1], right)
+        y0, y1 = max(tile_top, top), min(tile_top + image.shape[0], bottom)
+        if x0 < x1 and y0 < y1:
+            seen = image[y0 - tile_top : y1 - tile_top, x0 - tile_left : x1 - tile_left]
+            canvas[y0 - top : y1 - top, x0 - left : x1 - left] = seen
+    if pasted is not None and canvas.size:
+        mask = np.zeros(canvas.shape[:2], np.uint8)
+        # OpenCV fills several polygons by parity, which would punch a hole where two overlap: one call each.
+        origin, unit = np.array([left, top]) + 0.5, 2**_SUBPIXEL_BITS
+        for outline in np.split(pasted.points, np.cumsum(pasted.counts)[:-1]):
+            cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
+        cv2.copyTo(cv2.flip(canvas, 1), mask, canvas)
+    return Tile(canvas, left, top)
+
+
+def _window(warp: Warp) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of the part of the canvas that the sample shows, with a margin for interpolation."""
+    canvas_h, canvas_w = warp.canvas_hw
+    height, width = warp.size_hw
+    corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
+    x, y, depth = np.linalg.inv(warp.matrix) @ corners.T
+    if depth.min() < HORIZON:  # the horizon runs through the sample, which may show anything
+        return 0, 0, canvas_w, canvas_h
+    limits = np.array([canvas_w, canvas_h])
+    points = np.stack([x, y], 1) / depth[:, None]
+    left, top = np.clip(np.floor(points.min(0)) - 2, 0, limits).astype(int).tolist()
+    right, bottom = np.clip(np.ceil(points.max(0)) + 2, 0, limits).astype(int).tolist()
+    return left, top, right, bottom

@@ -1,0 +1,161 @@
+"""Labels on a canvas, and what is left of them in a sample: they follow the exact map.
+
+Legend: n objects, k polygon vertices of all objects together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.augment.warp import Warp
+from utils.boxes import clip_boxes
+from utils.types import Sample
+
+MIN_SIDE = 2.0  # pixels: a label must be wider and higher than this
+MAX_ASPECT = 100.0
+MIN_AREA_LEFT = 0.1  # share of an object's area that must stay in sight
+MIN_AREA_LEFT_OUTLINE = 0.01  # the same for polygons, whose boxes shrink to what is really in sight
+
+
+@dataclass(frozen=True)
+class CanvasLabels:
+    """Labels on a canvas, flat.
+
+    Attributes:
+        boxes_xyxy: float32 (n, 4) canvas pixels, cut to the canvas.
+        classes: int32 (n,).
+        points: float32 (k, 2) canvas pixels, the polygons end to end, not cut.
+        counts: int64 (n,), vertices of each object's polygon, 0 where it has only a box.
+    """
+
+    boxes_xyxy: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    points: NDArray[np.float32]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def gather(
+        cls, samples: Sequence[Sample], corners_xy: Sequence[tuple[int, int]], canvas_hw: tuple[int, int]
+    ) -> CanvasLabels:
+        """Labels of `samples`, the top left corners of whose pictures lie at `corners_xy` of a canvas."""
+        offsets = [np.array(corner, np.float32) for corner in corners_xy]
+        boxes = [sample.boxes_xyxy + np.tile(offset, 2) for sample, offset in zip(samples, offsets, strict=True)]
+        points = [
+            np.concatenate(sample.segments) + offset
+            for sample, offset in zip(samples, offsets, strict=True)
+            if sample.segments
+        ]
+        counts = [
+            np.fromiter(map(len, sample.segments), np.int64, len(sample.classes))
+            if sample.segments
+            else np.zeros(len(sample.classes), np.int64)
+            for sample in samples
+        ]
+        return cls(
+            clip_boxes(np.concatenate(boxes), canvas_hw),
+            np.concatenate([sample.classes for sample in samples]),
+            np.concatenate([np.zeros((0, 2), np.float32), *points]),
+            np.concatenate(counts),
+        )
+
+    @cached_property
+    def owners(self) -> NDArray[np.int64]:
+        """(k,): the object of each vertex, ascending."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def joined(self, other: CanvasLabels) -> CanvasLabels:
+        """These objects and then `other`."""
+        return CanvasLabels(
+            np.concatenate([self.boxes_xyxy, other.boxes_xyxy]),
+            np.concatenate([self.classes, other.classes]),
+            np.concatenate([self.points, other.points]),
+            np.concatenate([self.counts, other.counts]),
+        )
+
+    def mirrored(self, rows: NDArray[np.int64], canvas_w: int) -> CanvasLabels:
+        """Objects `rows`, ascending, mirrored left to right about the middle of a canvas `canvas_w` pixels wide."""
+        boxes = self.boxes_xyxy[rows]
+        boxes[:, [0, 2]] = canvas_w - boxes[:, [2, 0]]
+        points = self.points[np.isin(self.owners, rows)]
+        points[:, 0] = canvas_w - points[:, 0]
+        return CanvasLabels(boxes, self.classes[rows], points, self.counts[rows])
+
+
+def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Labels in the sample: boxes (n', 4) and classes (n',) of the objects that are still worth one.
+
+    A box becomes the bounding box of its four mapped corners, cut to the sample. A polygon becomes the bounding box of
+    what is in sight of it, exactly: straight edges stay straight, so its vertices need no resampling.
+    """
+    before = labels.boxes_xyxy
+    after = _warp_boxes(before, warp)
+    outlined = labels.counts > 0
+    if outlined.any():
+        after[outlined] = _warp_outlines(labels, warp)[outlined]
+    size_before = (before[:, 2:] - before[:, :2]) * warp.zoom
+    size_after = after[:, 2:] - after[:, :2]
+    area_left = np.where(outlined, MIN_AREA_LEFT_OUTLINE, MIN_AREA_LEFT) * size_before.prod(1)
+    kept = (
+        (size_before.min(1) > 0)  # what the canvas cut away altogether would come back as the box of a turned line
+        & (size_after.min(1) > MIN_SIDE)
+        & (size_after.max(1) < MAX_ASPECT * size_after.min(1))
+        & (size_after.prod(1) > area_left)
+    )
+    return after[kept], labels.classes[kept]
+
+
+def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
+    """(n, 4) to (n, 4); empty where the box reaches the horizon."""
+    corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2).astype(np.float64)
+    mapped, visible = warp.project(corners)
+    mapped = mapped.reshape(-1, 4, 2)
+    boxes = np.concatenate([mapped.min(1), mapped.max(1)], 1)
+    boxes[~visible.reshape(-1, 4).all(1)] = 0
+    return clip_boxes(boxes.astype(np.float32), warp.size_hw)
+
+
+def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
+    """(n, 4): bounding boxes of what is in sight of each polygon; empty where nothing is."""
+    points, owners = clip_outlines(labels.points.astype(np.float64), labels.owners, warp.sight_planes())
+    mapped, _ = warp.project(points)
+    boxes = np.zeros((len(labels.counts), 4), np.float32)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(starts):
+        boxes[owners[starts], :2] = np.minimum.reduceat(mapped, starts)
+        boxes[owners[starts], 2:] = np.maximum.reduceat(mapped, starts)
+    return clip_boxes(boxes, warp.size_hw)
+
+
+def clip_outlines(
+    points: NDArray[np.float64], owners: NDArray[np.int64], planes: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Cut closed polygons to the region where all planes are ≥ 0 (Sutherland and Hodgman, CACM 1974), all at once.
+
+    Args:
+        points: (k, 2), the polygons end to end.
+        owners: (k,), the polygon of each vertex, ascending.
+        planes: (p, 3), half-planes a·x + b·y + c ≥ 0.
+
+    Returns:
+        points and owners of what is left; a polygon out of sight has no vertex.
+    """
+    for *normal, constant in planes:
+        distance = points @ np.array(normal) + constant
+        inside = distance >= 0
+        if inside.all():
+            continue
+        first = np.diff(owners, prepend=-1) != 0
+        following = np.arange(1, len(points) + 1)
+        following[np.roll(first, -1)] = np.flatnonzero(first)  # the vertex after a polygon's last is its first
+        crossing = np.flatnonzero(inside != inside[following])
+        share = distance[crossing] / (distance[crossing] - distance[following[crossing]])
+        slots = np.stack([points, points], 1)  # each vertex, then where the edge that leaves it crosses
+        slots[crossing, 1] += share[:, None] * (points[following[crossing]] - points[crossing])
+        kept = np.stack([inside, inside != inside[following]], 1).ravel()
+        points, owners = slots.reshape(-1, 2)[kept], np.repeat(owners, 2)[kept]
+    return points, owners

@@ -1,0 +1,134 @@
+"""Datasets that build whole batches: every image is written straight into its place.
+
+Legend: B images of this rank's batch, T objects of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from data.augment.filters import open_filter
+from data.augment.scene import Placement, letterbox, train_sample
+from data.feed.images import ImageStore
+from data.feed.recent import RecentImages
+from utils.config import Hyp
+from utils.errors import UserError
+from utils.seeding import sample_rng
+from utils.types import Batch, DatasetIndex, Draw, Sample
+
+_NOT_INVERTIBLE = (math.nan,) * 4
+
+
+class DetectionDataset(Dataset[Batch]):
+    """Images and labels of an index at loading size, indexed by the draws of a whole batch.
+
+    Args:
+        index: the images and labels.
+        store: the same images, opened.
+    """
+
+    def __init__(self, index: DatasetIndex, store: ImageStore | RecentImages) -> None:
+        self.index, self.store = index, store
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def sample(self, index: int) -> Sample:
+        """Image `index`, long side as loaded, with boxes and polygons in its pixels. The image may be read-only."""
+        image = self.store.load(index)
+        classes, boxes_xyxy = self.index.labels(index)
+        scale_xy = self._loading_scale(index, image).astype(np.float32)
+        return Sample(
+            image,
+            boxes_xyxy * np.tile(scale_xy, 2),
+            classes,
+            [points * scale_xy for points in self.index.segments(index)],
+        )
+
+    def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
+        """Build the batch of `draws`, which have one shape; a user's mistake is returned, for the rank to raise."""
+        try:
+            return self._build(draws)
+        except UserError as error:
+            # Raised here, torch would hand it over as another exception, whose message is a worker's traceback.
+            return error
+
+    def _build(self, draws: Sequence[Draw]) -> Batch:
+        height, width = draws[0].size_hw
+        assert all(draw.size_hw == (height, width) for draw in draws), draws
+        images = _empty_images(len(draws), height, width)
+        placements = np.empty((len(draws), 4))
+        rows = [np.zeros((0, 6), np.float32)]
+        for i, (draw, out) in enumerate(zip(draws, images.numpy(), strict=True)):
+            sample, placements[i] = self._place(draw, out)
+            rows.append(np.empty((len(sample.classes), 6), np.float32))
+            rows[-1][:, 0], rows[-1][:, 1], rows[-1][:, 2:] = i, sample.classes, sample.boxes_xyxy
+        indices = np.array([draw.index for draw in draws], np.int64)
+        return Batch(
+            images,
+            torch.from_numpy(np.concatenate(rows)),
+            torch.from_numpy(indices),
+            torch.from_numpy(self.index.sizes_hw[indices].astype(np.int64)),
+            torch.from_numpy(placements),
+        )
+
+    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+        """Write the image of `draw` into `out`; return it as a sample, and its placement from the original image."""
+        raise NotImplementedError
+
+    def _loading_scale(self, index: int, image: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Loaded over original width, and height: float64 (2,)."""
+        height, width = self.index.sizes_hw[index].tolist()
+        return np.array([image.shape[1] / width, image.shape[0] / height])
+
+
+class TrainDataset(DetectionDataset):
+    """Augmented samples, each a pure function of (seed, epoch, position).
+
+    Args:
+        index, store: as in DetectionDataset.
+        hyp: strengths of the augmentations.
+        seed: the run's seed, the same on every rank.
+        mosaic_epochs: mosaic and mixup are on in epochs below this one.
+    """
+
+    def __init__(
+        self, index: DatasetIndex, store: ImageStore | RecentImages, hyp: Hyp, seed: int, mosaic_epochs: int
+    ) -> None:
+        super().__init__(index, store)
+        self.seed, self.mosaic_epochs = seed, mosaic_epochs
+        self._hyp, self._hyp_without_mosaic = hyp, replace(hyp, mosaic=0.0)
+        self._colour = open_filter()
+
+    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+        rng = sample_rng(self.seed, draw.epoch, draw.position)
+        hyp = self._hyp if draw.epoch < self.mosaic_epochs else self._hyp_without_mosaic
+        with self.store.near(draw):
+            return train_sample(draw, self.sample, hyp, rng, out, self._colour), _NOT_INVERTIBLE
+
+
+class ValDataset(DetectionDataset):
+    """Letterboxed samples, as they are, with the placement that leads back to the original image."""
+
+    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+        loaded = self.sample(draw.index)
+        placed, (scale_x, scale_y, left, top) = letterbox(loaded, draw.size_hw, out)
+        loading_x, loading_y = self._loading_scale(draw.index, loaded.image).tolist()
+        return placed, (scale_x * loading_x, scale_y * loading_y, left, top)
+
+
+def _empty_images(count: int, height: int, width: int) -> Tensor:
+    """Uninitialised uint8 (count, height, width, 3); a worker's in shared memory, where torch would copy it anyway."""
+    shape = (count, height, width, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

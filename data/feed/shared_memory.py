@@ -1,0 +1,60 @@
+"""/dev/shm of this node as one account: what has been promised is not promised again.
+
+Caches of images lie there, and batches travel through it from workers to their rank. Free space alone does not tell
+what is left: workers take their part only when they start, long after they were granted it, and a file system that is
+full then kills them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from utils.ranks.world import World
+
+FOLDER = Path("/dev/shm")
+
+
+class SharedMemory:
+    """The account of one run; all ranks of a node open it together and keep it alike.
+
+    Args:
+        world: this rank.
+        folder: the file system in memory.
+
+    Attributes:
+        promised: bytes promised so far on this node.
+    """
+
+    def __init__(self, world: World, folder: Path = FOLDER) -> None:
+        self.folder = folder
+        self.promised = 0
+        self._ranks = world.local_size
+        # Measured once, before anyone takes a part: what is free later lacks promises that were kept meanwhile.
+        self._free_at_start = world.node_first(self._free())
+
+    @property
+    def exists(self) -> bool:
+        """Whether this system has such a file system."""
+        return self.folder.is_dir()
+
+    @property
+    def room(self) -> int:
+        """Bytes of this node that may still be promised; 0 where there is no such file system."""
+        return max(min(self._free_at_start - self.promised, self._free()), 0)
+
+    @property
+    def room_of_a_rank(self) -> int:
+        """The equal share of each of the node's ranks in `room`."""
+        return self.room // self._ranks
+
+    def promise(self, size: int) -> None:
+        """Set `size` bytes of this node aside."""
+        self.promised += size
+
+    def promise_each_rank(self, size: int) -> None:
+        """Set `size` bytes aside for every rank of this node."""
+        self.promised += size * self._ranks
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0

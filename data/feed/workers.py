@@ -1,0 +1,61 @@
+"""Loader workers: how many a rank may have, and how each begins."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+
+import torch
+
+from data.feed.shared_memory import SharedMemory
+from utils.machine.limits import usable_cpus
+from utils.ranks.stack_dumps import answer_where
+from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 2  # batches each worker prepares ahead
+
+
+def cap_workers(asked: int, world: World) -> int:
+    """Workers for this rank: as asked, but no more than its part of the processors that the node's ranks may use.
+
+    At least 1 where any were asked for: even a single processor overlaps decoding with a GPU's work.
+    """
+    return min(asked, max(usable_cpus() // world.local_size, 1))
+
+
+def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
+    """Workers whose batches fit into what is left of shared memory, which is promised to them.
+
+    Args:
+        workers: as many as the processors allow.
+        batch_bytes: size of the largest batch of a rank.
+        world: this rank.
+        memory: the node's account.
+    """
+    if workers == 0 or not memory.exists:
+        return workers
+    # Each worker holds a finished batch for every one it prepares ahead; the rank holds up to two more.
+    room = memory.room_of_a_rank // max(batch_bytes, 1)
+    affordable = min(workers, max((room - 2) // PREFETCH, 0))
+    if affordable < workers and world.is_main:
+        log.warning(
+            f"{memory.folder} has room for the batches of {affordable} loader workers a rank, not {workers}: using "
+            f"{affordable}. Give the container more (docker run --shm-size=8g, or --ipc=host)."
+        )
+    if affordable:
+        memory.promise_each_rank((PREFETCH * affordable + 2) * batch_bytes)
+    return affordable
+
+
+def begin_worker(worker: int) -> None:
+    """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
+    torch.set_num_threads(1)
+    gc.freeze()  # what comes from the rank lives on: a collector that looked through it would copy its pages
+    # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    answer_where(f"loader worker {worker} of process {os.getppid()}")

@@ -1,0 +1,85 @@
+"""Shared memory: what loader workers were promised is not promised to a cache as well, and the other way round."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from data.feed import workers as workers_module
+from data.feed.cache import open_images
+from data.feed.loader import build_train_loader, build_val_loader
+from data.feed.shared_memory import SharedMemory
+from data.feed.workers import affordable_workers
+from tests.data.made_index import draw_images, make_index
+from tests.data.made_run import made_run
+from utils.config import load_hyp
+from utils.errors import UserError
+from utils.ranks.world import World
+from utils.types import DatasetIndex
+
+SIZES = [(64, 64)] * 8
+BATCH_BYTES = 4 * 64 * 64 * 3
+CACHE_BYTES = 8 * 64 * 64 * 3
+
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES))
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """From now on /dev/shm says that it has `size` bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+
+
+def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 2)
+    room = 6 * BATCH_BYTES + CACHE_BYTES - 1  # two workers hold two batches each and the rank two: one byte too few
+    for size in (room, room + 1):
+        free(monkeypatch, size)
+        memory = SharedMemory(World())
+        run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=64, batch_size=4, epochs=1, workers=2)
+        with open_images(index, 64, "none", "linear", World(), memory) as store:
+            build_train_loader(run, store, memory).close()
+        if size == room:
+            with pytest.raises(UserError, match=r"--cache ram: .* GiB free beside the .* GiB of loader workers"):
+                open_images(index, 64, "ram", "area", World(), memory)
+        else:
+            open_images(index, 64, "ram", "area", World(), memory).close()
+
+
+def test_caches_then_the_workers_of_the_validation(
+    index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 2)
+    padded = 4 * 96 * 96 * 3
+    free(monkeypatch, 2 * CACHE_BYTES + 3 * padded)  # one worker takes four batches
+    memory = SharedMemory(World())
+    stores = [open_images(index, 64, "ram", kind, World(), memory) for kind in ("linear", "area")]
+    with build_val_loader(stores[1], World(), batch_size=4, stride=32, workers=2, memory=memory) as loader:
+        assert loader._loader is not None and loader._loader.num_workers == 0
+    assert "room for the batches of 0 loader workers" in caplog.text
+    for store in stores:
+        store.close()
+
+
+def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1000)
+    first: Any = SimpleNamespace(local_size=2, is_main=True, node_first=lambda value: value)
+    memory = SharedMemory(first)
+    assert affordable_workers(2, 50, first, memory) == 2
+    assert memory.promised == 2 * 6 * 50 and memory.room == 400 and memory.room_of_a_rank == 200
+    free(monkeypatch, 400)  # the workers have taken what they were promised
+    assert memory.room == 400
+    free(monkeypatch, 300)  # and others something as well
+    assert memory.room == 300
+    late: Any = SimpleNamespace(local_size=2, is_main=False, node_first=lambda _: 1000)
+    assert SharedMemory(late).room == 300
+    memory.promise(500)
+    assert memory.room == 0

@@ -1,0 +1,15 @@
+"""A RunContext made by hand: what a loader needs to know of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from utils.config import Hyp, TrainConfig
+from utils.engine.context import RunContext
+from utils.ranks.world import World
+
+
+def made_run(hyp: Hyp, world: Any = None, *, imgsz: int, batch_size: int, **flags: Any) -> RunContext:
+    """A run of `world`, or of a single rank, with the flags given and a stride of 32; it has no folder."""
+    return RunContext(TrainConfig(**flags), hyp, world or World(), imgsz, 32, batch_size, Path())
