@@ -52,13 +52,16 @@ from utils.checkpoints.weights import intersect_weights, load_weights, resolve_w
 from utils.engine.autobatch import auto_batch_size
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import Schedule, build_optimizer
+from utils.engine.guard import DivergenceGuard
+from utils.engine.multi_scale import Resize
+from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
 from utils.engine.profile import open_profile
+from utils.engine.schedule import Schedule
 from utils.engine.state import Progress, TrainState
-from utils.engine.step import Resize, SkippedSteps, Told, TrainStep, shown_paths
+from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
-from utils.errors import ConfigError, Diverged, UserError
+from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.ranks.agreement import facts, fingerprint, require_agreement
 from utils.ranks.preflight import preflight
@@ -123,7 +126,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
         ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names)))
-        state = TrainState(raw_model, ema, optimizer, precision.scaler, stopper, progress, accelerator)
+        state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
         memory = SharedMemory(world)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size, memory)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size, memory)
@@ -149,18 +152,15 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         )
         resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
         profile = stack.enter_context(open_profile(config.profile, run, world))
-        step = TrainStep(
-            *(model, raw_model, criterion, optimizer, precision, ema, world, batch_size, resize),
-            asked_to_stop=lambda: interruption.requested > 0,
-            profile=profile,
-        )
+        context = RunContext(config, hyp, world, imgsz, raw_model.stride, batch_size, run)
+        step = TrainStep(model, state, criterion, context, resize, profile)
+        guard = DivergenceGuard(context, train_index, precision.scaler.get_scale)
         has_best = resumed is not None and resumed.has_best
         saver = Saver(
             *(run, state, config, hyp, data_hash, world, interruption),
-            settle=lambda: progress.skip(step.settle().skipped),
+            settle=lambda: guard.note(step.settle()),
             has_best=has_best,
         )
-        skips = SkippedSteps()
         preflight(world)
         if config.compile:
             log.info("--compile: the first steps may take minutes: kernels are built.")
@@ -178,12 +178,10 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
-                    result = step(itertools.islice(drawn, window), window, epoch, progress.step_in_epoch)
-                    progress.advance(window, result.losses)
-                    progress.skip(result.told.skipped)
+                    result = step(itertools.islice(drawn, window), window, lambda: interruption.requested > 0)
                     bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
-                    end_if_lost(skips, step, result.told, progress, train_index, saver, world)
-                    saver.after_step(result.told.stop)
+                    guard.note(result.flags)
+                    saver.after_step(result.flags.stop)
                     profile.step()
                 saver.settle()
             trained = (batches - first) * batch_size / bar.seconds
@@ -353,30 +351,6 @@ def size_of_batch(config: TrainConfig, imgsz: int, stride: int) -> Callable[[int
     if not config.multi_scale:
         return None
     return lambda epoch, batch: scaled_size(config.seed, epoch, batch, imgsz, stride)
-
-
-def end_if_lost(
-    skips: SkippedSteps,
-    step: TrainStep,
-    told: Told,
-    progress: Progress,
-    index: DatasetIndex,
-    saver: Saver,
-    world: World,
-) -> None:
-    """End a run whose loss has not been finite for ten steps in a row; say which images were the last.
-
-    Raises:
-        Diverged: on every rank.
-    """
-    if not skips.note(told.skipped > 0, lambda: step.loss_scale):
-        return
-    images = [str(index.path(i)) for share in world.all_gather(told.indices) for i in share]
-    raise Diverged(
-        f"step {progress.step} (epoch {progress.epoch}, batch {progress.step_in_epoch}): the loss or its gradient has "
-        f"not been finite for {skips.LIMIT} steps in a row. The last step's images: {shown_paths(images)}. The last "
-        f"good checkpoint: {saver.folder / 'last.pt'}, if the run came that far. Lower lr0, or try --amp off."
-    )
 
 
 def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import indexed, machine, parser
 from tests.benchmarks.step import made_batch
-from utils.config import load_hyp
+from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
-from utils.engine.step import Resize, TrainStep
+from utils.engine.state import Progress, TrainState
+from utils.engine.step import TrainStep
+from utils.engine.stopping import EarlyStopping
 from utils.ranks.world import World, open_world, smart_DDP
 
 
@@ -42,12 +46,11 @@ def main() -> None:
             model = DetectionModel(given.cfg, names=index.names).to(memory_format=torch.channels_last).train()
             optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
             wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
-            return TrainStep(
-                *(wrapped, model, model.head.criterion(hyp, imgsz=given.imgsz), optimizer),
-                *(Precision(world.accelerator, torch.float32), ModelEMA(model), world if together else World()),
-                *(given.batch * world.size, Resize(None, 32)),
-                asked_to_stop=lambda: False,
-            )
+            precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(3))
+            state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
+            ranks, batch_size = world if together else World(), given.batch * world.size
+            context = RunContext(TrainConfig(), hyp, ranks, given.imgsz, 32, batch_size, Path())
+            return TrainStep(wrapped, state, model.head.criterion(hyp, imgsz=given.imgsz), context)
 
         rivals = {"together": trainer(True), "alone": trainer(False)}
         seconds: dict[str, list[float]] = {name: [] for name in rivals}
@@ -57,7 +60,7 @@ def main() -> None:
                 world.barrier()
                 started = time.perf_counter()
                 for _ in range(5):
-                    step([batch], 1, 0, 0)
+                    step([batch], 1)
                 if round_ >= 2:
                     seconds[name].append((time.perf_counter() - started) / 5)
         messages = world.control_messages - messages - 2 * (given.rounds + 2)

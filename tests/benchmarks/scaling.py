@@ -14,7 +14,7 @@ import math
 from torch import nn
 
 from models.detector import DetectionModel
-from utils.engine.optimizer import NOMINAL_BATCH
+from utils.engine.schedule import NOMINAL_BATCH
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:

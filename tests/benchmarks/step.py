@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,12 +18,15 @@ from data.feed.loader import build_train_loader
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from tests.data.made_run import made_run
-from utils.config import load_hyp
+from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
 from utils.engine.profile import NoProfile
-from utils.engine.step import Resize, TrainStep
+from utils.engine.state import Progress, TrainState
+from utils.engine.step import TrainStep
+from utils.engine.stopping import EarlyStopping
 from utils.environment import Launch
 from utils.machine.choose import choose_accelerator
 from utils.machine.malloc import keep_freed_memory
@@ -115,24 +119,23 @@ def our_step(
     model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
     if compile:
         model.compile()
-    world = World(accelerator=choose_accelerator(device.type, Launch()))
-    step = TrainStep(
-        *(model, model, model.head.criterion(hyp, imgsz=imgsz), build_optimizer(model, "SGD", hyp, len(batch))),
-        *(
-            Precision(world.accelerator, dtype),
-            ModelEMA(model),
-            world,
-            len(batch),
-            Resize(None, 32),
-        ),
-        asked_to_stop=lambda: False,
-        profile=stages,
+    accelerator = choose_accelerator(device.type, Launch())
+    state = TrainState(
+        model,
+        ModelEMA(model),
+        build_optimizer(model, "SGD", hyp, len(batch), fused=accelerator.fused_optimizers),
+        Precision(accelerator, dtype),
+        EarlyStopping(0),
+        Progress(torch.zeros(3)),
     )
+    world = World(accelerator=accelerator)
+    context = RunContext(TrainConfig(), hyp, world, imgsz, 32, len(batch), Path())
+    step = TrainStep(model, state, model.head.criterion(hyp, imgsz=imgsz), context, profile=stages)
     pinned = batch.pin_memory() if device.type == "cuda" else batch
 
     def run() -> int:
-        result = step([pinned], 1, 0, 0)
-        assert not result.told.skipped
+        result = step([pinned], 1)
+        assert not result.flags.skipped
         _wait()
         return len(batch)
 

@@ -22,11 +22,15 @@ import train
 from data.source.index import build_index
 from data.source.spec import load_spec
 from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import Schedule, build_optimizer
+from utils.engine.multi_scale import Resize
+from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
-from utils.engine.state import Progress
-from utils.engine.step import Resize, TrainStep
+from utils.engine.schedule import Schedule
+from utils.engine.state import Progress, TrainState
+from utils.engine.step import TrainStep
+from utils.engine.stopping import EarlyStopping
 from utils.ranks.world import World, open_world, run_rank, smart_DDP
 from utils.types import Batch
 
@@ -56,12 +60,12 @@ def run(words: list[str], world: World) -> None:
         optimizer = build_optimizer(model, config.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model)
-        step = TrainStep(
-            *(smart_DDP(model, sync_bn=config.sync_bn), model, model.head.criterion(hyp, imgsz=config.imgsz)),
-            *(optimizer, Precision(world.accelerator, torch.float32), ema, world, config.batch_size),
-            Resize(train.size_of_batch(config, config.imgsz, 32), 32),
-            asked_to_stop=lambda: False,
-        )
+        precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(3))
+        state = TrainState(model, ema, optimizer, precision, EarlyStopping(0), progress)
+        context = RunContext(config, hyp, world, config.imgsz, 32, config.batch_size, Path())
+        resize = Resize(train.size_of_batch(config, config.imgsz, 32), 32)
+        criterion = model.head.criterion(hyp, imgsz=config.imgsz)
+        step = TrainStep(smart_DDP(model, sync_bn=config.sync_bn), state, criterion, context, resize)
         model.train()
         seen: list[list[tuple[torch.Tensor, ...]]] = []
         windows: list[int] = []
@@ -77,8 +81,9 @@ def run(words: list[str], world: World) -> None:
                 window = min(schedule.window(iteration), loader.batches_per_epoch - first)
                 drawn = list(itertools.islice(batches, window))
                 schedule.apply(optimizer, iteration + window - 1)
-                result = step(drawn, window, epoch, first)
-                assert not result.told.skipped
+                progress.epoch, progress.step_in_epoch = epoch, first
+                result = step(drawn, window)
+                assert not result.flags.skipped
                 sizes += [size_of(epoch, first + k) if size_of else config.imgsz for k in range(window)]
                 seen.append([(b.images.clone(), b.indices.clone(), objects_per_image(b)) for b in drawn])
                 windows.append(window)

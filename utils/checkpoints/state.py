@@ -30,7 +30,7 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
         "ema": state.ema.model.state_dict(),
         "ema_updates": state.ema.updates,
         "optimizer": state.optimizer.state_dict(),
-        "scaler": state.scaler.state_dict(),
+        "scaler": state.precision.scaler.state_dict(),
         "epoch": progress.epoch,
         "step": progress.step,
         "step_in_epoch": progress.step_in_epoch,
@@ -40,7 +40,7 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
         "class_maps": list(progress.class_maps),
         "best_fitness": state.stopper.best_fitness,
         "stopper": state.stopper.state_dict(),
-        "rng": rng_state(state.accelerator),
+        "rng": rng_state(state.precision.accelerator),
     }
 
 
@@ -67,7 +67,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
     state.ema.updates = saved["ema_updates"]
     _restore_optimizer(state.optimizer, saved["optimizer"])
     if saved["scaler"]:  # empty from a run without loss scaling, which this one may have
-        state.scaler.load_state_dict(saved["scaler"])
+        state.precision.scaler.load_state_dict(saved["scaler"])
     state.stopper.load_state_dict(saved["stopper"])
     progress = state.progress
     progress.epoch = saved["epoch"]
@@ -81,7 +81,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
     progress.losses = parts[rank].clone()
     if rank == 0:
-        set_rng_state(saved["rng"], state.accelerator)
+        set_rng_state(saved["rng"], state.precision.accelerator)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from utils.engine.ema import ModelEMA
+from utils.engine.precision import Precision
 from utils.engine.stopping import EarlyStopping
-from utils.machine.accelerator import Accelerator
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,14 +67,13 @@ class TrainState(Generic[M]):
 
     Attributes:
         model: the raw model, not a wrapper of it.
-        ema, optimizer, scaler, stopper, progress: as in the training loop; restored in place.
-        accelerator: its generator belongs to the state.
+        ema, optimizer, precision, stopper, progress: as in the training loop; restored in place. Of the precision, the
+            loss scale and the generator of its accelerator.
     """
 
     model: M
     ema: ModelEMA[M]
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    precision: Precision
     stopper: EarlyStopping
     progress: Progress
-    accelerator: Accelerator = field(default_factory=Accelerator)

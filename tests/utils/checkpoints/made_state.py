@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from utils.checkpoints.description import run_facts
 from utils.checkpoints.state import dump_state
 from utils.engine.ema import ModelEMA
+from utils.engine.precision import Precision
 from utils.engine.state import Progress, TrainState
 from utils.engine.stopping import EarlyStopping
+from utils.machine.accelerator import Accelerator
 
 
 class Net(nn.Module):
@@ -43,8 +45,8 @@ def make_state(seed: int = 0, optimizer: str = "SGD", **net: int) -> TrainState[
         built = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     else:
         built = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], 0.01)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return TrainState(model, ModelEMA(model), built, scaler, EarlyStopping(10), Progress(torch.zeros(3)))
+    precision = Precision(Accelerator(), torch.float32)
+    return TrainState(model, ModelEMA(model), built, precision, EarlyStopping(10), Progress(torch.zeros(3)))
 
 
 def train(state: TrainState[Any], steps: int) -> None:

@@ -64,17 +64,17 @@ def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
     state = make_state()
     saved = full(state)
     enabled = make_state()
-    enabled.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True)
+    enabled.precision.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True)
     restore_state(enabled, saved)
-    assert enabled.scaler.get_scale() == 256.0
+    assert enabled.precision.scaler.get_scale() == 256.0
     other = full(enabled)
     assert other["scaler"]
     save_checkpoint(tmp_path / "a.pt", other)
     restore_state(state, load_checkpoint(tmp_path / "a.pt"))
     again = make_state()
-    again.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    again.precision.scaler = torch.amp.GradScaler("cpu", enabled=True)
     restore_state(again, load_checkpoint(tmp_path / "a.pt"))
-    assert again.scaler.get_scale() == 256.0
+    assert again.precision.scaler.get_scale() == 256.0
 
 
 def test_resumed_losses_are_not_the_checkpoints_own(tmp_path: Path) -> None:

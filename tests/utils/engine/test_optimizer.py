@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from utils.config import Hyp, load_hyp
-from utils.engine.optimizer import Schedule, accumulation, build_optimizer, step_where
+from utils.engine.optimizer import build_optimizer, step_where
+from utils.engine.schedule import Schedule, accumulation
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,75 @@
+"""A small model with all that a step needs, and batches for it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.detector import DetectionModel
+from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import build_optimizer
+from utils.engine.precision import Precision
+from utils.engine.state import Progress, TrainState
+from utils.engine.step import TrainStep
+from utils.engine.stopping import EarlyStopping
+from utils.machine.accelerator import Accelerator
+from utils.ranks.world import World
+from utils.types import Batch
+
+SIZE = 64
+
+
+def made_batch(seed: int, images: int = 2) -> Batch:
+    """Noise, with an object in each image."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (images, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
+    targets = torch.tensor([[i, i % 2, 8.0, 8, 40, 50] for i in range(images)])
+    nothing = torch.zeros(images, 2, dtype=torch.int64)
+    return Batch(pixels, targets, torch.arange(images), nothing, torch.zeros(images, 4, dtype=torch.float64))
+
+
+class Trainer:
+    """A single rank's training of two classes.
+
+    Attributes:
+        model, step, state, context: as in train.py.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator | None = None, dtype: torch.dtype = torch.float32, optimizer: str = "SGD"
+    ) -> None:
+        torch.manual_seed(0)
+        world = World(accelerator=accelerator)
+        hyp = load_hyp("hyp.scratch-low.yaml")
+        self.context = RunContext(TrainConfig(data="made"), hyp, world, SIZE, 32, 2, Path("run"))
+        self.model = DetectionModel("yolov5n.yaml", names=("a", "b"))
+        self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.state = TrainState(
+            self.model,
+            ModelEMA(self.model),
+            build_optimizer(self.model, optimizer, hyp, 2, fused=world.accelerator.fused_optimizers),
+            Precision(world.accelerator, dtype),
+            EarlyStopping(0),
+            Progress(torch.zeros(3)),
+        )
+        self.step = TrainStep(self.model, self.state, self.model.head.criterion(hyp, imgsz=SIZE), self.context)
+
+    def tensors(self) -> list[Tensor]:
+        """All that a step changes, as copies."""
+        slots = [v for s in self.state.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return copy.deepcopy([*self.model.state_dict().values(), *self.state.ema.model.state_dict().values(), *slots])
+
+
+@contextmanager
+def spoiled(model: DetectionModel) -> Iterator[None]:
+    """Inside, what the first layer gives is not a number, and spoils BatchNorm's statistics as well."""
+    hook = model.model[0].register_forward_hook(lambda module, args, out: out * float("nan"))
+    yield
+    hook.remove()

@@ -1,0 +1,58 @@
+"""The divergence guard: a run whose loss stays not finite ends, and names the images of its last step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from utils.engine.context import RunContext
+from utils.engine.flags import StepFlags
+from utils.errors import Diverged
+from utils.types import DatasetIndex
+
+
+class DivergenceGuard:
+    """Counts skipped steps, and ends the run after ten in a row.
+
+    While a GradScaler still has a scale to halve, a skipped step is how it finds one that fits.
+
+    Args:
+        context: of the run.
+        index: images that the flags' indices refer to.
+        loss_scale: the GradScaler's present scale; 1 where there is none. Asked for after a skipped step only, because
+            reading it synchronises with the device.
+    """
+
+    LIMIT = 10
+
+    def __init__(self, context: RunContext, index: DatasetIndex, loss_scale: Callable[[], float]) -> None:
+        self._context, self._index, self._loss_scale = context, index, loss_scale
+        self._in_a_row = 0
+
+    def note(self, flags: StepFlags) -> None:
+        """Count a step; flags that were not read yet say nothing of any step.
+
+        Raises:
+            Diverged: on every rank.
+        """
+        if flags.step == 0:
+            return
+        if not flags.skipped:
+            self._in_a_row = 0
+        elif self._loss_scale() <= 1:
+            self._in_a_row += 1
+        if self._in_a_row < self.LIMIT:
+            return
+        shares = self._context.world.all_gather(flags.indices)
+        images = [str(self._index.path(i)) for share in shares for i in share]
+        last = self._context.folder / "weights" / "last.pt"
+        raise Diverged(
+            f"step {flags.step} (epoch {flags.epoch}, batch {flags.batch}): the loss or its gradient has not been "
+            f"finite for {self.LIMIT} steps in a row. The last step's images: {first_few(images)}. The last good "
+            f"checkpoint: {last}, if the run came that far. Lower lr0, or try --amp off."
+        )
+
+
+def first_few(paths: Sequence[str], most: int = 8) -> str:
+    """A few paths, and how many more there are."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more
