@@ -1,0 +1,192 @@
+"""What any head must do, tried on both heads: the program's own and the tiny one of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models.heads
+from models.detector import DetectionModel
+from models.heads.criterion import Criterion, LossMeter
+from models.heads.find import find_heads
+from models.heads.head import Head
+from models.suppression import non_max_suppression
+from models.tta import predict_augmented
+from utils.config import Hyp, load_hyp
+from utils.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+EXTRA = Path(__file__).with_name("extra")
+MODELS = {"Detect": "yolov5n.yaml", "Centre": str(EXTRA / "tiny" / "tiny.yaml")}
+SIZE_HW = (64, 96)
+each_head = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def _second_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(models.heads, "__path__", [*models.heads.__path__, str(EXTRA)])
+    return
+
+
+@pytest.fixture(scope="module")
+def hyp() -> Hyp:
+    return load_hyp("hyp.scratch-low.yaml")
+
+
+def made(name: str, nc: int = 4) -> DetectionModel:
+    torch.manual_seed(0)
+    return DetectionModel(MODELS[name], nc=nc)
+
+
+def images(batch: int) -> Tensor:
+    return torch.rand(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))
+
+
+TARGETS = torch.tensor(
+    [[0, 1, 10, 10, 40, 50], [0, 2, 30, 5, 90, 60], [1, 0, 3, 3, 20, 30], [3, 3, 40, 8, 70, 40], [3, 1, 0, 0, 30, 30]],
+    dtype=torch.float32,
+)
+
+
+def test_heads_are_found_by_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(find_heads()) == set(MODELS)
+    monkeypatch.undo()
+    assert set(find_heads()) == {"Detect"}
+    with pytest.raises(ConfigError, match=r"tiny.yaml:10: layer 5 \(Centre\): the last layer must be a detection head"):
+        made("Centre")
+
+
+def test_no_file_outside_its_folder_imports_a_head() -> None:
+    files = [path for folder in ("data", "models", "utils") for path in (ROOT / folder).rglob("*.py")]
+    for path in (*files, *ROOT.glob("*.py")):
+        for folder in (ROOT / "models" / "heads").iterdir():
+            if folder.is_dir() and folder not in path.parents:
+                assert f"models.heads.{folder.name}" not in path.read_text(), path
+
+
+def test_a_head_without_a_loss_cannot_be_made() -> None:
+    class Half(Head):
+        def forward(self, features: list[Tensor]) -> Any:
+            return features
+
+    with pytest.raises(TypeError, match="criterion"):
+        Half()
+
+
+def test_the_keys_of_a_yaml_are_those_of_its_head() -> None:
+    model = made("Centre")
+    assert "anchors" not in model.yaml and DetectionModel(model.yaml).nc == 4
+    with pytest.raises(ConfigError, match="unknown key 'anchors'"):
+        DetectionModel({**model.yaml, "anchors": 3})
+    without = {key: value for key, value in made("Detect").yaml.items() if key != "anchors"}
+    with pytest.raises(ConfigError, match="the key 'anchors' is missing"):
+        DetectionModel(without)
+
+
+@each_head
+def test_decoded_rows_are_boxes_and_probabilities(name: str) -> None:
+    model = made(name).eval()
+    with torch.no_grad():
+        decoded, _ = model(images(2))
+    head = model.head
+    columns = 4 + head.has_objectness + head.nc
+    assert decoded.shape == (2, sum(head.rows_per_level(SIZE_HW)), columns) and decoded.dtype == torch.float32
+    assert ((decoded[..., 4:] >= 0) & (decoded[..., 4:] <= 1)).all()
+    found = non_max_suppression(decoded, 0.0, 0.6, has_objectness=head.has_objectness)
+    assert all(int(d.classes.max()) < head.nc for d in found)
+    assert predict_augmented(model, images(2)).shape[2] == columns
+
+
+def test_without_objectness_a_score_is_the_class_probability() -> None:
+    rows = torch.tensor([[10, 10, 8, 8, 0.9, 0.3], [50, 50, 8, 8, 0.1, 0.2], [90, 90, 8, 8, 0.05, 0.6]])[None]
+    (found,) = non_max_suppression(rows, 0.25, 0.5, has_objectness=False)
+    torch.testing.assert_close(found.scores, torch.tensor([0.9, 0.6, 0.3]))
+    assert found.classes.tolist() == [0, 1, 1]
+    with_objectness = torch.cat((rows[..., :4], torch.ones(1, 3, 1), rows[..., 4:]), 2)
+    (same,) = non_max_suppression(with_objectness, 0.25, 0.5)
+    assert torch.equal(found.boxes_xyxy, same.boxes_xyxy) and torch.equal(found.scores, same.scores)
+
+
+def summed(shares: list[Tensor]) -> Callable[[Tensor], Callable[[], Tensor]]:
+    """A sum over ranks whose other shares are known."""
+    return lambda tensor: lambda: torch.stack(shares).sum(0)
+
+
+def weights_asked(criterion: Criterion[Any], raw: list[Tensor], assignment: Any) -> list[Tensor]:
+    """What a criterion sums over the ranks after the forward."""
+    asked: list[Tensor] = []
+
+    def remember(tensor: Tensor) -> Callable[[], Tensor]:
+        asked.append(tensor.clone())
+        return lambda: tensor
+
+    criterion(raw, assignment, assignment.counts, remember)
+    return asked
+
+
+def shares_of(targets: Tensor, cuts: list[range]) -> list[Tensor]:
+    parts = [targets[(targets[:, 0] >= part.start) & (targets[:, 0] < part.stop)].clone() for part in cuts]
+    for part, rows in zip(cuts, parts, strict=True):
+        rows[:, 0] -= part.start
+    return parts
+
+
+@each_head
+def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(name: str, hyp: Hyp) -> None:
+    model = made(name).train()
+    criterion = model.head.criterion(hyp, imgsz=96)
+    whole = [level.detach().requires_grad_() for level in model(images(4))]
+    loss, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
+    expected = torch.autograd.grad(loss, whole)
+    assert parts.shape == (len(criterion.names),) and torch.isclose(parts.sum(), loss)
+
+    cuts = [range(1), range(1, 4)]
+    shares = shares_of(TARGETS, cuts)
+    assignments = [criterion.assign(rows, len(cut), SIZE_HW) for rows, cut in zip(shares, cuts, strict=True)]
+    counts = torch.stack([assignment.counts for assignment in assignments]).sum(0)
+    slices = [[level.detach()[cut.start : cut.stop].requires_grad_() for level in whole] for cut in cuts]
+    asked = [weights_asked(criterion, raw, a) for raw, a in zip(slices, assignments, strict=True)]
+    total = torch.zeros_like(parts)
+    for cut, raw, assignment in zip(cuts, slices, assignments, strict=True):
+        mine, mine_parts = criterion(raw, assignment, counts, summed([a[0] for a in asked] if asked[0] else []))
+        total += mine_parts
+        for grad, wanted in zip(torch.autograd.grad(mine, raw), expected, strict=True):
+            torch.testing.assert_close(grad, wanted[cut.start : cut.stop], rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(total, parts, rtol=1e-6, atol=1e-8)
+
+
+@each_head
+def test_validation_losses_depend_neither_on_batches_nor_on_ranks(name: str, hyp: Hyp) -> None:
+    model = made(name).train()
+    criterion = model.head.criterion(hyp, imgsz=96)
+    with torch.no_grad():
+        whole = [level.detach() for level in model(images(4))]
+        _, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
+    cuts = [range(2), range(2, 3), range(3, 4)]
+    meters = [LossMeter(criterion), LossMeter(criterion), LossMeter(criterion)]
+    for meter, rows, cut in zip((meters[0], meters[1], meters[0]), shares_of(TARGETS, cuts), cuts, strict=True):
+        meter.update([level[cut.start : cut.stop] for level in whole], criterion.assign(rows, len(cut), SIZE_HW))
+    assert meters[0].losses(meter.total() for meter in meters) == pytest.approx(parts.tolist(), rel=1e-5)
+    assert meters[2].losses() == (0.0,) * len(criterion.names)
+
+
+@each_head
+def test_a_batch_is_learnt(name: str, hyp: Hyp) -> None:
+    model = made(name).train()
+    criterion = model.head.criterion(hyp, imgsz=96)
+    assignment = criterion.assign(TARGETS, 4, SIZE_HW)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    seen = []
+    for _ in range(25):
+        loss, _ = criterion(model(images(4)), assignment)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen[-1] < 0.8 * seen[0]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
