@@ -63,7 +63,7 @@ from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
-from utils.ranks.agreement import facts, fingerprint, require_agreement
+from utils.ranks.agreement import facts, require_agreement
 from utils.ranks.preflight import preflight
 from utils.ranks.signals import Interruption
 from utils.ranks.world import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
@@ -130,7 +130,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         memory = SharedMemory(world)
         loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size, memory)
         val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size, memory)
-        data_hash = fingerprint(train_index)
+        data_hash = train_index.content_hash()
         if resumed:
             resumed.restore(state, config, data_hash, world)
         batches = loader.batches_per_epoch

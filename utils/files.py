@@ -26,7 +26,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o666 & ~umask())
         temporary.replace(path)
         _fsync_folder(path.parent)
     finally:
@@ -70,8 +70,8 @@ def _identity(file: IO[bytes]) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _umask() -> int:
-    """The process's file mode mask (mkstemp ignores it and makes private files)."""
+def umask() -> int:
+    """The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -8,11 +8,12 @@ Legend: N images and M objects of a dataset; B images and T targets of a batch; 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
+Array = TypeVar("Array", float, Any)
+
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 
 
@@ -76,7 +79,8 @@ class DatasetIndex:
         boxes_xyxy: float32 (M, 4), pixels of the original image.
         segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
         segment_points: float32 (K, 2), xy pixels of the original image.
-        digest: hex string that changes with the images, labels or names.
+        digest: hex string that changes with the images, labels or names, and with their files' times: the key of caches
+            on this machine. What is the same dataset on another machine, `content_hash` says.
         problems: what the scan found, one line each: "file:line: what".
     """
 
@@ -106,6 +110,15 @@ class DatasetIndex:
         start, end = self.box_offsets[index : index + 2]
         return self.classes[start:end], self.boxes_xyxy[start:end]
 
+    def content_hash(self) -> str:
+        """Hash of the content: file names, image sizes, labels, class names; not where or when it was copied."""
+        names = "\0".join(self.path(i).name for i in range(len(self)))
+        state = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8)
+        state.update("\0".join(self.names).encode())
+        for array in (self.sizes_hw, self.box_offsets, self.classes, self.boxes_xyxy, self.segment_points):
+            state.update(array.tobytes())
+        return state.hexdigest()
+
     def segments(self, index: int) -> list[NDArray[np.float32]]:
         """Polygons (k, 2) of image `index` in the order of its boxes (k = 0: none); [] in a dataset without any."""
         if len(self.segment_offsets) == 0:
@@ -124,7 +137,7 @@ class Draw:
     Attributes:
         index: image of the dataset.
         position: place in the epoch's global order; with the epoch it keys the sample's randomness.
-        epoch: epoch, from 0; it also tells whether mosaic is still on.
+        epoch: epoch, from 0; it also decides whether mosaic is still on.
         size_hw: height and width of the sample in pixels, multiples of the stride.
         neighbours: the images near this place in the epoch's order, itself among them, each with its own place; a
             mosaic's partners come from here, so that an image decoded for one sample serves others.
@@ -241,5 +254,10 @@ class Metrics:
 
     @property
     def fitness(self) -> float:
-        """What `best.pt` and EarlyStopping go by: 0.1 mAP50 + 0.9 mAP50-95."""
-        return 0.1 * self.map50 + 0.9 * self.map
+        """What `best.pt` and EarlyStopping go by."""
+        return fitness(self.map50, self.map)
+
+
+def fitness(map50: Array, map: Array) -> Array:
+    """0.1 mAP50 + 0.9 mAP50-95, of one validation or of a column of them."""
+    return 0.1 * map50 + 0.9 * map

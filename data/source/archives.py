@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
 import re
 import shutil
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from utils.errors import UserError
+from utils.files import umask
 
 MAX_UNPACKED_BYTES = 400 << 30
 MAX_MEMBERS = 10_000_000
@@ -67,7 +67,7 @@ def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, 
                     raise UserError(
                         f"{archive}: '{member.name}' is damaged. Delete the archive and run the command again."
                     )
-        staging.chmod(0o777 & ~_umask())
+        staging.chmod(0o777 & ~umask())
         _merge(staging, target)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
         raise UserError(f"{archive}: damaged ({error}). Delete it and run the command again.") from error
@@ -130,10 +130,3 @@ def _merge(source: Path, target: Path) -> None:
             _merge(child, target / child.name)
         else:
             child.replace(target / child.name)
-
-
-def _umask() -> int:
-    """The process's file mode mask (mkdtemp makes private folders)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,6 +1,6 @@
 """Files from the network.
 
-A download goes to `<target>.part` and is renamed when it is whole, so an interrupted one goes on where it stopped.
+A download goes to `<target>.part` and is renamed when it is whole, so an interrupted one is resumed where it stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -46,41 +47,55 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Patience:
+    """When a download is given up.
+
+    Attributes:
+        attempts: tries in a row that bring nothing new.
+        backoff_s: pause before the second try; it doubles with each further one, up to 30 s.
+        timeout_s: longest silence of the server.
+    """
+
+    attempts: int = 3
+    backoff_s: float = 1.0
+    timeout_s: float = 30.0
+
+
+PATIENCE = Patience()
+
+
 def fetch(
     url: str,
     target: Path,
     *,
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: bool = True,
-    attempts: int = 3,
-    backoff_s: float = 1.0,
-    timeout_s: float = 30.0,
+    patience: Patience = PATIENCE,
 ) -> Path:
     """Download `url` to `target`; a target that exists is taken as it is.
 
     Args:
         url: http or https, redirects included.
-        target: the file; its folder is made. An interrupted download stays in `<target>.part` and is continued by the
+        target: the file; its folder is made. An interrupted download stays in `<target>.part` and is resumed by the
             next call if the server can and the file there is still the same (ETag or Last-Modified, else its length).
         max_bytes: refuse anything larger.
         progress: show a bar on stderr.
-        attempts: tries in a row that bring nothing new before giving up.
-        backoff_s: pause before the second try; it doubles with each further one, up to 30 s.
-        timeout_s: longest silence of the server.
+        patience: when to give up.
 
     Returns:
         `target`.
 
     Raises:
         UserError: the address is not http(s), the server refuses, the network fails, the file is too large, or the disk
-            cannot take it.
+            is full or read-only.
     """
     if target.exists():
         return target
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UserError(f"Cannot download '{url}': expected an address that starts with http:// or https://.")
     part = target.with_name(target.name + ".part")
-    memory = part.with_name(part.name + ".json")
+    download = _Download(url, target, max_bytes, progress, patience)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a+b") as file:
@@ -88,11 +103,11 @@ def fetch(
             if target.exists():  # another process fetched it while this one waited
                 part.unlink(missing_ok=True)
                 return target
-            _fetch_into(file, memory, url, target, max_bytes, progress, attempts, backoff_s, timeout_s)
+            download.complete(file)
             file.flush()
             os.fsync(file.fileno())
             part.replace(target)
-        memory.unlink(missing_ok=True)
+        download.memory.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"Cannot write {target}: {error.strerror or error}. Free some space or choose another folder."
@@ -100,89 +115,105 @@ def fetch(
     return target
 
 
-def _fetch_into(
-    file: IO[bytes],
-    memory: Path,
-    url: str,
-    target: Path,
-    max_bytes: int,
-    progress: bool,
-    attempts: int,
-    backoff_s: float,
-    timeout_s: float,
-) -> None:
-    """Repeat transfers into `file` until it is whole."""
-    furthest, failures = file.seek(0, os.SEEK_END), 0
-    while True:
-        try:
-            return _transfer(file, memory, url, target.name, max_bytes, progress, timeout_s)
-        except _Interrupted as error:
-            # Only bytes never reached before count: a server that always starts over must not keep us for ever.
-            size = file.seek(0, os.SEEK_END)
-            failures = 1 if size > furthest else failures + 1
-            furthest = max(furthest, size)
-            if failures >= attempts:
-                raise UserError(
-                    f"Cannot download {url}: {error}. Check the network and run the command again (what has arrived is "
-                    f"kept), or download the file by other means to {target}."
-                ) from error
-            time.sleep(min(backoff_s * 2 ** (failures - 1), 30.0))
+@dataclass(frozen=True)
+class _Download:
+    """One address on its way to a file; the attributes are the arguments of `fetch`."""
 
+    url: str
+    target: Path
+    max_bytes: int
+    progress: bool
+    patience: Patience
 
-def _transfer(
-    file: IO[bytes], memory: Path, url: str, title: str, max_bytes: int, progress: bool, timeout_s: float
-) -> None:
-    """One request: the whole file, or what `file` lacks of it."""
-    offset = file.seek(0, os.SEEK_END)
-    known = _recall(memory, url) if offset else None
-    if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
-        return
-    if known is None or offset > known["total"]:
-        offset = 0
-    headers = {"User-Agent": "tessera", "Accept-Encoding": "identity"}
-    if offset and known is not None:
-        headers["Range"] = f"bytes={offset}-"
-        if known["validator"]:
-            headers["If-Range"] = known["validator"]
-    with _open(urllib.request.Request(url, headers=headers), timeout_s) as response:
-        total: int | None
-        if response.status == 206 and offset:
-            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-            if match is None or int(match[1]) != offset or int(match[2]) != (known or {}).get("total"):
-                file.truncate(0)
-                raise _Interrupted("the file changed on the server during the download")
-            total = int(match[2])
-        elif response.status == 200:
-            length = response.headers.get("Content-Length", "")
-            total = int(length) if length.isdecimal() else None
+    @property
+    def memory(self) -> Path:
+        """Where it is written down which file on the server a part belongs to."""
+        return self.target.with_name(self.target.name + ".part.json")
+
+    def complete(self, file: IO[bytes]) -> None:
+        """Repeat transfers into `file` until it is whole."""
+        furthest, failures = file.seek(0, os.SEEK_END), 0
+        while True:
+            try:
+                return self._transfer(file)
+            except _Interrupted as error:
+                # Only bytes never reached before count: a server that always starts over must not keep us for ever.
+                size = file.seek(0, os.SEEK_END)
+                failures = 1 if size > furthest else failures + 1
+                furthest = max(furthest, size)
+                if failures >= self.patience.attempts:
+                    raise UserError(
+                        f"Cannot download {self.url}: {error}. Check the network and run the command again (what has "
+                        f"arrived is kept), or download the file by other means to {self.target}."
+                    ) from error
+                time.sleep(min(self.patience.backoff_s * 2 ** (failures - 1), 30.0))
+
+    def _transfer(self, file: IO[bytes]) -> None:
+        """One request: the whole file, or what `file` lacks of it."""
+        offset = file.seek(0, os.SEEK_END)
+        known = _recall(self.memory, self.url) if offset else None
+        if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
+            return
+        if known is None or offset > known["total"]:
             offset = 0
-            file.truncate(0)
-            etag = response.headers.get("ETag", "")
-            # A weak ETag says "much the same", which is not enough to join two halves.
-            validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
-            memory.write_text(json.dumps({"url": url, "validator": validator, "total": total}))
-        else:
-            file.truncate(0)
-            raise _Interrupted(f"the server answered {response.status}, expected 200 or 206")
-        if total is not None and total > max_bytes:
-            raise UserError(f"Cannot download {url}: it has {total:,} bytes, more than the limit of {max_bytes:,}.")
+        headers = {"User-Agent": "tessera", "Accept-Encoding": "identity"}
+        if offset and known is not None:
+            headers["Range"] = f"bytes={offset}-"
+            if known["validator"]:
+                headers["If-Range"] = known["validator"]
+        with _open(urllib.request.Request(self.url, headers=headers), self.patience.timeout_s) as response:
+            total: int | None
+            if response.status == 206 and offset:
+                match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+                if match is None or int(match[1]) != offset or int(match[2]) != (known or {}).get("total"):
+                    file.truncate(0)
+                    raise _Interrupted("the file changed on the server during the download")
+                total = int(match[2])
+            elif response.status == 200:
+                offset = 0
+                file.truncate(0)
+                total = self._remember(response.headers)
+            else:
+                file.truncate(0)
+                raise _Interrupted(f"the server answered {response.status}, expected 200 or 206")
+            received = self._receive(response, file, offset, total)
+        if total is not None and received != total:
+            raise _Interrupted(f"the connection ended after {received:,} of {total:,} bytes")
+
+    def _remember(self, headers: http.client.HTTPMessage) -> int | None:
+        """Write down which file the server is sending; return its length, where it says so."""
+        length = headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        etag = headers.get("ETag", "")
+        # A weak ETag says "much the same", which is not enough to join two halves.
+        validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+        self.memory.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
+        return total
+
+    def _receive(self, response: IO[bytes], file: IO[bytes], offset: int, total: int | None) -> int:
+        """Append the body to `file`, which has `offset` bytes; return how many it has then."""
+        if total is not None and total > self.max_bytes:
+            raise UserError(
+                f"Cannot download {self.url}: it has {total:,} bytes, more than the limit of {self.max_bytes:,}."
+            )
+        received, title, silent = offset, self.target.name, not self.progress
         with tqdm(
-            total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title, disable=not progress
+            total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title, disable=silent
         ) as bar:
-            received = offset
             while block := _read(response):
                 received += len(block)
-                if received > max_bytes:
+                if received > self.max_bytes:
                     file.truncate(0)
-                    raise UserError(f"Cannot download {url}: it has more than the limit of {max_bytes:,} bytes.")
+                    raise UserError(
+                        f"Cannot download {self.url}: it has more than the limit of {self.max_bytes:,} bytes."
+                    )
                 file.write(block)
                 bar.update(len(block))
-    if total is not None and received != total:
-        raise _Interrupted(f"the connection ended after {received:,} of {total:,} bytes")
+        return received
 
 
 def _recall(memory: Path, url: str) -> dict[str, Any] | None:
-    """What is known of the file that a part belongs to; None where it is another file or cannot be continued."""
+    """What is known of the file that a part belongs to; None where it is another file or cannot be resumed."""
     try:
         known = json.loads(memory.read_text())
     except (OSError, ValueError):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.labels import Objects
+from data.source.labels import ParsedLabels
 from utils.errors import UserError
 
 Size = tuple[int, int]
 
 
-def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Objects:
+def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> ParsedLabels:
     """Read a Pascal VOC annotation.
 
     Coordinates are pixels that count from 1, both ends included (VOC 2012 development kit, 3.3): a box covers
@@ -34,13 +34,13 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Object
     try:
         reader.parser.Parse(raw, True)
     except xml.parsers.expat.ExpatError as error:
-        return Objects(
+        return ParsedLabels(
             [], [], problems=[(error.lineno, f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})")]
         )
     except _Refused as error:
-        return Objects([], [], problems=[(reader.parser.CurrentLineNumber, str(error))])
+        return ParsedLabels([], [], problems=[(reader.parser.CurrentLineNumber, str(error))])
     if reader.root != "annotation":
-        return Objects([], [], problems=[(1, f"the root is <{reader.root}>, expected <annotation>")])
+        return ParsedLabels([], [], problems=[(1, f"the root is <{reader.root}>, expected <annotation>")])
     height, width = size_hw
     classes: list[int] = []
     boxes: list[float] = []
@@ -73,7 +73,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Object
             seen.add((name, *corners))
             classes.append(class_ids[name])
             boxes.extend(box)
-    return Objects(classes, boxes, (), duplicates, problems, unknown)
+    return ParsedLabels(classes, boxes, (), duplicates, problems, unknown)
 
 
 class _Refused(Exception):
@@ -229,7 +229,7 @@ def parse_coco(
     size_hw: Size,
     categories: Mapping[int, str],
     class_ids: Mapping[str, int],
-) -> Objects:
+) -> ParsedLabels:
     """Objects of one image of a COCO file; "line" is the place in `annotations`.
 
     Boxes (x, y, width, height in pixels) are cut to the image. Crowd regions are left out. Polygons of several parts
@@ -275,7 +275,7 @@ def parse_coco(
         classes.append(class_ids[name])
         boxes.extend(fractions)
         polygons.append(polygon)
-    return Objects(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
+    return ParsedLabels(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
 
 
 def _numbers(value: Any) -> list[float] | None:

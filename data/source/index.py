@@ -22,12 +22,14 @@ from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir
 from utils.errors import UserError
 from utils.files import atomic_write
+from utils.text import first_of
 from utils.types import DatasetIndex, DatasetSpec
 
 _FORMAT = 1  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\0"
 _ALIGNMENT = 64
 _SHOWN = 5
+_NEXT_LINE = "\n  "
 _ARRAYS = (
     "path_bytes",
     "path_offsets",
@@ -94,20 +96,20 @@ def problem_report(index: DatasetIndex) -> str:
     if not index.problems:
         return ""
     count = len(index.problems)
-    lines = "\n  ".join(index.problems[:_SHOWN])
-    more = f"\n  … {count - _SHOWN:,} more; --check-data prints them all" if count > _SHOWN else ""
-    return f"{index.split}: {count:,} problem{'s' if count > 1 else ''} with images or labels:\n  {lines}{more}"
+    lines = first_of(index.problems, _SHOWN, _NEXT_LINE)
+    where = "; --check-data prints them all" if count > _SHOWN else ""
+    return f"{index.split}: {count:,} problem{'s' if count > 1 else ''} with images or labels:\n  {lines}{where}"
 
 
 def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch) -> None:
     """Raise a UserError where training on what was scanned would be wrong or impossible."""
     if scanned.unknown:
-        places = "\n  ".join(f"{place}: class {name}" for place, name in scanned.unknown[1:_SHOWN])
+        places = _NEXT_LINE.join(f"{place}: class {name}" for place, name in scanned.unknown[1:_SHOWN])
         count = len(scanned.unknown)
         others = f" There are {count:,} such rows; the next are\n  {places}" if count > 1 else ""
         raise UserError(unknown_class(spec, *scanned.unknown[0]) + others)
     if not scanned.kept.any():
-        lines = "\n  ".join(scanned.problems[:_SHOWN])
+        lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
         raise UserError(
             f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
         )
@@ -135,8 +137,7 @@ def label_places(listing: Listing) -> str:
         examples.setdefault(label.rpartition("/")[0], label)
     named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
     lines = [*listing.coco_images, *named]
-    more = [f"and {len(lines) - _SHOWN:,} more folders"] if len(lines) > _SHOWN else []
-    return "\n  ".join(lines[:_SHOWN] + more)
+    return first_of(lines, _SHOWN, _NEXT_LINE)
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:

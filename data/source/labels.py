@@ -17,7 +17,7 @@ _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
 
 
-class Objects(NamedTuple):
+class ParsedLabels(NamedTuple):
     """What a label file says about one image.
 
     Attributes:
@@ -37,7 +37,7 @@ class Objects(NamedTuple):
     unknown: list[tuple[int, str]] | tuple[()] = ()
 
 
-def parse_labels(raw: bytes, nc: int) -> Objects:
+def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
     """Read a label file.
 
     Args:
@@ -49,13 +49,13 @@ def parse_labels(raw: bytes, nc: int) -> Objects:
     return _parse_plain(raw, nc) or parse_rows(raw, nc)
 
 
-def _parse_plain(raw: bytes, nc: int) -> Objects | None:
+def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
     """The short way; None where anything is unusual."""
     rows = [line.split() for line in raw.splitlines()]
     if b"_" in raw or any(len(row) != 5 for row in rows):  # Python's numbers may have underscores, labels may not
         return None
     if not rows:
-        return Objects([], [])
+        return ParsedLabels([], [])
     tokens = raw.split()
     try:
         classes = [int(token) for token in tokens[::5]]
@@ -70,13 +70,13 @@ def _parse_plain(raw: bytes, nc: int) -> Objects | None:
         rows
     ):
         return None
-    return Objects(classes, boxes)
+    return ParsedLabels(classes, boxes)
 
 
-def parse_rows(raw: bytes, nc: int) -> Objects:
+def parse_rows(raw: bytes, nc: int) -> ParsedLabels:
     """The long way: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return Objects([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
+        return ParsedLabels([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
     classes: list[int] = []
     boxes: list[float] = []
     polygons: list[NDArray[np.float64]] = []
@@ -107,7 +107,7 @@ def parse_rows(raw: bytes, nc: int) -> Objects:
             points = np.array(row[1:]).reshape(-1, 2)
             boxes.extend(polygon_box(points))
             polygons.append(points)
-    return Objects(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
+    return ParsedLabels(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
 
 
 def polygon_box(points: NDArray[np.float64]) -> list[float]:

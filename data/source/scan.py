@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data.source.formats import parse_coco, parse_voc
 from data.source.headers import BadImage, Size, image_size
-from data.source.labels import Objects, parse_labels
+from data.source.labels import ParsedLabels, parse_labels
 from data.source.listing import Listing
 
 _STRETCH = 256  # images
@@ -154,7 +154,7 @@ def _pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDAr
     return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
 
 
-def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> Objects:
+def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
     """Objects of image `index`; none where it has no label file."""
     if index in listing.coco:
         _, image, categories = listing.coco[index]
@@ -162,16 +162,16 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
         if 0 not in image.size_hw and image.size_hw != size_hw:
             made_for, found = (f"{width} x {height}" for height, width in (image.size_hw, size_hw))
             what = f"the annotations are made for {made_for} pixels, but the image has {found}"
-            return Objects([], [], problems=[(None, what)])
+            return ParsedLabels([], [], problems=[(None, what)])
         return parse_coco(image.annotations, size_hw, categories, ids)
     length = int(listing.label_stats[index, 0])
     if length <= 0:
-        return Objects([], [])
+        return ParsedLabels([], [])
     path = listing.labels[index]
     try:
         raw = _read_bytes(path, length)
     except OSError as error:
-        return Objects([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+        return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
     if path.endswith(".xml"):
         return parse_voc(raw, size_hw, _AnyName() if names.single else names.ids)
     return parse_labels(raw, _NO_CLASS_LIMIT if names.single else len(names.ids))
@@ -197,9 +197,3 @@ class _AnyName(dict[str, int]):
 
     def __missing__(self, name: str) -> int:
         return 0
-
-
-def problem_lines(problems: Sequence[str], limit: int = 5) -> str:
-    """The first of many lines, and how many more there are."""
-    more = len(problems) - limit
-    return "\n  ".join([*problems[:limit], *([f"and {more:,} more"] if more > 0 else [])])

@@ -22,7 +22,7 @@ def facts(config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], mo
     """What must be equal on all ranks, by name; each value is short enough for a message."""
     flags = {f"--{k.replace('_', '-')}": str(v) for k, v in config.as_dict().items() if k not in _OWN}
     values = {f"hyp {key}": f"{value:g}" for key, value in hyp.as_dict().items()}
-    data = {f"{split} data": f"{len(index)} images, {fingerprint(index)}" for split, index in indexes.items()}
+    data = {f"{split} data": f"{len(index)} images, {index.content_hash()}" for split, index in indexes.items()}
     classes = {f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()}
     shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in model.state_dict().items())
     return {
@@ -57,16 +57,6 @@ def require_agreement(mine: Mapping[str, str], world: World) -> None:
             + "\n  ".join(lines)
             + "\nGive all hosts the same code, flags and data."
         )
-
-
-def fingerprint(index: DatasetIndex) -> str:
-    """Hash of a split's content: file names, image sizes, labels, class names; not where or when it was copied."""
-    names = "\0".join(index.path(i).name for i in range(len(index)))
-    digest = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8)
-    digest.update("\0".join(index.names).encode())
-    for array in (index.sizes_hw, index.box_offsets, index.classes, index.boxes_xyxy, index.segment_points):
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def code_version() -> str:

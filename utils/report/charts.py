@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from utils.evaluation.average_precision import Curves
 from utils.files import atomic_write
 from utils.report.palette import class_hex, font_families, printable
-from utils.types import DatasetIndex
+from utils.types import DatasetIndex, fitness
 
 _TRAIN, _VAL = class_hex(9), class_hex(0)  # blue and red
 _INK, _GRID = "#333333", "#dddddd"
@@ -380,12 +380,12 @@ def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _best_epoch(table: pd.DataFrame) -> int | None:
-    """Row of the highest fitness, 0.1 mAP50 + 0.9 mAP50-95; None where nothing was validated."""
+    """Row of the highest fitness; None where nothing was validated."""
     if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
         return None
-    fitness = (0.1 * table["metrics/mAP_0.5"] + 0.9 * table["metrics/mAP_0.5:0.95"]).to_numpy(float)
+    values = fitness(table["metrics/mAP_0.5"], table["metrics/mAP_0.5:0.95"]).to_numpy(float)
     # Of equal epochs the later, as EarlyStopping has it.
-    return len(fitness) - 1 - int(np.nanargmax(fitness[::-1])) if np.isfinite(fitness).any() else None
+    return len(values) - 1 - int(np.nanargmax(values[::-1])) if np.isfinite(values).any() else None
 
 
 def _name(text: str, limit: int) -> str:

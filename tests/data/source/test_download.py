@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source.download import fetch
+from data.source.download import Patience, fetch
 from utils.errors import UserError
 
 BODY = np.random.default_rng(0).bytes(300_000)
-QUICK: dict[str, Any] = {"progress": False, "backoff_s": 0.01, "timeout_s": 5.0}
+QUICK: dict[str, Any] = {"progress": False, "patience": Patience(backoff_s=0.01, timeout_s=5.0)}
+
+
+def patient(attempts: int) -> dict[str, Any]:
+    """As QUICK, with another number of attempts."""
+    return {**QUICK, "patience": replace(QUICK["patience"], attempts=attempts)}
 
 
 class Server(ThreadingHTTPServer):
@@ -116,13 +122,13 @@ def test_interrupted_transfer_goes_on(server: Server, tmp_path: Path) -> None:
 
 def test_progress_renews_the_attempts(server: Server, tmp_path: Path) -> None:
     server.break_after = [30_000] * 9
-    assert fetch(server.url, tmp_path / "data.zip", attempts=2, **QUICK).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip", **patient(2)).read_bytes() == BODY
 
 
 def test_next_call_goes_on(server: Server, tmp_path: Path) -> None:
     server.break_after = [100_000]
     with pytest.raises(UserError, match="the connection ended after 100,000 of 300,000 bytes"):
-        fetch(server.url, tmp_path / "data.zip", attempts=1, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", **patient(1))
     assert not (tmp_path / "data.zip").exists()
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
     assert server.seen == [None, "bytes=100000-"]
@@ -131,7 +137,7 @@ def test_next_call_goes_on(server: Server, tmp_path: Path) -> None:
 def test_part_of_another_address_is_not_continued(server: Server, tmp_path: Path) -> None:
     server.break_after = [100_000]
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", attempts=1, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", **patient(1))
     fetch(server.url + "?v=2", tmp_path / "data.zip", **QUICK)
     assert server.seen == [None, None]
 
@@ -139,7 +145,7 @@ def test_part_of_another_address_is_not_continued(server: Server, tmp_path: Path
 def test_complete_part_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     server.break_after = [len(BODY) - 1]
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", attempts=1, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", **patient(1))
     with (tmp_path / "data.zip.part").open("ab") as part:
         part.write(BODY[-1:])
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
@@ -151,7 +157,7 @@ def test_changed_file_is_not_joined(server: Server, tmp_path: Path, etag: str) -
     server.etag = '"one"' if etag else ""
     server.break_after = [100_000]
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", attempts=1, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", **patient(1))
     server.etag, server.body = etag, BODY[::-1][:-7]
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
 
@@ -160,7 +166,7 @@ def test_shorter_file_starts_over(server: Server, tmp_path: Path) -> None:
     server.break_after = [100_000]
     server.etag = ""
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", attempts=1, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", **patient(1))
     server.body = BODY[:5000]
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.source.labels import Objects, _parse_plain, parse_labels, parse_rows
+from data.source.labels import ParsedLabels, _parse_plain, parse_labels, parse_rows
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)
 
 
-def same(a: Objects, b: Objects) -> bool:
+def same(a: ParsedLabels, b: ParsedLabels) -> bool:
     """Equality, polygons included."""
     polygons = len(a.polygons) == len(b.polygons) and all(
         np.array_equal(p, q) for p, q in zip(a.polygons, b.polygons, strict=True)
