@@ -68,7 +68,7 @@ class ResumedRun:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
         before = self.checkpoint["config"]["batch_size"]
         if before != config.batch_size:
-            progress.step_in_epoch = progress.step_in_epoch * before // config.batch_size
+            progress.convert_batches(before, config.batch_size)
             log.warning(
                 f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
             )

@@ -49,10 +49,25 @@ class Progress:
         self.epoch_skipped += batches
         self.skipped_steps += batches > 0
 
+    @property
+    def epoch_counted(self) -> int:
+        """Batches of the epoch that `losses` are a sum over: all that are done but the skipped ones."""
+        return self.step_in_epoch - self.epoch_skipped
+
     def mean_losses(self) -> Tensor:
         """(L,): this rank's part of the mean over the epoch's batches so far; NaN where all were skipped."""
-        counted = self.step_in_epoch - self.epoch_skipped
+        counted = self.epoch_counted
         return self.losses / counted if counted else torch.full_like(self.losses, float("nan"))
+
+    def convert_batches(self, before: int, after: int) -> None:
+        """Express the position in the epoch in batches of `after` images, where it was in batches of `before`.
+
+        A batch that would be begun only in part is trained on again. The mean losses stay.
+        """
+        counted = self.epoch_counted
+        self.step_in_epoch = self.step_in_epoch * before // after
+        self.epoch_skipped = self.epoch_skipped * before // after
+        self.losses = self.losses * (self.epoch_counted / counted if counted else 0.0)
 
     def finish_epoch(self) -> None:
         """Stand at the start of the next epoch."""

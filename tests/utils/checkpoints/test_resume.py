@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.utils.checkpoints.made_state import full, make_state
 from utils.checkpoints.resume import ResumedRun, going_on
 from utils.config import TrainConfig, load_hyp
+from utils.engine.state import TrainState
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -40,3 +43,21 @@ def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) ->
     run.check_classes(["cat", "mouse"], TrainConfig(data="pets.yaml"))
     with pytest.raises(UserError, match=rf"pets.yaml has another number of classes, {len(names)}, than the run, 2"):
         run.check_classes(names, TrainConfig(data="pets.yaml"))
+
+
+def resumed_mid_epoch(folder: Path, batch_size: int) -> tuple[TrainState[Any], ResumedRun, TrainConfig]:
+    """A run that stopped after 6 batches of 8 images whose mean losses were 1, 2 and 3, and a state for it."""
+    state = make_state()
+    for _ in range(6):
+        state.progress.advance(1, torch.tensor([1.0, 2.0, 3.0]))
+    config = TrainConfig(batch_size=8, epochs=5)
+    saved = full(state, config=config.as_dict())
+    return make_state(seed=1), ResumedRun(folder, saved, has_best=False), TrainConfig(batch_size=batch_size, epochs=5)
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 16])
+def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, batch_size: int) -> None:
+    state, run, config = resumed_mid_epoch(tmp_path, batch_size)
+    run.restore(state, config, "abc", World())
+    assert state.progress.step_in_epoch == 48 // batch_size
+    assert state.progress.mean_losses().tolist() == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from utils.engine.state import Progress
@@ -16,3 +17,33 @@ def test_progress_counts_and_starts_over_each_epoch() -> None:
     progress.finish_epoch()
     assert (progress.epoch, progress.step, progress.step_in_epoch) == (1, 2, 0)
     assert progress.losses.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "done", "skipped"),
+    [
+        (8, 8, (6, 2), 2),
+        (8, 4, (12, 4), 2),
+        (8, 16, (3, 1), 2),
+        (8, 24, (2, 0), 2),
+        (8, 64, (0, 0), 2),
+        (8, 4, (12, 12), 6),
+    ],
+)
+def test_losses_keep_their_mean_in_batches_of_another_size(
+    before: int, after: int, done: tuple[int, int], skipped: int
+) -> None:
+    """The sums over 6 batches of 8 images, divided by 12 batches of 4, would be half of the mean."""
+    progress = Progress(torch.zeros(2))
+    for _ in range(6):
+        progress.advance(1, torch.tensor([3.0, 5.0]) * (skipped < 6))
+    for _ in range(skipped):
+        progress.skip(1)
+    mean = progress.mean_losses()
+    progress.convert_batches(before, after)
+    assert (progress.step_in_epoch, progress.epoch_skipped) == done
+    assert progress.step == 6  # optimizer steps are no batches
+    if progress.epoch_counted:
+        assert torch.allclose(progress.mean_losses(), mean, rtol=1e-6, atol=0)
+    else:
+        assert progress.losses.tolist() == [0, 0]
