@@ -172,7 +172,7 @@ def test_the_sbatch_file_stops_at_the_warning_and_goes_on_when_requeued(tmp_path
 
     (outcome,) = end_ranks(start_ranks([["bash", "job.sh"]], [environment], cwd=tmp_path))
     assert outcome.code == 0, outcome.said
-    assert "Going on with" in outcome.err
+    assert "Resuming " in outcome.err
     assert [path.name for path in run.parent.iterdir()] == [run.name]
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
     assert len((tmp_path / "asked").read_text().splitlines()) == 1, "not queued again"

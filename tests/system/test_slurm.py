@@ -153,7 +153,7 @@ def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cl
     wait_for(lambda: "Best epoch" in log.read_text(), 180, log)
     wait_for(lambda: job not in cluster.said("squeue", "--noheader"), 60, log)
     said = log.read_text()
-    assert said.count("Stopped as asked") == 1 and said.count("Going on with") == 1, said
+    assert said.count("Stopped as asked") == 1 and said.count("Resuming ") == 1, said
     assert [path.name for path in run.parent.iterdir()] == [run.name]
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
 

@@ -107,7 +107,7 @@ def test_the_job_goes_on_with_one_host_when_the_other_is_gone(tmp_path: Path) ->
         outcomes = job.wait(240)
     assert outcomes[0].code == 0, said(outcomes)
     assert "2 ranks (1 on tess-" in outcomes[0].err, said(outcomes)
-    assert "Restarted by the launcher: going on" in outcomes[0].err, said(outcomes)
+    assert "Restarted by the launcher: resuming" in outcomes[0].err, said(outcomes)
     assert "1 rank (1 on tess-" in outcomes[0].err, said(outcomes)
     assert torch.load(last, weights_only=True)["step"] == 6
     run = disks[0] / "runs" / "exp"

@@ -1,4 +1,4 @@
-"""Going on with a run: where a user asks for it, and where the launcher has started the ranks again."""
+"""Resuming a run: where a user asks for it, and where the launcher has restarted the ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run to go on with.
+    """A run to resume.
 
     Attributes:
         run: its directory, on rank 0's host.
-        checkpoint: the content of its last.pt.
+        checkpoint: the content of its last.pt; `restore` empties it.
         has_best: whether its best.pt is there too.
-        restarted: by the launcher, and not by a user, for whom a run that is done is a mistake to be told of.
+        restarted: by the launcher, and not by a user, for whom resuming a finished run is a mistake.
     """
 
     run: Path
@@ -42,17 +42,17 @@ class ResumedRun:
         Raises:
             UserError: `names`, those of the data now, are more or fewer.
         """
-        had = len(self.checkpoint["names"])
-        if had != len(names):
+        before = len(self.checkpoint["names"])
+        if before != len(names):
             single = " with --single-cls" if config.single_cls else ""
             raise UserError(
                 f"--resume {self.run}: {config.data}{single} has another number of classes, {len(names)}, than the "
-                f"run, {had}. Give the data and flags that it began with, or start a new run from the checkpoint with "
-                f"--weights."
+                f"run, {before}. Give the data and flags that it began with, or start a new run from the checkpoint "
+                f"with --weights."
             )
 
     def restore(self, state: TrainState[Any], config: TrainConfig, data_hash: str, world: World) -> None:
-        """Put everything where the checkpoint has it.
+        """Put `state` where the checkpoint has it, and release the checkpoint.
 
         Raises:
             UserError: the run is finished, or the checkpoint does not fit.
@@ -72,13 +72,14 @@ class ResumedRun:
             log.warning(
                 f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
             )
-        log.info(f"Going on with {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
+        log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
+        self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
 
 
 def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """Configuration of a run to go on with: the saved one, with the flags given now in place of its own.
+    """Configuration of the run that `--resume` means: the saved one, overridden by the flags given now.
 
-    Rank 0 reads the checkpoint and tells the others, so that it need not lie on their hosts.
+    Rank 0 reads the checkpoint and sends it to the others, so that it need not lie on their hosts.
 
     Raises:
         UserError: no such checkpoint.
@@ -87,35 +88,35 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
     for flag in ("weights", "cfg"):
         if given.get(flag):
             raise ConfigError(
-                f"--{flag} with --resume: a run goes on with the model it has. Leave --{flag} out, or start a new run "
+                f"--{flag} with --resume: a resumed run keeps its model. Leave --{flag} out, or start a new run "
                 f"from the checkpoint: --weights {given['resume']}."
             )
 
-    wanted = str(given["resume"])
+    asked = str(given["resume"])
 
     def read() -> tuple[Path, dict[str, Any]]:
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if wanted == "newest" else Path(wanted)
+        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == "newest" else Path(asked)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
         checkpoint = load_checkpoint(path)
         if path.parent.name != "weights":
             raise UserError(
-                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results go on. To "
-                f"start a new run from it, give it as --weights."
+                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results are "
+                f"continued. To start a new run from it, give it as --weights."
             )
         return path, checkpoint
 
     path, checkpoint = world.from_main(read)
-    idle = [flag for flag in ("project", "name") if flag in given and (flag, wanted) != ("project", "newest")]
-    if idle:
-        log.warning(f"--resume: the run stays in {path.parent.parent}; left aside: --{', --'.join(idle)}.")
-    return going_on(given, path, checkpoint, world)
+    ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", "newest")]
+    if ignored:
+        log.warning(f"--resume: the run stays in {path.parent.parent}; ignored: --{', --'.join(ignored)}.")
+    return run_of_checkpoint(given, path, checkpoint, world)
 
 
-def going_on(
+def run_of_checkpoint(
     given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """The saved configuration, with the flags given now in place of its own."""
+    """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now."""
     saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     # By spelling, not by field: a flag that has been renamed since keeps its old name as an alias.
@@ -128,8 +129,8 @@ def going_on(
 def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
     """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
 
-    Whoever has the checkpoint on its disk hands it to all, for rank 0 may be on another host than before. None where
-    nothing had been saved.
+    The rank that has the checkpoint on its disk sends it to all, for rank 0 may be on another host than before. None
+    where nothing had been saved.
     """
     last = run / "weights" / "last.pt"
     mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
@@ -138,6 +139,6 @@ def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[
         return None
     checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
     assert checkpoint is not None
-    log.info(f"Restarted by the launcher: going on from {last}")
-    config, hyp, resumed = going_on(given, last, checkpoint, world)
+    log.info(f"Restarted by the launcher: resuming from {last}")
+    config, hyp, resumed = run_of_checkpoint(given, last, checkpoint, world)
     return config, hyp, dataclasses.replace(resumed, restarted=True)

@@ -1,7 +1,9 @@
-"""Going on with a run: what of the flags counts, and which data fits."""
+"""Resuming a run: which flags count, which data fits, what is restored."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from tests.utils.checkpoints.made_state import full, make_state
-from utils.checkpoints.resume import ResumedRun, going_on
+from utils.checkpoints.resume import ResumedRun, run_of_checkpoint
 from utils.config import TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import UserError
@@ -24,7 +26,7 @@ def checkpoint() -> dict[str, Any]:
 def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_path: Path) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     given = {"epochs": 9, "name": "other", "project": "elsewhere"}
-    config, _, resumed = going_on(given, last, checkpoint(), World())
+    config, _, resumed = run_of_checkpoint(given, last, checkpoint(), World())
     assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
     assert resumed.run == tmp_path / "mine"
 
@@ -33,8 +35,8 @@ def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
     older = checkpoint()
     older["config"]["log"] = older["config"].pop("loggers").replace("tensorboard", "wandb")
     last = tmp_path / "mine" / "weights" / "last.pt"
-    assert going_on({}, last, older, World())[0].loggers == "wandb"
-    assert going_on({"loggers": "none"}, last, older, World())[0].loggers == "none"
+    assert run_of_checkpoint({}, last, older, World())[0].loggers == "wandb"
+    assert run_of_checkpoint({"loggers": "none"}, last, older, World())[0].loggers == "none"
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
@@ -61,3 +63,14 @@ def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, 
     run.restore(state, config, "abc", World())
     assert state.progress.step_in_epoch == 48 // batch_size
     assert state.progress.mean_losses().tolist() == [1, 2, 3]
+
+
+def test_a_restored_checkpoint_is_released(tmp_path: Path) -> None:
+    """Its tensors would stay in memory for the whole run, on every rank."""
+    state, run, config = resumed_mid_epoch(tmp_path, 8)
+    tensors = [weakref.ref(tensor) for key in ("model", "ema") for tensor in run.checkpoint[key].values()]
+    assert all(tensor() is not None for tensor in tensors)
+    run.restore(state, config, "abc", World())
+    gc.collect()
+    assert not [tensor for tensor in tensors if tensor() is not None]
+    assert run.run == tmp_path
