@@ -156,10 +156,15 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         step = TrainStep(model, state, criterion, context, resize, profile)
         guard = DivergenceGuard(context, train_index, precision.scaler.get_scale)
         has_best = resumed is not None and resumed.has_best
-        saver = Saver(
-            *(run, state, config, hyp, data_hash, world, interruption),
-            settle=lambda: guard.note(step.settle()),
-            has_best=has_best,
+        saver = stack.enter_context(
+            Saver(
+                context,
+                state,
+                data_hash,
+                interruption,
+                settle=lambda: guard.note(step.settle()),
+                has_best=has_best,
+            )
         )
         preflight(world)
         if config.compile:

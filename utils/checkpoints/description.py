@@ -13,10 +13,10 @@ from utils.checkpoints.format import FORMAT
 from utils.environment import REPO
 
 
-def run_facts(
+def describe_run(
     model: DetectionModel, config: Mapping[str, Any], hyp: Mapping[str, Any], dataset_hash: str, git: str | None = None
 ) -> dict[str, Any]:
-    """The values of `FACT_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
+    """The values of `DESCRIPTION_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
 
     Args:
         model: the raw model.

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain values, written whole or not at all, from which a run goes on bit for bit.
+"""Checkpoint files: tensors and plain values, written whole or not at all, from which a run resumes bit for bit.
 
 A `.pt` is what torch.save makes of one dictionary with the keys of `KEYS`, read back with `weights_only=True`, so that
 no file can run code here. Original YOLOv5 files go through utils/checkpoints/legacy.py and give weights only.
@@ -10,9 +10,10 @@ import errno
 import pickle
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -21,18 +22,18 @@ from utils.checkpoints.legacy import ZIP_ERRORS, is_legacy
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write
 
-FORMAT = 1  # the key "version"; raised when a reader of the older format could not go on from the newer one
+FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
 
 STATE_KEYS = (
     *("model", "ema", "ema_updates", "optimizer", "scaler"),
     *("epoch", "step", "step_in_epoch", "epoch_losses", "epoch_skipped", "skipped_steps", "class_maps"),
     *("best_fitness", "stopper", "rng"),
 )
-FACT_KEYS = (
+DESCRIPTION_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "anchors", "dataset_hash"),
     *("version", "date", "git"),
 )
-KEYS = STATE_KEYS + FACT_KEYS
+KEYS = STATE_KEYS + DESCRIPTION_KEYS
 
 # What reading a damaged or foreign file raises: zipfile's errors, then those of torch and its unpickler.
 _UNREADABLE = (
@@ -56,9 +57,28 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     assert set(state) == set(KEYS), f"missing {set(KEYS) - set(state)}, unknown {set(state) - set(KEYS)}"
     for key, value in state.items():
         _check_plain(value, key)
+    with _replacing(path) as file:
+        torch.save(dict(state), file)
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Copy a checkpoint, with the guarantees of `save_checkpoint`; much cheaper than to write the state once more.
+
+    Not a link: writing into one of the two files must not change the other.
+
+    Raises:
+        UserError: the file cannot be written; with the reason and what is free.
+    """
+    with source.open("rb") as content, _replacing(target) as file:
+        shutil.copyfileobj(content, file, 2**20)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of the checkpoint `path` once it is whole; a user learns why it cannot."""
     try:
         with atomic_write(path) as file:
-            torch.save(dict(state), file)
+            yield file
     except (OSError, RuntimeError) as error:
         # torch's zip writer answers a failing write with a RuntimeError of its own, over the one that says why.
         reason = error if isinstance(error, OSError) else error.__context__
@@ -82,8 +102,8 @@ def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dic
         raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as last.pt in a run's folder weights.")
     if is_legacy(path):
         raise UserError(
-            f"{path}: not a checkpoint of this program, from which a run could go on: it holds pickled objects, as an "
-            f"original YOLOv5 file does. To start from its weights, give it as --weights."
+            f"{path}: not a checkpoint of this program, from which a run could be resumed: it holds pickled objects, "
+            f"as an original YOLOv5 file does. To start from its weights, give it as --weights."
         )
     try:
         _check_whole(path)
@@ -143,9 +163,9 @@ def _unwritable(path: Path, reason: OSError) -> str:
         text += " The previous one is whole and stays."
     if reason.errno in (errno.ENOSPC, errno.EDQUOT) and path.parent.is_dir():
         free = shutil.disk_usage(path.parent).free / 2**20
-        text += f" The disk has {free:.0f} MiB free. Make room, or give another --project, and go on with --resume."
+        text += f" The disk has {free:.0f} MiB free. Make room, or give another --project, and continue with --resume."
     else:
-        text += " Give a --project that can be written to, and go on with --resume."
+        text += " Give a --project that can be written to, and continue with --resume."
     return text
 
 

@@ -1,61 +1,99 @@
-"""When and where the checkpoints of a run are written, by rank 0 alone."""
+"""When and where the checkpoints of a run are written, by rank 0 alone and behind the training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
 
 from models.detector import DetectionModel
-from utils.checkpoints.description import git_revision, run_facts
-from utils.checkpoints.format import save_checkpoint
+from utils.checkpoints.description import describe_run, git_revision
+from utils.checkpoints.format import copy_checkpoint, save_checkpoint
 from utils.checkpoints.state import dump_state
-from utils.config import Hyp, TrainConfig
+from utils.engine.context import RunContext
 from utils.engine.state import TrainState
 from utils.errors import Interrupted
 from utils.ranks.signals import Interruption
-from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes last.pt, best.pt and epochN.pt; an error there reaches every rank.
+    """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
+
+    A save copies the state to the host; a thread of rank 0 writes the copy while the training goes on. The next save
+    waits for it, and so does the end of an epoch: no process may be forked during a write, for it would hold the
+    unfinished file open. A write that fails is an error on every rank, at the next of these moments.
+
+    Args:
+        context: of the run.
+        state: what is saved.
+        dataset_hash: digest of the training index.
+        interruption: whether this rank was asked to stop.
+        settle: brings the state up to the last step.
+        has_best: whether the run has a best.pt already.
 
     Attributes:
-        folder: where they lie, on rank 0's host.
+        folder: where the files lie, on rank 0's host.
         best: best.pt where the best epoch was saved, else last.pt.
-        settle: brings the state up to the last step; called before it is saved.
     """
 
     def __init__(
         self,
-        run: Path,
+        context: RunContext,
         state: TrainState[DetectionModel],
-        config: TrainConfig,
-        hyp: Hyp,
         dataset_hash: str,
-        world: World,
         interruption: Interruption,
         *,
         settle: Callable[[], None],
         has_best: bool = False,
     ) -> None:
-        self.folder, self.settle = run / "weights", settle
+        self.folder = context.folder / "weights"
         self.best = self.folder / ("best.pt" if has_best else "last.pt")
-        self._state, self._world, self._interruption = state, world, interruption
-        self._epoch_period, self._step_period = config.save_period, config.save_steps
-        self._config, self._hyp, self._dataset_hash = config.as_dict(), hyp.as_dict(), dataset_hash
-        self._git = git_revision() if world.is_main else None
+        self._context, self._state, self._dataset_hash = context, state, dataset_hash
+        self._interruption, self._settle_state = interruption, settle
+        self._git = git_revision() if context.world.is_main else None
+        # One thread for all writes: CPython before 3.12 must not fork while a thread begins or ends.
+        self._thread = ThreadPoolExecutor(1, "checkpoint writer")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True)
+        failure = self._writing.exception() if self._writing else None
+        if failure is not None:
+            log.warning(f"The last checkpoint was not written: {failure}")
+
+    def settle(self) -> None:
+        """Bring the state up to the last step, and wait for the file that is being written; every rank.
+
+        Raises:
+            UserError: on every rank, where that file could not be written.
+        """
+        self._settle_state()
+        self._context.world.from_main(self._finish_writing)
 
     def after_step(self, stop: bool) -> None:
         """Save in the middle of an epoch where it is time to, or where a rank was asked to stop.
 
         Raises:
+            UserError: on every rank, where the previous file could not be written.
             Interrupted: on every rank, once the checkpoint is written.
         """
         progress = self._state.progress
-        if stop or due(progress.step, self._step_period):
-            self._save(["last.pt"])
+        if stop or due(progress.step, self._context.config.save_steps):
+            self._save(["last.pt"], wait=stop)
         if stop:
-            self._leave(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
+            self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
     def after_epoch(self, epoch: int, *, wanted: bool, is_best: bool, done: bool) -> None:
         """Save after `epoch`: last.pt; best.pt too where it is the best; epochN.pt where one is due.
@@ -64,43 +102,77 @@ class Saver:
             epoch: from 0.
             wanted: False under --nosave, except after the last epoch.
             is_best: of all epochs so far.
-            done: the training ends here anyway.
+            done: the training ends here anyway; the files are written on return.
 
         Raises:
+            UserError: on every rank, where the previous file could not be written.
             Interrupted: on every rank, where one was asked to stop and there is something left to train.
         """
-        stop = any(self._world.all_gather(self._interruption.requested)) and not done
+        stop = any(self._context.world.all_gather(self._interruption.requested)) and not done
         if not (wanted or stop):
             return
-        names = ["last.pt"]
+        names = ["last.pt"]  # the newest, which a bare --resume looks for, is written last
         if is_best:
             names.insert(0, "best.pt")
             self.best = self.folder / "best.pt"
-        if due(epoch + 1, self._epoch_period):
+        if due(epoch + 1, self._context.config.save_period):
             names.insert(0, f"epoch{epoch}.pt")
-        self._save(names)
+        self._save(names, wait=stop or done)
         if stop:
-            self._leave(f"the end of epoch {epoch}")
+            self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, names: Iterable[str]) -> None:
-        self._world.doing("saving a checkpoint")
-        self.settle()
-        losses = self._world.all_gather(self._state.progress.losses.cpu())
+    def _save(self, names: Sequence[str], *, wait: bool) -> None:
+        world = self._context.world
+        world.doing("saving a checkpoint")
+        self._settle_state()
+        losses = world.all_gather(self._state.progress.losses.cpu())
 
-        def write() -> None:
-            facts = run_facts(self._state.model, self._config, self._hyp, self._dataset_hash, self._git)
-            content = {**dump_state(self._state, losses), **facts}
-            for name in names:
-                save_checkpoint(self.folder / name, content)
-            self._world.remember("saved", "yes")
+        def begin() -> None:
+            self._finish_writing()
+            self._writing = self._thread.submit(self._write, names, snapshot(self._content(losses)))
+            if wait:
+                self._finish_writing()
 
-        self._world.from_main(write)
-        self._world.doing("training")
+        world.from_main(begin)
+        world.doing("training")
 
-    def _leave(self, where: str) -> None:
+    def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
+        """A whole checkpoint, of live tensors."""
+        config = {**self._context.config.as_dict(), "batch_size": self._context.batch_size}
+        hyp = self._context.hyp.as_dict()
+        description = describe_run(self._state.model, config, hyp, self._dataset_hash, self._git)
+        return {**dump_state(self._state, losses), **description}
+
+    def _write(self, names: Sequence[str], content: Mapping[str, Any]) -> None:
+        """Write the content once, and copy the file to the other names."""
+        first, *others = (self.folder / name for name in names)
+        save_checkpoint(first, content)
+        for path in others:
+            copy_checkpoint(first, path)
+        self._context.world.remember("saved", "yes")
+
+    def _finish_writing(self) -> None:
+        """Wait for the file that is being written, and raise what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _interrupt(self, where: str) -> None:
         last = self.folder / "last.pt"
-        message = f"Stopped as asked in {where}. Go on with: train.py --resume {last}"
+        message = f"Stopped as asked in {where}. Resume with: train.py --resume {last}"
         raise Interrupted(message, self._interruption.requested)
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of `value` on the host that training does not change: tensors, and the containers that they lie in."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        copied: Any = copy.copy(value)  # a state_dict keeps its kind, and the versions of its modules
+        for key in copied:
+            copied[key] = snapshot(copied[key])
+        return copied
+    return type(value)(map(snapshot, value)) if type(value) in (list, tuple) else value
 
 
 def due(count: int, period: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoints.description import run_facts
+from utils.checkpoints.description import describe_run
 from utils.checkpoints.state import dump_state
 from utils.engine.ema import ModelEMA
 from utils.engine.precision import Precision
@@ -63,7 +63,11 @@ def train(state: TrainState[Any], steps: int) -> None:
 
 
 def full(state: TrainState[Any], **facts: Any) -> dict[str, Any]:
-    return {**dump_state(state), **run_facts(state.model, {"epochs": 3, "freeze": [0]}, {"lr0": 0.01}, "abc"), **facts}
+    return {
+        **dump_state(state),
+        **describe_run(state.model, {"epochs": 3, "freeze": [0]}, {"lr0": 0.01}, "abc"),
+        **facts,
+    }
 
 
 def assert_equal(a: Any, b: Any, where: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.checkpoints.made_state import make_state
-from utils.checkpoints.description import git_revision, run_facts
+from utils.checkpoints.description import describe_run, git_revision
 from utils.checkpoints.format import KEYS, STATE_KEYS
 from utils.checkpoints.state import dump_state
 
@@ -36,7 +36,7 @@ def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert git_revision(tmp_path) is None
 
 
-def test_facts_and_state_share_no_key() -> None:
+def test_description_and_state_share_no_key() -> None:
     state = make_state()
     assert set(dump_state(state)) == set(STATE_KEYS)
-    assert set(run_facts(state.model, {}, {}, "")) == set(KEYS) - set(STATE_KEYS)
+    assert set(describe_run(state.model, {}, {}, "")) == set(KEYS) - set(STATE_KEYS)

@@ -1,0 +1,208 @@
+"""Checkpoints are written once, behind the training, and a failure there reaches the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.utils.checkpoints.made_state import assert_equal, make_state, train
+from utils.checkpoints import saver as module
+from utils.checkpoints.format import copy_checkpoint, load_checkpoint, save_checkpoint
+from utils.checkpoints.saver import Saver, snapshot
+from utils.checkpoints.state import dump_state
+from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
+from utils.engine.state import TrainState
+from utils.errors import Interrupted, UserError
+from utils.ranks.signals import Interruption
+from utils.ranks.world import World
+
+WAIT_S = 20.0  # for a thread that should be there at once
+
+
+def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
+    config = TrainConfig(epochs=9, batch_size=-1, **flags)
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, 16, folder)
+    return Saver(context, state, "abc", Interruption(), settle=lambda: None)
+
+
+class SlowDisk:
+    """`save_checkpoint` that begins to write only when it is let go.
+
+    Attributes:
+        begun: set once a write has begun.
+        go: lets it continue.
+        calls: names of the files.
+    """
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+
+    def __call__(self, path: Path, content: Mapping[str, Any]) -> None:
+        self.calls.append(path.name)
+        self.begun.set()
+        assert self.go.wait(WAIT_S)
+        save_checkpoint(path, content)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    slow = SlowDisk()
+    monkeypatch.setattr(module, "save_checkpoint", slow)
+    yield slow
+    slow.go.set()
+
+
+def test_training_goes_on_while_the_file_is_written(tmp_path: Path, disk: SlowDisk) -> None:
+    """What is saved is the state at the moment of the save, whatever training does to the tensors until then."""
+    state = make_state(optimizer="AdamW")
+    train(state, 2)
+    with open_saver(tmp_path, state, save_steps=1) as saver:
+        expected = snapshot(dump_state(state))
+        saver.after_step(stop=False)
+        assert disk.begun.wait(WAIT_S)
+        train(state, 3)
+        assert not (saver.folder / "last.pt").exists()
+        disk.go.set()
+        saver.settle()
+        loaded = load_checkpoint(saver.folder / "last.pt")
+    assert_equal(dict(expected), {key: loaded[key] for key in expected})
+    assert loaded["step"] == 2 and state.progress.step == 5
+    assert loaded["config"]["batch_size"] == 16  # what AutoBatch chose, not what was asked for
+
+
+def test_a_save_waits_for_the_one_before(tmp_path: Path, disk: SlowDisk) -> None:
+    state = make_state()
+    with open_saver(tmp_path, state, save_steps=1) as saver:
+        train(state, 1)
+        saver.after_step(stop=False)
+        threading.Timer(0.2, disk.go.set).start()
+        train(state, 1)
+        saver.after_step(stop=False)
+        assert load_checkpoint(saver.folder / "last.pt")["step"] >= 1  # the first is whole; the second may be, too
+    assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
+
+
+def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDisk) -> None:
+    state = make_state()
+    disk.go.set()
+    with open_saver(tmp_path, state, save_period=1) as saver:
+        train(state, 1)
+        saver.after_epoch(0, wanted=True, is_best=True, done=True)
+        assert disk.calls == ["epoch0.pt"] and saver.best.name == "best.pt"
+        files = [saver.folder / name for name in ("epoch0.pt", "best.pt", "last.pt")]
+        assert len({path.read_bytes() for path in files}) == 1
+        assert sorted(saver.folder.iterdir()) == sorted(files)
+        # A bare --resume looks for the newest.
+        assert files[2].stat().st_mtime_ns >= files[1].stat().st_mtime_ns >= files[0].stat().st_mtime_ns
+        files[0].write_bytes(b"changed")  # in place
+        assert load_checkpoint(files[1])["step"] == load_checkpoint(files[2])["step"] == 1
+        saver.after_epoch(1, wanted=True, is_best=False, done=True)
+        assert disk.calls == ["epoch0.pt", "epoch1.pt"]
+        assert saver.best.name == "best.pt"
+
+
+@pytest.mark.parametrize("when", ["save", "settle"])
+def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        raise UserError(f"{path}: cannot write the checkpoint")
+
+    state = make_state()
+    with open_saver(tmp_path, state, save_steps=1) as saver:
+        train(state, 1)
+        saver.after_step(stop=False)
+        saver.settle()
+        before = (saver.folder / "last.pt").read_bytes()
+        monkeypatch.setattr(module, "save_checkpoint", full)
+        saver.after_step(stop=False)
+        with pytest.raises(UserError, match="cannot write"):
+            saver.settle() if when == "settle" else saver.after_step(stop=False)
+        saver.settle()
+    assert (saver.folder / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_at_a_stop_and_at_the_end_the_files_are_there_or_the_error_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
+) -> None:
+    state = make_state()
+    with open_saver(tmp_path, state) as saver:
+        train(state, 1)
+        with pytest.raises(Interrupted, match=r"Resume with: train\.py --resume .*last\.pt"):
+            saver.after_step(stop=True)
+        assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(module, "copy_checkpoint" if copies else "save_checkpoint", broken)
+        with pytest.raises(RuntimeError, match="a defect"):
+            saver.after_epoch(0, wanted=True, is_best=True, done=True)
+        assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
+
+
+def test_a_run_that_fails_waits_for_the_file_and_reports_its_error(
+    tmp_path: Path, disk: SlowDisk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = make_state()
+    train(state, 1)
+    with pytest.raises(ZeroDivisionError), open_saver(tmp_path, state, save_steps=1) as saver:
+        saver.after_step(stop=False)
+        threading.Timer(0.2, disk.go.set).start()
+        raise ZeroDivisionError
+    assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
+    assert [path.name for path in saver.folder.iterdir()] == ["last.pt"]
+
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        raise UserError("No space left on device")
+
+    monkeypatch.setattr(module, "save_checkpoint", full)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ZeroDivisionError),
+        open_saver(tmp_path, state, save_steps=1) as saver,
+    ):
+        saver.after_step(stop=False)
+        raise ZeroDivisionError
+    assert "The last checkpoint was not written: No space left on device" in caplog.text
+
+
+def test_a_snapshot_shares_no_memory_and_keeps_its_containers() -> None:
+    model = torch.nn.BatchNorm2d(3)
+    live: dict[str, Any] = {"model": model.state_dict(), "list": [torch.ones(2)], "tuple": (1, "a", None), "n": 1.5}
+    copied = snapshot(live)
+    assert_equal(live, copied)
+    assert isinstance(copied["model"], OrderedDict) and copied["model"]._metadata == live["model"]._metadata
+    with torch.no_grad():
+        model.weight.fill_(7)
+    live["list"][0].fill_(7)
+    live["list"].append(1)
+    assert copied["model"]["weight"].tolist() == [1, 1, 1] and len(copied["list"]) == 1
+    assert copied["list"][0].tolist() == [1, 1] and not copied["model"]["weight"].requires_grad
+    layout = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert snapshot(layout).stride() == layout.stride()
+
+
+def test_a_copy_that_does_not_fit_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "last.pt").write_bytes(b"old")
+    (tmp_path / "best.pt").write_bytes(b"new")
+
+    def full(source: Any, target: Any, length: int) -> None:
+        target.write(b"ne")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(UserError, match=r"last\.pt: cannot write the checkpoint: No space left .* is whole and stays"):
+        copy_checkpoint(tmp_path / "best.pt", tmp_path / "last.pt")
+    assert (tmp_path / "last.pt").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
