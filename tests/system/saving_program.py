@@ -1,4 +1,4 @@
-"""train.py on a slow disk: each file takes a while, and the forks and steps that happen meanwhile are counted.
+"""train.py on a disk that is done only when somebody waits for it; forks and steps until then are counted.
 
 Prints, as the last line, "writes N, forks F, while writing: S steps, W forks".
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,19 +19,18 @@ import train
 import utils.checkpoints.saver as saver
 from utils.engine.step import TrainStep
 
-WRITE_S = 0.4
-writing = threading.Event()
+writing, awaited = threading.Event(), threading.Event()
 counts: Counter[str] = Counter()
 
 
 def slow_save(path: Path, content: Mapping[str, Any], save: Any = saver.save_checkpoint) -> None:
-    """As `save_checkpoint`, with an unfinished file open for a while."""
+    """As `save_checkpoint`, with the unfinished file open until somebody waits for it."""
     torch_save = torch.save
 
     def slow(value: Any, file: Any) -> None:
-        torch_save(value, file)
         writing.set()
-        time.sleep(WRITE_S)
+        torch_save(value, file)
+        awaited.wait(60)
         writing.clear()
 
     torch.save = slow
@@ -43,11 +41,18 @@ def slow_save(path: Path, content: Mapping[str, Any], save: Any = saver.save_che
     counts["writes"] += 1
 
 
+def finish_writing(self: saver.Saver, finish: Any = saver.Saver._finish_writing) -> None:
+    """As the method, and let the disk know."""
+    if self._writing is not None:
+        awaited.set()
+    finish(self)
+    awaited.clear()
+
+
 def count_step(self: TrainStep, *args: Any, step: Any = TrainStep.__call__) -> Any:
-    """As a step, counted where a file is being written meanwhile."""
-    before = writing.is_set()
+    """As a step, counted where a file is being written at its end."""
     result = step(self, *args)
-    counts["steps"] += before and writing.is_set()
+    counts["steps"] += writing.is_set()
     return result
 
 
@@ -58,6 +63,7 @@ def count_fork() -> None:
 
 if __name__ == "__main__":
     saver.save_checkpoint = slow_save
+    saver.Saver._finish_writing = finish_writing  # type: ignore[method-assign]
     TrainStep.__call__ = count_step  # type: ignore[method-assign]
     os.register_at_fork(before=count_fork)
     code = train.main()

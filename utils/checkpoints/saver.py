@@ -1,4 +1,4 @@
-"""When and where the checkpoints of a run are written, by rank 0 alone and behind the training."""
+"""When and where the checkpoints of a run are written, by rank 0 alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
-    A save copies the state to the host; a thread of rank 0 writes the copy while the training goes on. The next save
-    waits for it, and so does the end of an epoch: no process may be forked during a write, for it would hold the
-    unfinished file open. A write that fails is an error on every rank, at the next of these moments.
+    After an epoch the state is copied to the host, and a thread of rank 0 writes the copy while the next epoch is
+    trained. The next save waits for it, and so does the end of that epoch's steps: no process may be forked during a
+    write, for it would hold the unfinished file open. A write that fails is an error on every rank, at the next of
+    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step.
 
     Args:
         context: of the run.
@@ -86,12 +87,12 @@ class Saver:
         """Save in the middle of an epoch where it is time to, or where a rank was asked to stop.
 
         Raises:
-            UserError: on every rank, where the previous file could not be written.
+            UserError: on every rank, where the file could not be written.
             Interrupted: on every rank, once the checkpoint is written.
         """
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
-            self._save(["last.pt"], wait=stop)
+            self._save(["last.pt"], wait=True)
         if stop:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
@@ -105,7 +106,7 @@ class Saver:
             done: the training ends here anyway; the files are written on return.
 
         Raises:
-            UserError: on every rank, where the previous file could not be written.
+            UserError: on every rank, where the file of the epoch before could not be written.
             Interrupted: on every rank, where one was asked to stop and there is something left to train.
         """
         stop = any(self._context.world.all_gather(self._interruption.requested)) and not done

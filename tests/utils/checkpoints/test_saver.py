@@ -1,4 +1,4 @@
-"""Checkpoints are written once, behind the training, and a failure there reaches the run."""
+"""Checkpoints are serialised once and written behind the training; a failure there reaches the run."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
     return Saver(context, state, "abc", Interruption(), settle=lambda: None)
 
 
+def save_epoch(saver: Saver) -> None:
+    """In the middle of a run; the file may be written later."""
+    saver.after_epoch(0, wanted=True, is_best=False, done=False)
+
+
 class SlowDisk:
     """`save_checkpoint` that begins to write only when it is let go.
 
@@ -61,13 +66,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     slow.go.set()
 
 
-def test_training_goes_on_while_the_file_is_written(tmp_path: Path, disk: SlowDisk) -> None:
+def test_training_continues_while_the_file_is_written(tmp_path: Path, disk: SlowDisk) -> None:
     """What is saved is the state at the moment of the save, whatever training does to the tensors until then."""
     state = make_state(optimizer="AdamW")
     train(state, 2)
-    with open_saver(tmp_path, state, save_steps=1) as saver:
+    with open_saver(tmp_path, state) as saver:
         expected = snapshot(dump_state(state))
-        saver.after_step(stop=False)
+        save_epoch(saver)
         assert disk.begun.wait(WAIT_S)
         train(state, 3)
         assert not (saver.folder / "last.pt").exists()
@@ -81,12 +86,12 @@ def test_training_goes_on_while_the_file_is_written(tmp_path: Path, disk: SlowDi
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path, disk: SlowDisk) -> None:
     state = make_state()
-    with open_saver(tmp_path, state, save_steps=1) as saver:
+    with open_saver(tmp_path, state) as saver:
         train(state, 1)
-        saver.after_step(stop=False)
+        save_epoch(saver)
         threading.Timer(0.2, disk.go.set).start()
         train(state, 1)
-        saver.after_step(stop=False)
+        save_epoch(saver)
         assert load_checkpoint(saver.folder / "last.pt")["step"] >= 1  # the first is whole; the second may be, too
     assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 
@@ -118,17 +123,28 @@ def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
         raise UserError(f"{path}: cannot write the checkpoint")
 
     state = make_state()
-    with open_saver(tmp_path, state, save_steps=1) as saver:
+    with open_saver(tmp_path, state) as saver:
         train(state, 1)
-        saver.after_step(stop=False)
+        save_epoch(saver)
         saver.settle()
         before = (saver.folder / "last.pt").read_bytes()
         monkeypatch.setattr(module, "save_checkpoint", full)
-        saver.after_step(stop=False)
+        save_epoch(saver)
         with pytest.raises(UserError, match="cannot write"):
-            saver.settle() if when == "settle" else saver.after_step(stop=False)
+            saver.settle() if when == "settle" else save_epoch(saver)
         saver.settle()
     assert (saver.folder / "last.pt").read_bytes() == before
+
+
+def test_a_step_that_is_saved_is_on_the_disk_before_the_next(tmp_path: Path, disk: SlowDisk) -> None:
+    state = make_state()
+    with open_saver(tmp_path, state, save_steps=2) as saver:
+        threading.Timer(0.2, disk.go.set).start()
+        for step in range(1, 4):
+            train(state, 1)
+            saver.after_step(stop=False)
+            assert (saver.folder / "last.pt").exists() == (step >= 2)
+        assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -156,8 +172,8 @@ def test_a_run_that_fails_waits_for_the_file_and_reports_its_error(
 ) -> None:
     state = make_state()
     train(state, 1)
-    with pytest.raises(ZeroDivisionError), open_saver(tmp_path, state, save_steps=1) as saver:
-        saver.after_step(stop=False)
+    with pytest.raises(ZeroDivisionError), open_saver(tmp_path, state) as saver:
+        save_epoch(saver)
         threading.Timer(0.2, disk.go.set).start()
         raise ZeroDivisionError
     assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
@@ -170,9 +186,9 @@ def test_a_run_that_fails_waits_for_the_file_and_reports_its_error(
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(ZeroDivisionError),
-        open_saver(tmp_path, state, save_steps=1) as saver,
+        open_saver(tmp_path, state) as saver,
     ):
-        saver.after_step(stop=False)
+        save_epoch(saver)
         raise ZeroDivisionError
     assert "The last checkpoint was not written: No space left on device" in caplog.text
 
