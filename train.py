@@ -64,9 +64,12 @@ from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.ranks.agreement import facts, require_agreement
+from utils.ranks.ddp import smart_DDP
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import check_batch_size, open_world
 from utils.ranks.preflight import preflight
 from utils.ranks.signals import Interruption
-from utils.ranks.world import World, check_batch_size, open_world, run_rank, smart_DDP, torch_distributed_zero_first
+from utils.ranks.world import World, torch_distributed_zero_first
 from utils.report.console import setup_logging
 from utils.report.epoch_bar import EpochBar
 from utils.report.journal import Journal
@@ -96,13 +99,13 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         UserError: something is wrong with the data, the weights or the folders.
     """
     with ExitStack() as stack:
-        interruption = stack.enter_context(Interruption())
+        interruption = stack.enter_context(Interruption("before the first step was done"))
         accelerator = world.accelerator
         accelerator.set_deterministic(config.deterministic)
         init_seeds(config.seed + 1 + world.rank)
         world.from_main(lambda: check_trackers(config.logger_names))
-        world.doing("reading the dataset")
-        with torch_distributed_zero_first(world.local_rank):  # caches are built once a node
+        world.set_activity("reading the dataset")
+        with torch_distributed_zero_first(world.local_rank, world):  # caches are built once a node
             spec = load_spec(config.data)
             train_index = build_index(spec, "train", single_cls=config.single_cls)
             val_index = build_index(spec, "val", single_cls=config.single_cls)
@@ -110,7 +113,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         if resumed:
             resumed.check_classes(train_index.names, config)
 
-        world.doing("building the model")
+        world.set_activity("building the model")
         raw_model = build_model(config, train_index.names, world, resumed)
         require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
@@ -148,7 +151,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             )
         )
         model = smart_DDP(
-            raw_model, sync_bn=config.sync_bn, compile=config.compile, dynamic=config.multi_scale or config.rect
+            raw_model, config.sync_bn, config.compile, dynamic=config.multi_scale or config.rect, world=world
         )
         resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
         profile = stack.enter_context(open_profile(config.profile, run, world))
@@ -173,7 +176,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
         for epoch in range(progress.epoch, config.epochs):
             started, last = time.perf_counter(), epoch + 1 == config.epochs
-            world.doing(f"training epoch {epoch}")
+            world.set_activity(f"training epoch {epoch}")
             reweight(loader, train_index, progress, config)
             raw_model.train()
             first = progress.step_in_epoch
@@ -184,6 +187,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
                     result = step(itertools.islice(drawn, window), window, lambda: interruption.requested > 0)
+                    interruption.defer()  # from now on there is something to save
                     bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
                     guard.note(result.flags)
                     saver.after_step(result.flags.stop)
@@ -194,7 +198,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
             metrics = None
             if last or not config.noval:
-                world.doing(f"validating epoch {epoch}")
+                world.set_activity(f"validating epoch {epoch}")
                 with profile.stage("validation"):
                     averaged = fused_copy(ema.model, accelerator)
                     metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
@@ -219,7 +223,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
                 break
-        world.doing("measuring the best epoch")
+        interruption.act_at_once(f"after the last epoch, whose checkpoint is saved; val.py measures {saver.best}")
+        world.set_activity("measuring the best epoch")
         return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
 
 

@@ -37,7 +37,9 @@ from utils.evaluation.coco import CocoSink
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
 from utils.evaluation.sinks import Sink
-from utils.ranks.world import World, open_world, run_rank, torch_distributed_zero_first
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import open_world
+from utils.ranks.world import World, torch_distributed_zero_first
 from utils.report.console import setup_logging
 from utils.report.pictures import PictureSink
 from utils.report.validation import report_validation
@@ -62,7 +64,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
             "what fits."
         ) from error
     split = "val" if config.task == "speed" else config.task
-    with torch_distributed_zero_first(world.local_rank):
+    with torch_distributed_zero_first(world.local_rank, world):
         spec = load_spec(config.data)
         index = build_index(spec, split, single_cls=config.single_cls)
     check_classes(model, spec, config)

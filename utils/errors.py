@@ -19,9 +19,18 @@ log = logging.getLogger(__name__)
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: data, files, folders. The scripts exit with code 1."""
+    """A mistake in what the user gave: data, files, folders. The scripts exit with code 1.
+
+    Attributes:
+        exit_code: of the process.
+        reporter: the rank that reports it; None where every rank sees the same mistake, and rank 0 reports it.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, *, reporter: int | None = None) -> None:
+        super().__init__(message)
+        self.reporter = reporter
 
 
 class ConfigError(UserError):
@@ -31,19 +40,28 @@ class ConfigError(UserError):
 
 
 class Diverged(UserError):
-    """The loss has stopped being finite, step after step."""
+    """The loss has not been finite for many steps in a row."""
 
 
-class Interrupted(Exception):
-    """The run was stopped on request, after its checkpoint was written: no failure.
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped by a signal: no failure. No `except Exception` catches it.
 
     Attributes:
-        exit_code: 128 + the signal, as shells have it.
+        exit_code: 128 + the signal, as in a shell.
+        saved: all ranks stop together, after their checkpoint was written.
+        reporter: as in UserError.
     """
 
-    def __init__(self, message: str, number: int) -> None:
+    def __init__(self, message: str, number: int, *, saved: bool = False) -> None:
         super().__init__(message)
         self.exit_code = 128 + (number or signal.SIGTERM)
+        self.saved = saved
+        self.reporter: int | None = None
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Exit code of a process that ends with `error`."""
+    return error.exit_code if isinstance(error, (UserError, Interrupted)) else 1
 
 
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*")

@@ -48,7 +48,7 @@ def open_images(
         return store
     memory = SharedMemory(world) if memory is None else memory
     file: IO[bytes] | None = None
-    with torch_distributed_zero_first(world.local_rank):
+    with torch_distributed_zero_first(world.local_rank, world):
         if world.local_rank == 0:
             builder = _CacheBuilder(store, cache, world.is_main)
             file = builder.in_memory(memory) if cache == "ram" else builder.on_disk()

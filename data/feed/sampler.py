@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from data.feed.images import loaded_sizes
 from utils.errors import ConfigError
-from utils.ranks.world import check_batch_size
+from utils.ranks.launch import check_batch_size
 from utils.seeding import sample_rng
 from utils.types import DatasetIndex, Draw
 

@@ -11,7 +11,7 @@ import torch
 
 from data.feed.shared_memory import SharedMemory
 from utils.machine.limits import usable_cpus
-from utils.ranks.stack_dumps import answer_where
+from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -58,4 +58,4 @@ def begin_worker(worker: int) -> None:
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    answer_where(f"loader worker {worker} of process {os.getppid()}")
+    print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")

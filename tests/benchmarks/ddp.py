@@ -26,7 +26,9 @@ from utils.engine.precision import Precision
 from utils.engine.state import Progress, TrainState
 from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
-from utils.ranks.world import World, open_world, smart_DDP
+from utils.ranks.ddp import smart_DDP
+from utils.ranks.launch import open_world
+from utils.ranks.world import World
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ from tests.benchmarks.step import made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.machine.malloc import keep_freed_memory
-from utils.ranks.world import World, open_world, torch_distributed_zero_first
+from utils.ranks.launch import open_world
+from utils.ranks.world import World, torch_distributed_zero_first
 from utils.types import DatasetIndex
 
 MIB = 2**20
@@ -63,7 +64,7 @@ def cached_loader(index: DatasetIndex, imgsz: int, cache: str, world: World, wor
 def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:
     """One rank of `cache_of`: two epochs, then all ranks hold still and are measured."""
     with open_world("cpu") as world:
-        with torch_distributed_zero_first(world.local_rank):
+        with torch_distributed_zero_first(world.local_rank, world):
             index = repeated(indexed(data), times)
         with cached_loader(index, imgsz, cache, world, workers=2) as loader:
             for epoch in range(2):

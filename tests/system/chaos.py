@@ -308,7 +308,7 @@ def run_rank_with_phases(args: list[str]) -> int:
     """train.py as it is, with rank 0 noting in a file what it is doing."""
     import train
 
-    doing = World.doing
+    set_activity = World.set_activity
 
     def note(world: World, what: str) -> None:
         phase = _PHASE_OF[what.split()[0]]
@@ -316,9 +316,9 @@ def run_rank_with_phases(args: list[str]) -> int:
             new = Path(os.environ["CHAOS_PHASE"] + ".new")
             new.write_text(phase)
             new.replace(os.environ["CHAOS_PHASE"])
-        doing(world, what)
+        set_activity(world, what)
 
-    World.doing = note  # type: ignore[method-assign]
+    World.set_activity = note  # type: ignore[method-assign]
     return train.main(args)
 
 

@@ -31,7 +31,10 @@ from utils.engine.schedule import Schedule
 from utils.engine.state import Progress, TrainState
 from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
-from utils.ranks.world import World, open_world, run_rank, smart_DDP
+from utils.ranks.ddp import smart_DDP
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import open_world
+from utils.ranks.world import World
 from utils.types import Batch
 
 STEPS = 3

@@ -24,15 +24,11 @@ from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.errors import UserError
-from utils.ranks import world as distributed
-from utils.ranks.world import (
-    World,
-    average_statistics,
-    open_world,
-    run_rank,
-    smart_DDP,
-    torch_distributed_zero_first,
-)
+from utils.ranks import collectives
+from utils.ranks.ddp import average_statistics, smart_DDP
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import open_world
+from utils.ranks.world import World, torch_distributed_zero_first
 
 
 def say(world: World, **values: object) -> None:
@@ -65,7 +61,7 @@ def foreign_threads(world: World) -> None:
         world.all_gather(number)
         world.sum(torch.ones(3))
         world.sum_later(torch.ones(3))()
-        average_statistics(nn.BatchNorm2d(3))
+        average_statistics(nn.BatchNorm2d(3), world)
     time.sleep(0.2)  # for a late one to be counted
     say(world, entered=_next_thread_state() - before - 1)
 
@@ -73,13 +69,13 @@ def foreign_threads(world: World) -> None:
 def freed_messages(world: World) -> None:
     """Whether the memory of a broadcast's and a gather's tensors is free as soon as they are through."""
     memory: list[StorageWeakRef] = []
-    empty = distributed._empty
+    empty = collectives._empty
 
     def noted(data: torch.Tensor) -> None:
         memory.append(StorageWeakRef(data.untyped_storage()))
         empty(data)
 
-    with mock.patch.object(distributed, "_empty", noted):
+    with mock.patch.object(collectives, "_empty", noted):
         world.broadcast("a value")
         world.all_gather("another")
     say(world, freed=[storage.expired() for storage in memory])
@@ -176,7 +172,7 @@ def statistics(world: World) -> None:
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank)) + world.rank
     model(images).sum().backward()
     own = raw[1].running_mean.tolist()
-    average_statistics(raw)
+    average_statistics(raw, world)
     say(world, own=own, mean=raw[1].running_mean.tolist())
 
 

@@ -34,7 +34,7 @@ def test_control_messages() -> None:
 
 
 def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
-    """Else a worker that is forked meanwhile may never begin; see the collectives in utils/ranks/world.py."""
+    """Else a worker that is forked meanwhile may never begin; see utils/ranks/collectives.py."""
     for line in said(torchrun(PROGRAM, "foreign_threads", ranks=2)):
         assert line["entered"] == 0
 

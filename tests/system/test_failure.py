@@ -190,6 +190,6 @@ def test_a_job_tells_where_it_is_and_goes_on(data: Path, tmp_path: Path) -> None
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
         job.tell_where()
-        job.until(lambda: "pulse.py" in job.err and "_worker_loop" in job.err, timeout=10)
+        job.until(lambda: "heartbeat.py" in job.err and "_worker_loop" in job.err, timeout=10)
         told = len(job.err)
         job.until(lambda: "batches/s" in job.err[told:])

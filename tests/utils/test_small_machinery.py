@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from utils.checkpoints.saver import due
 from utils.engine.autobatch import auto_batch_size, fit_batch
 from utils.errors import UserError
 from utils.files import SharedFile, atomic_write
 from utils.ranks.agreement import require_agreement
-from utils.ranks.heartbeat import Pulse
+from utils.ranks.heartbeat import Heartbeat
 from utils.ranks.preflight import Host, advise
 from utils.ranks.world import World
 from utils.seeding import init_seeds, sample_rng
@@ -86,29 +87,13 @@ def test_due(count: int, period: int, is_due: bool) -> None:
     assert due(count, period) is is_due
 
 
-class _Store:
-    """A store in memory."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
-
-
 def test_a_rank_that_ended_regularly_is_not_missed() -> None:
-    store, said = _Store(), []
-    ended = Pulse(store, 1, 2, "node7", 60)
+    store, said = HashStore(), []
+    ended = Heartbeat(store, 1, 2, "node7", 60)
     ended.close()
-    pulse = Pulse(store, 0, 2, "node6", 1.0, said.append)
+    heartbeat = Heartbeat(store, 0, 2, "node6", 1.0, lambda message, code: said.append(message))
     time.sleep(3.5)
-    pulse.close()
+    heartbeat.close()
     assert said == []
 
 

@@ -124,7 +124,7 @@ class Saver:
 
     def _save(self, names: Sequence[str], *, wait: bool) -> None:
         world = self._context.world
-        world.doing("saving a checkpoint")
+        world.set_activity("saving a checkpoint")
         self._settle_state()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
@@ -135,7 +135,7 @@ class Saver:
                 self._finish_writing()
 
         world.from_main(begin)
-        world.doing("training")
+        world.set_activity("training")
 
     def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
         """A whole checkpoint, of live tensors."""
@@ -161,7 +161,7 @@ class Saver:
     def _interrupt(self, where: str) -> None:
         last = self.folder / "last.pt"
         message = f"Stopped as asked in {where}. Resume with: train.py --resume {last}"
-        raise Interrupted(message, self._interruption.requested)
+        raise Interrupted(message, self._interruption.requested, saved=True)
 
 
 def snapshot(value: Any) -> Any:

@@ -18,7 +18,7 @@ from utils.engine.optimizer import MAX_GRAD_NORM, step_where
 from utils.engine.profile import NoProfile
 from utils.engine.running_statistics import RunningStatistics
 from utils.engine.state import TrainState
-from utils.ranks.world import average_statistics, gradients_stay_local
+from utils.ranks.ddp import average_statistics, gradients_stay_local
 from utils.types import Batch
 
 
@@ -159,6 +159,6 @@ class TrainStep:
         with self._stage("EMA"):
             self._statistics.restore_unless(finite)
             if self._world.size > 1:
-                average_statistics(self._model)
+                average_statistics(self._model, self._world)
             state.ema.update(state.model, finite if self._accelerator.asynchronous else bool(finite))
         return finite

@@ -45,10 +45,15 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     if launch.size == 1:
         return Cuda(torch.device("cuda", wanted[0]))
     if launch.local_rank >= len(wanted):
-        alone = ConfigError(
+        raise ConfigError(
             f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
-            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu."
+            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu.",
+            reporter=launch.rank,  # the first ranks have devices and see no mistake
         )
-        alone.speaks = True  # type: ignore[attr-defined]  # the first ranks have devices and see no mistake
-        raise alone
     return Cuda(torch.device("cuda", wanted[launch.local_rank]))
+
+
+def accelerator_of(device: torch.device) -> Accelerator:
+    """The accelerator that torch knows as `device`."""
+    kinds = {kind.kind: kind for kind in (Accelerator, Cuda, Metal)}
+    return kinds[device.type](device)

@@ -1,4 +1,4 @@
-"""Signs of life: every rank says what it is doing, and notices when another one has fallen silent or failed.
+"""Heartbeat: every rank publishes that it lives and what it is doing, and notices a rank that is silent or failed.
 
 A thread writes to the job's store once a second and reads two keys: the next rank's sign of life, and whether any rank
 has failed. It needs no collective, so it works while the main thread waits in one, which is where a job would hang.
@@ -14,28 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import Store
+
+from utils.ranks.failures import FirstFailure
 
 INTERVAL_S = 1.0
 GRACE_S = 10.0  # for a rank to end by itself once another one has failed
-FAILURE_KEY = "failure"
 STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
-
-
-class KeyStore(Protocol):
-    """What is needed of the job's store."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a value."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read a value."""
-
-    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
-        """Write a value where there is the expected one, "" for none; return what is there then."""
 
 
 class Sign(NamedTuple):
@@ -44,28 +31,28 @@ class Sign(NamedTuple):
     Attributes:
         tick: counts up while the process lives; -1 after a regular end.
         messages: control messages that the rank has entered.
-        host, doing: where it is, and what it said last that it does.
-        process: its process id and the kernel that knows it by that; nothing after the id where that cannot be told.
+        host, activity: where it is, and what it published last as its activity.
+        process: its process id and the kernel that knows it by that; nothing after the id where that is unknown.
     """
 
     tick: int
     messages: int
     host: str
-    doing: str
+    activity: str
     process: str = ""
 
     def encode(self) -> str:
         """As one line."""
-        return f"{self.tick}|{self.messages}|{self.host}|{self.process}|{self.doing}"
+        return f"{self.tick}|{self.messages}|{self.host}|{self.process}|{self.activity}"
 
     @classmethod
     def decode(cls, line: bytes) -> Sign:
         """From `encode`."""
-        tick, messages, host, process, doing = line.decode().split("|", 4)
-        return cls(int(tick), int(messages), host, doing, process)
+        tick, messages, host, process, activity = line.decode().split("|", 4)
+        return cls(int(tick), int(messages), host, activity, process)
 
 
-class Pulse:
+class Heartbeat:
     """This rank's signs of life, and its watch over the next rank.
 
     Args:
@@ -73,37 +60,38 @@ class Pulse:
         rank, size: this rank among all.
         host: name of this machine.
         timeout_s: silence of the next rank after which the job is ended.
-        end: called with a message in place of leaving the process (for tests).
+        end: called with a message and an exit code in place of leaving the process (for tests).
     """
 
     def __init__(
         self,
-        store: KeyStore,
+        store: Store,
         rank: int,
         size: int,
         host: str,
         timeout_s: float,
-        end: Callable[[str], None] | None = None,
+        end: Callable[[str, int], None] | None = None,
     ) -> None:
-        self.doing = "starting"
+        self.activity = "starting"
         self.messages = 0
         self._store, self._rank, self._size, self._host = store, rank, size, host
+        self._reporter = f"heartbeat {rank}"
         self._timeout_s, self._end = timeout_s, end or self._leave
         self._tick, self._kernel = 0, _kernel()
         self._process = f"{os.getpid()} {self._kernel}"
         self._closed = threading.Event()
-        self._say()  # from now on it would be missed
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._publish()  # from now on it would be missed
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Say that this rank has ended, regularly or with an error that it reported."""
+        """Publish that this rank has ended, regularly or with an error that it reported."""
         self._closed.set()
         self._thread.join(2 * INTERVAL_S)
         self._tick = -1
         try:
-            self._say()
-        except (RuntimeError, OSError):  # the store went first: nobody is left to be told
+            self._publish()
+        except (RuntimeError, OSError):  # the store went first: no rank is left to read it
             return
 
     def signs(self) -> list[Sign | None]:
@@ -112,7 +100,7 @@ class Pulse:
         return [Sign.decode(self._store.get(key)) if self._store.check([key]) else None for key in keys]
 
     def silent(self) -> list[tuple[int, Sign]]:
-        """Ranks that give no more signs of life and have not ended regularly; takes a few seconds."""
+        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds."""
         try:
             before = self.signs()
             time.sleep(2.5 * INTERVAL_S)
@@ -123,11 +111,11 @@ class Pulse:
         return [(rank, a) for rank, (b, a) in pairs if a is not None and b is not None and a.tick == b.tick != -1]
 
     def _key(self, rank: int) -> str:
-        return f"pulse/{rank}"
+        return f"heartbeat/{rank}"
 
-    def _say(self) -> None:
+    def _publish(self) -> None:
         self._store.set(
-            self._key(self._rank), Sign(self._tick, self.messages, self._host, self.doing, self._process).encode()
+            self._key(self._rank), Sign(self._tick, self.messages, self._host, self.activity, self._process).encode()
         )
 
     def _beat(self) -> None:
@@ -136,9 +124,10 @@ class Pulse:
         while not self._closed.wait(INTERVAL_S):
             try:
                 self._tick += 1
-                self._say()
-                if self._store.check([FAILURE_KEY]):
-                    self._follow()
+                self._publish()
+                first = FirstFailure.read(self._store)
+                if first is not None:
+                    self._follow(first)
                     return
                 sign = Sign.decode(self._store.get(self._key(neighbour))) if self._is_there(neighbour) else None
             except (RuntimeError, OSError):
@@ -152,24 +141,23 @@ class Pulse:
             if sign is None or sign.tick == -1 or sign.tick != seen:
                 seen, since = (sign.tick if sign else -2), now
             elif now - since > self._timeout_s:
-                speaks = self._claim()
-                self._put_down(sign)
-                self._end(
-                    f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; "
-                    f"the last it did: {sign.doing}. The job is ended; go on with --resume."
-                    if speaks
-                    else ""
+                first = self._claim()
+                self._kill(sign)
+                silence = (
+                    f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; its last activity: "
+                    f"{sign.activity}. The job is ended; resume it with --resume."
                 )
+                self._end(silence if self._is_mine(first) else "", first.exit_code)
                 return
 
     def _is_there(self, rank: int) -> bool:
         return self._store.check([self._key(rank)])
 
-    def _put_down(self, sign: Sign) -> None:
-        """Kill a rank of this machine that has fallen silent: a stopped process hears nothing else of its launcher."""
+    def _kill(self, sign: Sign) -> None:
+        """Kill a silent rank of this machine: a stopped process handles no other signal of its launcher."""
         number = self._local_process(sign)
         if number is not None:
-            with contextlib.suppress(OSError):  # it went by itself, or is another user's
+            with contextlib.suppress(OSError):  # it ended by itself, or is another user's
                 os.kill(number, signal.SIGKILL)
 
     def _local_process(self, sign: Sign) -> int | None:
@@ -191,49 +179,52 @@ class Pulse:
         return False
 
     def _report_dead(self, rank: int) -> None:
-        """Tell of a rank that was killed, unless it or another one has told why; the main thread may wait for it."""
+        """Report a rank that was killed, unless a failure is reported already; the main thread may wait for it."""
         try:
-            sign = Sign.decode(self._store.get(self._key(rank)))  # its last word may have come meanwhile
+            sign = Sign.decode(self._store.get(self._key(rank)))  # its last sign may have come meanwhile
             if sign.tick == -1:
                 return
-            if self._claim():
-                self._tell(is_gone([(rank, sign)]))
+            first = self._claim()
+            if self._is_mine(first):
+                self._print(is_gone([(rank, sign)]))
         except (RuntimeError, OSError):
             self._lose_store()
             return
-        self._follow()
+        self._follow(first)
 
-    def _claim(self) -> bool:
-        """Claim to be the first to see a failure; False where another one spoke, or this rank's own main thread."""
-        mine = f"pulse {self._rank}"
-        return self._store.compare_set(FAILURE_KEY, "", mine).decode() == mine
+    def _claim(self) -> FirstFailure:
+        """The job's first failure: this one, unless another rank or this one's own main thread was before."""
+        return FirstFailure(self._reporter, 1).claim(self._store)
 
-    def _follow(self) -> None:
-        """Another rank has failed and says why: end quietly, by force if the main thread cannot."""
+    def _is_mine(self, first: FirstFailure) -> bool:
+        return first.reporter == self._reporter
+
+    def _follow(self, first: FirstFailure) -> None:
+        """The job has failed and the reason is reported: end silently, by force if the main thread cannot."""
         if not self._closed.wait(GRACE_S):
-            self._end("")
+            self._end("", first.exit_code)
 
     def _lose_store(self) -> None:
         if not self._closed.wait(GRACE_S):
-            self._end(STORE_LOST)
+            self._end(STORE_LOST, 1)
 
-    def _leave(self, message: str) -> None:
+    def _leave(self, message: str, exit_code: int) -> None:
         if message:
-            self._tell(message)
-        os._exit(1)
+            self._print(message)
+        os._exit(exit_code)
 
-    def _tell(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
 
 
 def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:
-    """What to say of ranks that ended without a word."""
-    named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.doing})" for rank, sign in lost)
-    return f"{named} is gone: killed, or its host is. The launcher's lines and dmesg on that host tell why."
+    """Message about ranks that ended without reporting why."""
+    named = ", ".join(f"rank {rank} on {sign.host} (last: {sign.activity})" for rank, sign in lost)
+    return f"{named} is gone: killed, or its host is. See the launcher's lines, and dmesg on that host."
 
 
 def _kernel() -> str:
-    """This boot of this machine, and the namespace that process ids are counted in; "" where Linux does not tell."""
+    """This boot of this machine, and the namespace of its process ids; "" where this system does not say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"

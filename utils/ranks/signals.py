@@ -2,38 +2,91 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from utils.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
 
 
 class Interruption:
-    """Turns the signals into a request that the training loop sees; a context manager.
+    """Turns the signals into an end of the run; a context manager, and the signals' handler inside it.
 
-    The first signal asks for a checkpoint and an orderly end. A second Ctrl-C ends at once.
+    At first a signal ends the run at once: it raises `Interrupted` in the main thread. After `defer` it is only noted,
+    for the training loop to save a checkpoint and end after the step. A second Ctrl-C always ends at once.
+
+    Outside the main thread, where Python allows no handlers, the signals stay as they are.
+
+    Args:
+        when: end of the sentence "Stopped by SIGTERM …".
 
     Attributes:
         requested: the first signal that came, 0 where none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, when: str = "") -> None:
         self.requested = 0
+        self._when, self._deferred = when, False
+        self._process = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if isinstance(handler, Interruption):
+                handler.requested = handler.requested or self.requested  # lest a second signal disturb the end
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = self.requested or number
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle signal `number`."""
+        if os.getpid() != self._process:
+            return  # a worker that was forked just now: its rank decides
+        if self.requested:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.requested = number
+        if not self._deferred:
+            raise self._end()
+
+    def defer(self) -> None:
+        """From now on only note a signal."""
+        self._deferred = True
+
+    def act_at_once(self, when: str) -> None:
+        """From now on end the run at once again, also where a signal has been noted.
+
+        Args:
+            when: end of the sentence "Stopped by SIGTERM …".
+
+        Raises:
+            Interrupted: a signal has been noted.
+        """
+        self._when, self._deferred = when, False
+        if self.requested:
+            raise self._end()
+
+    def _end(self) -> Interrupted:
+        name = signal.Signals(self.requested).name
+        return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
+
+
+def ignore_sigterm_at_the_end() -> None:
+    """From now on ignore SIGTERM, in a process whose signals an `Interruption` handles.
+
+    torchrun sends SIGTERM to all ranks as soon as one is gone; one that is about to end too needs time to say why.
+    """
+    if isinstance(signal.getsignal(signal.SIGTERM), Interruption):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Where a process is: the stack of each of its threads, printed when SIGUSR2 asks for it."""
+"""Stack dumps: the stack of each thread of a process, printed when SIGUSR2 asks for it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ _END = b"\0"  # no signal's number
 _PATIENCE_S = 5.0
 
 
-def answer_where(who: str) -> Callable[[], None]:
-    """From now on SIGUSR2 to this process prints the stack of each of its threads to stderr, and the process goes on.
+def print_stacks_on_signal(who: str) -> Callable[[], None]:
+    """From now on SIGUSR2 prints the stack of each thread of this process to stderr, and the process continues.
 
-    A thread of its own answers, so the answer also comes while the main thread waits in a collective, which is where a
-    job would hang. It reads the stacks while it holds the interpreter's lock: faulthandler, which reads them within the
-    signal, can crash a process whose threads are at work. Code that keeps the lock to itself delays the answer.
+    A thread of its own prints, so the dump also comes while the main thread waits in a collective, which is where a job
+    would hang. It reads the stacks while it holds the interpreter's lock: faulthandler, which reads them within the
+    signal handler, can crash a process with busy threads. Code that never releases the lock delays the dump.
 
-    Does nothing outside the main thread, which alone may set handlers, without SIGUSR2 (Windows), and without a stderr.
-    A forked process has to call this too: until then its parent answers.
+    Does nothing outside the main thread, which alone may set handlers, and without a stderr. A forked process has to
+    call this too: until then its parent prints instead.
 
     Args:
-        who: the process's part in the job, which heads the answer.
+        who: the process's part in the job, which heads the dump.
 
     Returns:
-        Ends it, so that this thread is gone before the interpreter is. The signal is overheard afterwards.
+        Ends it, so that this thread is gone before the interpreter is. The signal is ignored afterwards.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not hasattr(signal, "SIGUSR2") or sys.__stderr__ is None:
+    if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
         return lambda: None
     asked, wake = os.pipe()
     os.set_blocking(wake, False)
     wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code go on
-    thread = threading.Thread(target=_answer, args=(who, asked, sys.__stderr__.fileno()), name="where", daemon=True)
+    signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
+    thread = threading.Thread(
+        target=_print_when_asked, args=(who, asked, sys.__stderr__.fileno()), name="stack dumps", daemon=True
+    )
     thread.start()
 
     def end() -> None:
@@ -49,17 +50,17 @@ def answer_where(who: str) -> Callable[[], None]:
         os.set_blocking(wake, True)
         os.write(wake, _END)
         thread.join(_PATIENCE_S)
-        if not thread.is_alive():  # else nobody reads what it has begun to say
+        if not thread.is_alive():  # else it may still write
             os.close(wake)
             os.close(asked)
 
     return end
 
 
-def _answer(who: str, asked: int, to: int) -> None:
+def _print_when_asked(who: str, asked: int, to: int) -> None:
     while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
         if signal.SIGUSR2 in numbers:
-            with contextlib.suppress(OSError):  # nobody listens
+            with contextlib.suppress(OSError):  # nobody reads stderr
                 os.write(to, _stacks(who).encode(errors="backslashreplace"))  # at once: other processes print there too
 
 
@@ -70,7 +71,7 @@ def _stacks(who: str) -> str:
     for ident, frame in _frames().items():
         if ident != threading.get_ident():
             parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join([*parts, f"{who} (process {os.getpid()}) goes on\n"])
+    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])
 
 
 def _frames() -> dict[int, FrameType]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-Sum = Callable[[Tensor], Tensor]
+from utils.ranks.collectives import Collectives
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d with statistics over all ranks, for devices that torch.nn.SyncBatchNorm refuses.
 
-    A BatchNorm2d becomes one by taking this class, so that its parameters and buffers stay the same objects.
-
     Attributes:
-        sum_over_ranks: adds a tensor up over the ranks, in place, and returns it.
+        collectives: over all ranks.
     """
 
-    sum_over_ranks: Sum
+    collectives: Collectives
+
+    @classmethod
+    def convert(cls, plain: nn.BatchNorm2d, collectives: Collectives) -> SyncBatchNorm2d:
+        """Let `plain` take this class, so that its parameters and buffers stay the same objects."""
+        plain.__class__ = cls
+        converted = cast(SyncBatchNorm2d, plain)
+        converted.collectives = collectives
+        return converted
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape; evaluation is plain BatchNorm."""
@@ -28,7 +33,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         assert self.momentum is not None
-        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps, self.sum_over_ranks)
+        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps, self.collectives)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean, self.momentum)
@@ -49,18 +54,18 @@ class _SyncBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, collectives: Collectives
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ctx.sum_over_ranks = sum_over_ranks
+        ctx.collectives = collectives
         x32 = x.float()
         pixels = x.shape[2] * x.shape[3]
         variances, means = (t.double() for t in torch.var_mean(x32, (2, 3), correction=0))
         sums = torch.cat((means.sum(0) * pixels, means.new_tensor([x.shape[0] * pixels])))
-        sums = sum_over_ranks(sums)
+        sums = collectives.all_reduce(sums)
         total = sums[-1]
         mean64 = sums[:-1] / total
         squares = (variances + (means - mean64).square()).sum(0) * pixels
-        var = (sum_over_ranks(squares) / total).float()
+        var = (collectives.all_reduce(squares) / total).float()
         mean = mean64.float()
         scale = torch.rsqrt(var + eps)
         ctx.save_for_backward(x, weight, mean, scale, total)
@@ -77,6 +82,6 @@ class _SyncBatchNorm(torch.autograd.Function):
         normal = (x.float() - mean.view(shape)) * scale.view(shape)
         sums = torch.stack((dy.sum((2, 3)).double().sum(0), (dy * normal).sum((2, 3)).double().sum(0)))
         grad_bias, grad_weight = sums.float()
-        mean_dy, mean_dyx = (ctx.sum_over_ranks(sums) / total).float().view(2, *shape)
+        mean_dy, mean_dyx = (ctx.collectives.all_reduce(sums) / total).float().view(2, *shape)
         dx = (dy - mean_dy - normal * mean_dyx) * (scale * weight).view(shape)
         return dx.to(x.dtype), grad_weight, grad_bias, None, None

@@ -28,7 +28,8 @@ from data.source.decode import read_image
 from tests.data.made_index import draw_images, make_index, picture
 from utils.config import CacheMode
 from utils.errors import UserError
-from utils.ranks.world import World, open_world
+from utils.ranks.launch import open_world
+from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 SIZES = [(40, 60), (90, 30), (64, 64), (5, 200)]

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import HashStore
 
-from utils.ranks import heartbeat as pulse
-from utils.ranks.heartbeat import FAILURE_KEY, Pulse, Sign
+from utils.ranks import heartbeat
+from utils.ranks.failures import FirstFailure
+from utils.ranks.heartbeat import Heartbeat, Sign
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "INTERVAL_S", 0.02)
-    monkeypatch.setattr(pulse, "GRACE_S", 0.1)
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(heartbeat, "GRACE_S", 0.1)
 
 
 @pytest.fixture
@@ -30,11 +31,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def watch(store: HashStore, sign: Sign, timeout_s: float) -> tuple[Pulse, list[str]]:
+def watch(store: HashStore, sign: Sign, timeout_s: float) -> tuple[Heartbeat, list[str]]:
     """Rank 0 of two, the other of which has given `sign` and no more."""
-    store.set("pulse/1", sign.encode())
+    store.set("heartbeat/1", sign.encode())
     said: list[str] = []
-    return Pulse(store, 0, 2, "here", timeout_s, said.append), said
+    return Heartbeat(store, 0, 2, "here", timeout_s, lambda message, code: said.append(message)), said
 
 
 def until(said: list[str]) -> None:
@@ -50,14 +51,14 @@ def sign_of(number: int, kernel: str, tick: int = 7) -> Sign:
 def test_a_sign_survives_the_wire() -> None:
     sign = sign_of(12, "boot/pid:[1]")
     assert Sign.decode(sign.encode().encode()) == sign
-    assert Sign.decode(Sign(1, 2, "h", "a|b", "3 ").encode().encode()).doing == "a|b"
+    assert Sign.decode(Sign(1, 2, "h", "a|b", "3 ").encode().encode()).activity == "a|b"
 
 
 def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
     sleeper: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = HashStore()
-    one, said = watch(store, sign_of(sleeper.pid, pulse._kernel()), timeout_s=60)
+    one, said = watch(store, sign_of(sleeper.pid, heartbeat._kernel()), timeout_s=60)
     time.sleep(0.2)
     assert not said
     sleeper.kill()
@@ -66,12 +67,12 @@ def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
     one.close()
     assert said == [""]
     assert "rank 1 on here (last: training epoch 4) is gone" in capfd.readouterr().err
-    assert store.get(FAILURE_KEY) == b"pulse 0"
+    assert FirstFailure.read(store) == FirstFailure("heartbeat 0", 1)
 
 
-def test_a_silent_rank_of_this_machine_is_put_down(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_silent_rank_of_this_machine_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
-    one, said = watch(HashStore(), sign_of(sleeper.pid, pulse._kernel()), timeout_s=0.2)
+    one, said = watch(HashStore(), sign_of(sleeper.pid, heartbeat._kernel()), timeout_s=0.2)
     until(said)
     one.close()
     assert said[0].startswith("rank 1 on here has not answered for")
@@ -87,16 +88,16 @@ def test_a_silent_rank_of_another_machine_is_only_reported(sleeper: subprocess.P
 
 
 def test_a_rank_that_said_goodbye_is_not_missed(sleeper: subprocess.Popen[bytes]) -> None:
-    one, said = watch(HashStore(), sign_of(2**22 + 1, pulse._kernel(), tick=-1), timeout_s=0.1)
+    one, said = watch(HashStore(), sign_of(2**22 + 1, heartbeat._kernel(), tick=-1), timeout_s=0.1)
     time.sleep(0.5)
     one.close()
     assert not said
 
 
-def test_who_is_not_the_first_to_see_a_failure_keeps_silent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_is_not_the_first_to_see_a_failure_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     store = HashStore()
-    store.set(FAILURE_KEY, "1")
-    one, said = watch(store, sign_of(2**22 + 1, pulse._kernel()), timeout_s=60)
+    FirstFailure("rank 1", 1).claim(store)
+    one, said = watch(store, sign_of(2**22 + 1, heartbeat._kernel()), timeout_s=60)
     until(said)
     one.close()
     assert said == [""]

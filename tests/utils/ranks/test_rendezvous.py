@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from utils.errors import UserError
-from utils.ranks.rendezvous import meet
+from utils.ranks.rendezvous import agree_on_session
 
 
 def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:
@@ -18,7 +18,7 @@ def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -
 
     def one(rank: int) -> None:
         time.sleep((delays or {}).get(rank, 0))
-        names[rank] = meet(store, rank, size, 10)
+        names[rank] = agree_on_session(store, rank, size, 10)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -39,8 +39,8 @@ def test_all_ranks_find_one_new_name_at_each_start(late: int) -> None:
 
 def test_who_is_missing_is_named() -> None:
     store = HashStore()
-    store.set("meet/word/1", "of a rank that died")
+    store.set("rendezvous/nonce/1", "of a rank that died")
     with pytest.raises(UserError, match="of 3 ranks 1, 2 did not start"):
-        meet(store, 0, 3, 0.2)
+        agree_on_session(store, 0, 3, 0.2)
     with pytest.raises(UserError, match="rank 2 has waited"):
-        meet(store, 2, 3, 0.2)
+        agree_on_session(store, 2, 3, 0.2)

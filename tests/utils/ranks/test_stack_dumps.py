@@ -1,4 +1,4 @@
-"""A process tells where its threads are, as often as it is asked, and goes on."""
+"""A process prints the stacks of its threads, as often as it is asked, and continues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from utils.ranks.stack_dumps import answer_where
+from utils.ranks.stack_dumps import print_stacks_on_signal
 
 ROOT = Path(__file__).resolve().parents[3]
 BUSY = """
 import signal, sys, threading
-from utils.ranks.stack_dumps import answer_where
+from utils.ranks.stack_dumps import print_stacks_on_signal
 
 def deep(n):
     return n and deep(n - 1)
@@ -31,7 +29,7 @@ def wait():
     sys.stdin.readline()
 
 signal.alarm(60)  # ends a process that hangs
-end = answer_where('the one')
+end = print_stacks_on_signal('the one')
 over = threading.Event()
 threads = [threading.Thread(target=work, name="busy") for _ in range(2)]
 for thread in threads:
@@ -46,11 +44,11 @@ sys.stdin.readline()
 """
 FORKED = """
 import os, signal, sys
-from utils.ranks.stack_dumps import answer_where
+from utils.ranks.stack_dumps import print_stacks_on_signal
 
-end = answer_where('the one')
+end = print_stacks_on_signal('the one')
 def child_waits():
-    answer_where('the one')
+    print_stacks_on_signal('the one')
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     os._exit(0)
@@ -68,15 +66,13 @@ end()
 
 WITHOUT_STDERR = """
 import signal, sys
-from utils.ranks.stack_dumps import answer_where
+from utils.ranks.stack_dumps import print_stacks_on_signal
 
 before = signal.getsignal(signal.SIGUSR2)
 sys.__stderr__ = None
-answer_where('the one')
+print_stacks_on_signal('the one')
 print(signal.getsignal(signal.SIGUSR2) == before)
 """
-
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="there is no SIGUSR2 here")
 
 
 @contextmanager
@@ -92,7 +88,7 @@ def program(text: str) -> Iterator[subprocess.Popen[str]]:
             it.kill()
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
+def write(process: subprocess.Popen[str], line: str) -> None:
     """Write a line to the program."""
     assert process.stdin
     process.stdin.write(f"{line}\n")
@@ -106,7 +102,7 @@ def ask(process: subprocess.Popen[str], pid: int) -> str:
     text = ""
     for line in process.stderr:
         text += line
-        if line == f"the one (process {pid}) goes on\n":
+        if line == f"the one (process {pid}) continues\n":
             assert text.startswith(f"the one (process {pid}) is here:\n")
             return text
     raise AssertionError(f"no answer of {pid}\n{text}")
@@ -127,11 +123,11 @@ def test_a_busy_process_answers_every_time_and_outlives_it() -> None:
             answer = ask(process, process.pid)
             assert answer.count(", in wait\n") == 1
             assert answer.count('Thread "busy"') == 2
-            assert 'Thread "where"' not in answer
-        tell(process, "over")
+            assert 'Thread "stack dumps"' not in answer
+        write(process, "over")
         assert process.stdout.readline() == "ended\n"
-        process.send_signal(signal.SIGUSR2)  # late, and overheard
-        tell(process, "end")
+        process.send_signal(signal.SIGUSR2)  # late, and ignored
+        write(process, "end")
         assert rest_of(process) == ""
 
 
@@ -140,23 +136,23 @@ def test_a_forked_process_answers_for_itself() -> None:
         assert process.stdout
         child = int(process.stdout.readline())
         answers = [ask(process, child), ask(process, process.pid)]
-        tell(process, "end")
+        write(process, "end")
         assert rest_of(process) == ""
     assert [", in child_waits\n" in answer for answer in answers] == [True, False]
     assert [", in parent_waits\n" in answer for answer in answers] == [False, True]
 
 
-def test_a_path_that_is_no_text_is_told_too() -> None:
-    waits = "end = answer_where('the one'); print(1, flush=True); sys.stdin.readline(); end()"
+def test_a_path_that_is_no_text_is_printed_too() -> None:
+    waits = "end = print_stacks_on_signal('the one'); print(1, flush=True); sys.stdin.readline(); end()"
     odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
-    with program(f"import sys\nfrom utils.ranks.stack_dumps import answer_where\n{odd}") as process:
+    with program(f"import sys\nfrom utils.ranks.stack_dumps import print_stacks_on_signal\n{odd}") as process:
         assert process.stdout and process.stdout.readline() == "1\n"
         assert r"caf\udce9.py" in ask(process, process.pid)
-        tell(process, "end")
+        write(process, "end")
         assert rest_of(process) == ""
 
 
-def test_without_stderr_nothing_is_told() -> None:
+def test_without_stderr_nothing_is_printed() -> None:
     with program(WITHOUT_STDERR) as process:
         assert process.stdout and process.stdout.readline() == "True\n"
 
@@ -168,7 +164,7 @@ def test_what_listened_before_listens_again() -> None:
     os.set_blocking(writer, False)
     wake = signal.set_wakeup_fd(writer)
     try:
-        answer_where("the one")()
+        print_stacks_on_signal("the one")()
         os.kill(os.getpid(), signal.SIGUSR2)
         assert os.read(reader, 9) == bytes([signal.SIGUSR2])
         assert heard == [1]

@@ -1,0 +1,103 @@
+"""A model on all ranks: gradients averaged, BatchNorm statistics shared."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.machine.accelerator import Accelerator
+from utils.machine.choose import accelerator_of
+from utils.ranks.collectives import Collectives
+from utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from utils.ranks.world import World
+
+# torch 2.13 has another name for it, and warns of the old one.
+_KNOWS_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _KNOWS_SYNC else "broadcast_buffers": False}
+
+
+def smart_DDP(
+    model: nn.Module,
+    sync_bn: bool = False,
+    compile: bool = False,
+    dynamic: bool = False,
+    world: World | None = None,
+) -> nn.Module:
+    """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
+
+    Parameter objects are kept, so an optimizer built before stays right. Buffers are not broadcast from rank 0: see
+    `average_statistics`.
+
+    Args:
+        model: on this rank's device.
+        sync_bn: normalise with statistics over the whole global batch, on the CPU too.
+        compile: compile the model in place; its own name and parameters stay.
+        dynamic: compile once for all image sizes, and not again for each.
+        world: the ranks; without it they are those of torch's default process group, if there is one.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
+    if sync_bn:
+        collectives = Collectives() if world is None else world.collectives
+        model = _convert_sync_bn(model, accelerator, size, collectives)
+    if compile:
+        model.compile(dynamic=dynamic)
+    if size == 1:
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=accelerator.device_ids,
+        **_OWN_BUFFERS,
+        gradient_as_bucket_view=True,
+    )
+
+
+def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside, a `smart_DDP` model only adds up this rank's own gradients: for all but the last micro-batch."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def average_statistics(model: nn.Module, world: World) -> None:
+    """Give every rank the mean of all ranks' BatchNorm running statistics, in one message.
+
+    Without `--sync-bn` each rank's statistics come from its own images. Running statistics are linear in the batch
+    statistics and unused in training, so their mean over the ranks is what one rank would have gathered from all
+    images (but for the spread between the ranks' means in the variance).
+    """
+    if world.size == 1:
+        return
+    buffers = [
+        buffer
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, _SHARED_NORMS)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]
+    if not buffers:
+        return
+    flat = torch.cat([buffer.flatten() for buffer in buffers]).div_(world.size)
+    world.sum(flat)
+    parts = flat.split([buffer.numel() for buffer in buffers])
+    torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+
+
+def _convert_sync_bn(model: nn.Module, accelerator: Accelerator, size: int, collectives: Collectives) -> nn.Module:
+    """Let every BatchNorm2d share its statistics, keeping parameters and buffers.
+
+    With our own SyncBatchNorm2d a single rank computes like several would, so that their number leaves no trace.
+    """
+    if accelerator.native_sync_batchnorm:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if size > 1 else model
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d:
+            SyncBatchNorm2d.convert(module, collectives)
+    return model
+
+
+_SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already

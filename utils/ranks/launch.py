@@ -1,0 +1,125 @@
+"""Joining and leaving the job that a launcher has started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from utils.environment import Launch, control_timeout_s, peer_timeout_s
+from utils.errors import ConfigError, Interrupted, UserError, exit_code_of
+from utils.machine.choose import choose_accelerator
+from utils.ranks.collectives import Collectives
+from utils.ranks.failures import FirstFailure, PeerError
+from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
+from utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store
+from utils.ranks.signals import ignore_sigterm_at_the_end
+from utils.ranks.world import World
+
+
+@contextmanager
+def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> Iterator[World]:
+    """Join the job that the launcher describes; leave it on the way out, however that is.
+
+    Args:
+        device: `--device`: "", "cpu", "mps", "0" or "0,1".
+        local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
+        batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
+
+    Raises:
+        ConfigError: a device that is not there, or a batch that the ranks do not divide.
+        PeerError: another rank has failed, and reports why.
+    """
+    launch = Launch.from_environment(local_rank)
+    accelerator = choose_accelerator(device, launch)
+    check_batch_size(batch_size, launch.size)
+    accelerator.activate()
+    if launch.size == 1:
+        # A rank that is alone, because the others are gone or never were, can be restarted too.
+        yield World(launch, accelerator, memory=connect_to_store(launch) if launch.has_store else None)
+        return
+    joined = open_store(launch)
+    session = agree_on_session(joined, launch.rank, launch.size)
+    dist.init_process_group(
+        accelerator.backend,
+        store=PrefixStore(f"default/{session}", joined),
+        rank=launch.rank,
+        world_size=launch.size,
+        device_id=accelerator.group_device,
+    )
+    collectives: Collectives | None = None
+    heartbeat: Heartbeat | None = None
+    store: Store | None = None
+    failed = True
+    try:
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
+        assert isinstance(control, dist.ProcessGroup)
+        collectives = Collectives(control)
+        memory = connect_to_store(launch)
+        store = PrefixStore(f"tessera/{session}", memory)
+        heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
+        yield World(launch, accelerator, collectives, store, heartbeat, memory)
+        failed = False
+    except Interrupted as stopped:
+        ignore_sigterm_at_the_end()
+        failed = not stopped.saved
+        raise (stopped if stopped.saved else _with_reporter(stopped, launch.rank, store, heartbeat)) from None
+    except PeerError:
+        raise
+    except Exception as error:
+        ignore_sigterm_at_the_end()
+        settled = _with_reporter(error, launch.rank, store, heartbeat)
+        if settled is error:
+            raise
+        raise settled from error
+    finally:
+        if heartbeat is not None:
+            heartbeat.close()
+        if collectives is not None:
+            collectives.close()
+        if not (failed and accelerator.group_waits_for_all):  # it would wait for ranks that wait for this one
+            dist.destroy_process_group()
+
+
+def _with_reporter(
+    error: Exception | Interrupted, rank: int, store: Store | None, heartbeat: Heartbeat | None
+) -> Exception | Interrupted:
+    """What this rank raises in place of `error`, once it is settled which rank reports the job's failure."""
+    is_cut_off = _is_lost_connection(error)
+    # A launcher that has lost a rank sends SIGTERM to the others.
+    lost = heartbeat.silent() if heartbeat is not None and (is_cut_off or isinstance(error, Interrupted)) else []
+    raised = UserError(is_gone(lost)) if lost else error
+    mine = FirstFailure(f"rank {rank}", exit_code_of(raised))
+    try:
+        first = mine if store is None else mine.claim(store)
+    except (RuntimeError, OSError):  # no rank can know what the others report
+        first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
+    if first.reporter != mine.reporter:
+        return PeerError(f"{first.reporter} reports the failure", first.exit_code)
+    if isinstance(raised, (UserError, Interrupted)):
+        raised.reporter = rank
+    return raised
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed because another rank's end of the connection did."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(word in text for word in ("onnection", "ocket", "peer", "NCCL"))
+
+
+def check_batch_size(batch_size: int, ranks: int) -> None:
+    """Refuse a global batch that the ranks do not divide.
+
+    Raises:
+        ConfigError: names the nearest sizes that work.
+    """
+    if batch_size > 0 and batch_size % ranks:
+        below = batch_size // ranks * ranks
+        sizes = f"{below} or {below + ranks}" if below else f"{ranks}"
+        raise ConfigError(
+            f"--batch-size {batch_size} is the batch over all ranks, and {ranks} ranks do not divide it. Use {sizes}."
+        )
