@@ -1,7 +1,7 @@
 """Randomness: process-level seeds offset by rank, and counter-based generators for samples.
 
-Nothing drawn for a sample depends on the process that draws it: its generator is a pure function of
-(seed, epoch, position), so the stream of samples is the same for any number of workers and ranks, and after any resume.
+No random number of a sample depends on the process that makes it: its generator is a pure function of (seed, epoch,
+position), so the stream of samples is the same for any number of workers and ranks, and after any resume.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def init_seeds(seed: int) -> None:
     """
     seed %= 2**32
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code draws from
+    np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code uses
     torch.manual_seed(seed)
 
 
@@ -33,7 +33,7 @@ def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> 
         seed: the run's seed, not offset by rank.
         epoch: epoch, from 0.
         position: position in the epoch's global order, from 0.
-        stream: what is drawn; different streams are independent.
+        stream: what the numbers are for; different streams are independent.
     """
     assert 0 <= position < 2**32 and 0 <= epoch < 2**24, (position, epoch)
     counter = (_STREAMS[stream] << 56) | (epoch << 32) | position

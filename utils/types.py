@@ -80,7 +80,7 @@ class DatasetIndex:
         segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
         segment_points: float32 (K, 2), xy pixels of the original image.
         digest: hex string that changes with the images, labels or names, and with their files' times: the key of caches
-            on this machine. What is the same dataset on another machine, `content_hash` says.
+            on this machine. `content_hash` is the same for a copy on another machine.
         problems: what the scan found, one line each: "file:line: what".
     """
 

@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
     Attributes:
         image: uint8 (H, W, 3).
-        left, top: where its corner lies on the canvas, in whole pixels; outside is cut away.
+        left, top: where its corner lies on the canvas, in whole pixels; what is outside is cut off.
     """
 
     image: NDArray[np.uint8]

@@ -28,7 +28,7 @@ def no_filter(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
 class AlbumentationsFilter:
     """Blur, MedianBlur, ToGray and CLAHE, each with probability 0.01.
 
-    Where Albumentations keeps its random state differs from version to version. Here every decision and parameter is
+    Albumentations keeps its random state in another place in each version. Here every decision and parameter is
     taken from the sample's generator, and transforms are built with these for one use, so that there is nothing left to
     seed. The object holds no state and travels to workers; the package is imported when a filter first applies.
     """
@@ -56,7 +56,7 @@ class AlbumentationsFilter:
             lambda: albumentations.CLAHE(clip_limit=(clip_limit, clip_limit), p=1),
         )
         cv2.setNumThreads(threads)  # its import sets OpenCV's threads for the whole process
-        return [make() for make, wanted in zip(makers, applied, strict=True) if wanted]
+        return [make() for make, chosen in zip(makers, applied, strict=True) if chosen]
 
 
 def open_filter() -> ColourFilter:

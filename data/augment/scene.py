@@ -89,7 +89,7 @@ class Scene:
     Attributes:
         indices: one picture, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that
             size: top left, top right, bottom left, bottom right.
-        centre_xy: where the four meet, canvas pixels; a single picture has no use for it.
+        centre_xy: where the four meet, canvas pixels; unused for a single picture.
         warp: canvas to sample.
     """
 
@@ -192,7 +192,7 @@ def choose_pasted(
     included, by less than 0.3 of that box's area.
 
     Args:
-        labels: what lies on the canvas.
+        labels: of the canvas.
         probability: of each object.
         canvas_w: width of the canvas in pixels.
         rng: takes one number an object, none where `probability` is 0.
@@ -260,7 +260,7 @@ def train_sample(
         colour: filters after the HSV jitter.
 
     Returns:
-        The sample: its picture is `out`, its boxes lie inside, polygons are used up.
+        The sample: its picture is `out`, its boxes are inside it, and it has no polygons.
     """
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))

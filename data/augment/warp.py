@@ -29,7 +29,7 @@ class Warp:
         zoom: factor of lengths.
         shear_xy: angles in degrees.
         perspective_xy: growth of depth per pixel from the canvas's centre.
-        shift_xy: where the canvas's centre comes to lie, as a share of the sample's width and height.
+        shift_xy: where the canvas's centre is in the sample, as a share of the sample's width and height.
         flip_ud, flip_lr: mirror the sample upside down, left to right.
     """
 
@@ -74,9 +74,9 @@ class Warp:
         return not self.projective and self.matrix[0, 1] == 0 and self.matrix[1, 0] == 0
 
     def project(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Map canvas points (k, 2) to sample points (k, 2), and tell which lie before the horizon (k,).
+        """Map canvas points (k, 2) to sample points (k, 2), and whether each is before the horizon (k,).
 
-        Points on or behind the horizon have no image: theirs is (0, 0).
+        Points on or behind the horizon have no image; (0, 0) stands for it.
         """
         mapped = points @ self.matrix[:2, :2].T + self.matrix[:2, 2]
         if not self.projective:

@@ -75,7 +75,9 @@ class _CacheBuilder:
         """The cache, in a file without a name."""
         folder = memory.folder
         if not memory.exists:
-            raise UserError(f"--cache ram: found no {folder} on this system, where it would lie. Use --cache disk.")
+            raise UserError(
+                f"--cache ram: found no {folder} on this system, where the cache would be. Use --cache disk."
+            )
         available = available_memory()
         room = memory.room if available is None else min(memory.room, available)
         others = f" beside the {gib(memory.promised)} of loader workers and other caches" if memory.promised else ""

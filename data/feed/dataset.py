@@ -28,7 +28,7 @@ _NOT_INVERTIBLE = (math.nan,) * 4
 
 
 class DetectionDataset(Dataset[Batch]):
-    """Images and labels of an index at loading size, indexed by the draws of a whole batch.
+    """Images and labels of an index at loading size, indexed by the `Draw`s of a whole batch.
 
     Args:
         index: the images and labels.
@@ -58,7 +58,7 @@ class DetectionDataset(Dataset[Batch]):
         try:
             return self._build(draws)
         except UserError as error:
-            # Raised here, torch would hand it over as another exception, whose message is a worker's traceback.
+            # Raised here, it would reach the rank as another exception, with a worker's traceback as its message.
             return error
 
     def _build(self, draws: Sequence[Draw]) -> Batch:

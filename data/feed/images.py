@@ -28,7 +28,7 @@ from utils.types import DatasetIndex, Draw
 Interpolation = Literal["linear", "area"]
 
 FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
-# A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder leaves out what would be
+# A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder skips what would be
 # thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
 _REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
 
@@ -130,11 +130,11 @@ class ImageStore:
                 for _ in pool.map(write, range(len(self))):
                     bar.update()
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # do not decode the rest of the dataset before telling
+                pool.shutdown(cancel_futures=True)  # do not decode the rest of the dataset before reporting
                 raise
 
     def close(self) -> None:
-        """Give the cache back; the store cannot load from it afterwards."""
+        """Close the cache; the store cannot load from it afterwards."""
         if self._cache is not None:
             self._cache.close()
             self._cache, self._pixels = None, np.empty(0, np.uint8)
@@ -178,7 +178,7 @@ class ImageStore:
         return cast(Pixels, resized)
 
     def _reduction(self, side: int) -> int:
-        """How far the decoder may reduce an image whose long side is `side`; not where every pixel counts."""
+        """How far the decoder may reduce an image whose long side is `side`; 1 where every pixel counts."""
         if self.interpolation == "area":
             return 1
         return next((by for by in REDUCTIONS if side >= _REDUCED_ABOVE * by * self.imgsz), 1)

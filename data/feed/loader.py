@@ -79,14 +79,17 @@ class Loader(Generic[S]):
         self.close()
 
     def _start(self) -> None:
-        """Let the workers begin with what the sampler gives next; what they had begun before is dropped."""
+        """Let the workers begin with what the sampler gives next; what they prepared before is dropped."""
         assert self._loader is not None, "the loader is closed"
         self._stream = iter(self._loader)
 
     def _take(self) -> Batch:
         try:
             item = next(self._stream)
-        except (ConnectionError, EOFError) as error:  # it had a batch ready; torch would not say whose connection
+        except (
+            ConnectionError,
+            EOFError,
+        ) as error:  # a worker died with a batch ready
             raise lost_worker("its connection broke") from error
         if isinstance(item, UserError):
             raise item
@@ -96,8 +99,8 @@ class Loader(Generic[S]):
 class TrainLoader(Loader[EpochSampler]):
     """The training stream of one rank, an epoch at a time, from any batch on.
 
-    As an epoch's last batch is handed over, the workers begin the next epoch, so that they do not idle while the model
-    is validated and saved. Not so under `--image-weights`: there the next epoch depends on that validation.
+    When the last batch of an epoch is handed over, the workers begin the next epoch, so that they do not idle while
+    the model is validated and saved. Not so under `--image-weights`: there the next epoch depends on that validation.
 
     Args:
         dataset, sampler, workers: as in Loader.
@@ -121,9 +124,9 @@ class TrainLoader(Loader[EpochSampler]):
         self._position = (epoch, step)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Draw images in proportion to `weights` (N,), see `image_weights`, from the next epoch on."""
+        """Sample images in proportion to `weights` (N,), see `image_weights`, from the next epoch on."""
         self._sampler.order.reweight(weights)
-        self._position = None  # what was begun with the old weights does not count
+        self._position = None  # what the workers prepared with the old weights is dropped
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches `start`, `start` + 1 … of `epoch`.
@@ -216,5 +219,5 @@ def build_val_loader(
 
 
 def _as_is(item: Any) -> Any:
-    """What stands where torch would collate: the dataset builds whole batches."""
+    """In the place of torch's collate function: the dataset already builds whole batches."""
     return item

@@ -1,10 +1,10 @@
-"""Images decoded a moment ago, held once a node: what one worker decodes for a mosaic serves the others.
+"""Images decoded recently, kept once a node: what one worker decodes for a mosaic serves the others.
 
-Mosaics draw their partners from the last batches, so an image is wanted by about four samples, which the workers of all
-the node's ranks build. Each place of these batches has a slot in a file without a name; whoever comes first decodes
-into it. What is in a slot is guarded by a record lock on the byte of its number, which the kernel takes back when a
-process dies. An image that finds no free slot is decoded for itself: how full or contended the slots are changes the
-time that a sample takes, never the sample.
+Mosaics take their partners from the last batches, so about four samples need an image, and the workers of all the
+node's ranks build them. Each place of these batches has a slot in a file without a name; the first process that needs
+an image decodes it into its slot. A slot is guarded by a record lock on the byte of its number, which the kernel
+releases when a process dies. An image that finds no free slot is decoded for one use: how full or contended the slots
+are changes the time that a sample takes, never the sample.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PAGE = mmap.PAGESIZE
 
 
 class RecentImages:
-    """The images near a draw, decoded once for all who want them.
+    """The images near a `Draw`, decoded once for all samples that need them.
 
     Args:
         store: where images come from; it decodes at each call.
-        slots: images to hold: as many as the store has, and each has its own slot; or else a place of the order has.
-            Only slots that are used take memory.
+        slots: images to keep. With as many slots as images, each image has its own slot; with fewer, each place of the
+            order has. Only slots that are used take memory.
         shared: file of another rank or process of this node, see `share`; a new one where it is None.
 
     Raises:
@@ -61,7 +61,7 @@ class RecentImages:
 
     @contextmanager
     def near(self, draw: Draw) -> Iterator[None]:
-        """Within, the neighbours of `draw` are loaded through the slots, and what was loaded stays as it is."""
+        """Inside, the neighbours of `draw` are loaded through the slots, and what was loaded does not change."""
         self._draw = draw
         try:
             yield
@@ -71,7 +71,7 @@ class RecentImages:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def load(self, index: int) -> NDArray[np.uint8]:
-        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it lies in a slot.
+        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it is in a slot.
 
         Raises:
             UserError: as ImageStore.load.
@@ -92,7 +92,7 @@ class RecentImages:
         """Lock `slot` for reading if image `index` is there, or can be decoded into it now."""
         if self._owners[slot] != index + 1:
             self._fill(slot, index)
-        # Waits only while another process decodes into the slot; that one holds it alone and waits for nobody.
+        # Waits only while another process decodes into the slot; that one holds it exclusively and waits for nobody.
         fcntl.lockf(self._file, fcntl.LOCK_SH, 1, slot)
         if self._owners[slot] == index + 1:
             self._held.add(slot)
@@ -124,17 +124,17 @@ class RecentImages:
 def share_recent(
     store: ImageStore, world: World, *, batch_size: int, share: int, batches: int
 ) -> RecentImages | ImageStore:
-    """Hold recent images of `store` once a node; the store itself where that cannot be. All ranks call it together.
+    """Keep recent images of `store` once a node; the store itself where that is impossible. All ranks call it together.
 
-    A small set is held whole, once for the run. Of others whole batches are, so that a node of many touches the slots
-    of its own share only. A rank that cannot see the slots of the node's first has its own.
+    A small set is kept whole, for the run. Of a larger one the last batches are kept, so that a node of many uses
+    the slots of its own share only. A rank that cannot open the slots of the node's first rank has its own.
 
     Args:
         store: the training images.
         world: this rank.
         batch_size: images of a global batch.
-        share: of them, at most so many are decoded by this node.
-        batches: how many batches to hold.
+        share: how many of them this node decodes at most.
+        batches: how many batches to keep.
     """
     memory = available_memory() if hasattr(os, "memfd_create") else 0  # not Linux
     most = min(batches * share, (memory or 0) // _MEMORY_SHARE // _slot_bytes(store))

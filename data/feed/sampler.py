@@ -1,6 +1,6 @@
-"""The law of training order: who gets which image, when.
+"""The training order: which rank gets which image, when.
 
-Everything here is a pure function of (seed, epoch), known on every rank without a message. An epoch is one global
+Everything here is a pure function of (seed, epoch), known on every rank without communicating. An epoch is one global
 order, cut into global batches; a rank takes its slice of each. Hence the stream of global batches is the same for any
 number of ranks and workers, and it can be entered anywhere.
 
@@ -48,7 +48,7 @@ def epoch_order(
         batch_size: B, over all ranks.
         seed, epoch: what the order is a function of.
         drop_last: cut the last, partial batch off instead of filling it.
-        weights: (N,), not negative; where given, N images are drawn with replacement in proportion to them.
+        weights: (N,), not negative; where given, N images are sampled with replacement in proportion to them.
 
     Returns:
         int64 (K · B,): a whole number of global batches, so that no rank ever sees a smaller one.
@@ -96,9 +96,9 @@ def block_of(place: int, batch_size: int) -> int:
 def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
     """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
 
-    They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this is
-    a matter of the order and the batch size alone, not of ranks or workers. But images decoded a moment ago
-    (data.feed.recent) serve several mosaics, and a rank with whole blocks shows none that is not its own.
+    They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this
+    depends on the order and the batch size alone, not on ranks or workers. Images decoded recently (data.feed.recent)
+    serve several mosaics, and a rank with whole blocks needs none but its own.
 
     Args:
         order: int64 (K · B,).
@@ -268,7 +268,7 @@ def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArr
 def validation_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
     """The shape each image is validated at, int64 (N, 2), a function of the image alone.
 
-    Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in whole numbers: ties fall alike everywhere.
+    Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in integers, so that ties are exact.
     """
     sides = sizes_hw.astype(np.int64)
     unit = sides.max(axis=1, keepdims=True) * stride
@@ -289,7 +289,7 @@ def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.
 
     A class weighs (1 − mAP)² / (its objects in the dataset), an image the sum over its objects. An image without any
     weight (background, or nothing but perfectly found classes) gets the smallest positive weight among the others, so
-    that none is shut out.
+    that none is left out.
 
     Args:
         index: the training images.

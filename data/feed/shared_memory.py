@@ -1,8 +1,7 @@
-"""/dev/shm of this node as one account: what has been promised is not promised again.
+"""/dev/shm of this node as one account: no byte is promised twice.
 
-Caches of images lie there, and batches travel through it from workers to their rank. Free space alone does not tell
-what is left: workers take their part only when they start, long after they were granted it, and a file system that is
-full then kills them.
+Caches of images are kept there, and batches travel through it from workers to their rank. Free space is not what is
+left: workers use what they were promised only once they run, and are killed if the file system is full by then.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FOLDER = Path("/dev/shm")
 
 
 class SharedMemory:
-    """The account of one run; all ranks of a node open it together and keep it alike.
+    """The account of one run; all ranks open it together, and make the same promises.
 
     Args:
         world: this rank.
@@ -30,7 +29,7 @@ class SharedMemory:
         self.folder = folder
         self.promised = 0
         self._ranks = world.local_size
-        # Measured once, before anyone takes a part: what is free later lacks promises that were kept meanwhile.
+        # Measured once, before anything is used: later, free space is smaller by the promises that are in use.
         self._free_at_start = world.node_first(self._free())
 
     @property

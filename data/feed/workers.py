@@ -1,4 +1,4 @@
-"""Loader workers: how many a rank may have, and how each begins."""
+"""Loader workers: how many a rank may have, and what each does first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cap_workers(asked: int, world: World) -> int:
 
 
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
-    """Workers whose batches fit into what is left of shared memory, which is promised to them.
+    """Workers whose batches fit into what is left of shared memory; that much is promised to them.
 
     Args:
         workers: as many as the processors allow.
@@ -54,8 +54,8 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
 def begin_worker(worker: int) -> None:
     """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
     torch.set_num_threads(1)
-    gc.freeze()  # what comes from the rank lives on: a collector that looked through it would copy its pages
-    # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone answers, and ends its workers.
+    gc.freeze()  # objects of the rank stay alive: a collector that visited them would copy their pages
+    # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone reacts, and ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")

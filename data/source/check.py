@@ -81,7 +81,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
         scanned = scan(listing, names)
         check.problems += listing.notes + scanned.problems
         check.errors += [unknown_class(spec, place, name) for place, name in scanned.unknown]
-        if not scanned.unknown:  # else there are labels, of which all has been told
+        if not scanned.unknown:  # else there are labels, all of which are in the errors
             try:
                 refuse_unusable(spec, split, listing, scanned)
             except UserError as error:

@@ -77,7 +77,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
 
 
 class _Refused(Exception):
-    """The XML has what no annotation needs."""
+    """The XML contains what no annotation needs."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class _VocObject:
 
 
 class _VocReader:
-    """Collects <size> and the <object>s with their lines; parts of objects (<part>) are passed over."""
+    """Collects <size> and the <object>s with their lines; parts of objects (<part>) are skipped."""
 
     def __init__(self) -> None:
         self.root = ""
@@ -180,7 +180,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
 
     Args:
         path: the JSON.
-        folders: where the images may lie; the first that holds one of the first images holds them all.
+        folders: where the images may be; the first with one of the first images is taken for all.
 
     Raises:
         UserError: unreadable, not COCO, or the images are in none of `folders`.

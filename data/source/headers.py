@@ -3,6 +3,10 @@
 JPEG, PNG, BMP and WebP files give their size in their first bytes; whatever is unusual about one (a rotation that
 OpenCV may or may not know, a missing end, a rare coding) is settled by decoding it with OpenCV, so that the size is
 always that of the decoded image.
+
+Pillow reads these headers too, but takes seven times as long (88 against 12 µs an image of coco128): a first scan is
+then 1.1 and 1.4 times as fast as the plain one, instead of 3.5 and 8.6 times in the same rounds. And of an EXIF block
+that breaks off it reads another orientation than OpenCV.
 """
 
 from __future__ import annotations
@@ -124,7 +128,7 @@ def _jpeg_size(head: bytes) -> Size | None:
                     raise IndexError
                 application_data += 1
                 if head[at + 4 : at + 10] == b"Exif\0\0":
-                    if application_data > 1:  # readers differ in which of several segments they heed
+                    if application_data > 1:  # readers differ in which of several segments they use
                         return None
                     rotated = _exif_orientation(head[at + 10 : end]) >= 5
             at = end

@@ -1,6 +1,6 @@
 """The index of a split: every image and label, checked, as flat arrays that a second start maps from a file.
 
-The file lies in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. Nothing is ever
+The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. Nothing is ever
 written to the dataset. Where the file cannot be written, a warning is logged and the index stays in memory.
 """
 
@@ -48,7 +48,7 @@ def build_index(spec: DatasetSpec, split: str, *, single_cls: bool = False) -> D
     """Index a split, from the cache where nothing has changed.
 
     With `single_cls` every class becomes 0 and `names` is one name: the dataset's own if it has but one, else "item".
-    Left-out images and removed duplicates are in `problems`; `problem_report` words them for the console.
+    Left-out images and removed duplicates are in `problems`; `problem_report` formats them for the console.
 
     Args:
         spec: the dataset.

@@ -1,7 +1,7 @@
 """Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
 
-The ordinary file, nothing but boxes and no mistake, takes a short way; any other is read row by row with line numbers.
-Both ways give the same objects.
+A file of nothing but correct boxes takes a fast path; any other is read row by row with line numbers. Both give equal
+objects.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MAX_CLASS = 2**31 - 1
 
 
 class ParsedLabels(NamedTuple):
-    """What a label file says about one image.
+    """The objects of one image, as its label file has them.
 
     Attributes:
         classes: class of each object.
         boxes: centre x, centre y, width, height of each object, end to end, fractions of the image.
-        polygons: float64 (k, 2) xy fractions of each object, k = 0 for one that is a mere box; () where all are.
-        duplicates: rows that say again what an earlier one said, and are left out.
-        problems: (line, what) of each row that cannot be used; None stands for the whole file.
+        polygons: float64 (k, 2) xy fractions of each object, k = 0 for an object with a box only; () where all are.
+        duplicates: rows equal to an earlier one, which are left out.
+        problems: (line, what) of each row that cannot be used; line None is the whole file.
         unknown: (line, class) of each row whose class the dataset does not name.
     """
 
@@ -41,7 +41,7 @@ def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
     """Read a label file.
 
     Args:
-        raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines do no harm.
+        raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines are accepted.
         nc: number of classes.
     """
     if raw.startswith(codecs.BOM_UTF8):
@@ -50,7 +50,7 @@ def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
 
 
 def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
-    """The short way; None where anything is unusual."""
+    """The fast path; None where anything is unusual."""
     rows = [line.split() for line in raw.splitlines()]
     if b"_" in raw or any(len(row) != 5 for row in rows):  # Python's numbers may have underscores, labels may not
         return None
@@ -74,7 +74,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
 
 
 def parse_rows(raw: bytes, nc: int) -> ParsedLabels:
-    """The long way: as `parse_labels`, without a byte-order mark."""
+    """Row by row: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ParsedLabels([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
     classes: list[int] = []
@@ -151,7 +151,7 @@ def _field_name(place: int, count: int) -> str:
 
 
 def _shown(token: bytes) -> str:
-    """A piece of a file, short and printable."""
+    """A token of a file, short and printable."""
     text = token.decode("utf-8", "backslashreplace")
     return (
         (text if len(text) <= 24 else text[:24] + "…")

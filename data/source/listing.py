@@ -1,4 +1,4 @@
-"""Which images a split has, and where the labels of each lie."""
+"""Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
 # ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH122, PTH207
@@ -32,9 +32,9 @@ class Listing:
         labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
         image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file.
         coco: place in `images` → COCO file, image with its annotations, category id → name.
-        coco_images: COCO file → its state and the images it lists; what the next listing may remember.
+        coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
-        notes: what is odd about the list itself, "file: what".
+        notes: what is unusual about the list itself, "file: what".
     """
 
     root: str
@@ -140,7 +140,7 @@ class _Found:
     is_complete: bool = True
 
     def add(self, path: Path) -> None:
-        """Add what `path` stands for."""
+        """Add the images that `path`, an entry of the YAML, names."""
         suffix = path.suffix.lower()
         if path.is_dir():
             self._add_folder(path)
@@ -172,7 +172,7 @@ class _Found:
             self._put(image, label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
-        """Annotations of a folder; their images lie beside them or in a JPEGImages or images folder next to it."""
+        """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
         places = [folder.parent / "JPEGImages", folder.parent / "images"]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
@@ -239,7 +239,7 @@ class _Found:
             self._put(path, "")
 
     def _coco_folders(self, file: Path) -> list[Path]:
-        """Where the images of a COCO file may lie: beside it, or as COCO itself and its common exports have them."""
+        """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]

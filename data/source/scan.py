@@ -1,9 +1,9 @@
 """Images and labels of a split, read and checked: a pure function over a stretch of files, and its run over all.
 
-One thread reads about 15,000 images a second from a warm file system; more threads only make it slower, as they take
-turns at the interpreter. Where the storage is slow (a cold disk, a network) most of the time is waiting, and threads
-help: the scan starts with one and goes on with several as soon as a stretch was slow. Processes would gain little and
-cost a start, and must not be forked from a process that already runs CUDA or communication threads.
+One thread reads about 15,000 images a second from a warm file system; more threads only make it slower, as one at a
+time holds the interpreter. Where the storage is slow (a cold disk, a network) most of the time is waiting, and threads
+help: the scan starts with one and continues with several as soon as a stretch was slow. Processes would gain little,
+take time to start, and must not be forked from a process that already runs CUDA or communication threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded dataset: drawn shapes, for trying the trainer without a download.
+"""The embedded dataset: rendered shapes, for trying the trainer without a download.
 
 Six classes on varied textures, from about 15 pixels to 0.6 of the image, rotated, stretched, shaded, overlapping and
 cut by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the
@@ -25,7 +25,7 @@ _BACKGROUND_SHARE = 0.05  # images without an object
 _OBJECTS = (4, 15)  # tried for an image, the second excluded; it may be full before
 _MIN_EXTENT = 14.0  # pixels; the long side of the smallest object
 _MAX_EXTENT = 0.6  # of the image's long side
-_MIN_VISIBLE = 0.75  # of an object's pixels, below which others hide it too well to be asked for
+_MIN_VISIBLE = 0.75  # of an object's pixels, below which too little of it is in sight to be a label
 _MIN_INSIDE = 0.85  # of an object's pixels that must lie inside the image
 _MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
 _MIN_CONTRAST = 110.0  # RGB distance that three quarters of an object's pixels keep from what they cover
@@ -39,14 +39,14 @@ Contour = NDArray[np.float32]
 def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 144, seed: int = 0) -> None:
     """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
 
-    The folder is drawn beside `root` and renamed into place: readers see all of it or nothing, and of several writers
-    one wins while the others drop their (equal) copy. An existing dataset is left as it is.
+    The folder is written beside `root` and renamed into place: readers see all of it or nothing, and of several
+    writers one wins while the others drop their (equal) copy. An existing dataset is left as it is.
 
     Args:
         root: the dataset's folder; its parent is made.
         train, val: numbers of images.
         size: long side of the images in pixels; the short side is 0.75 to 1 of it.
-        seed: another seed draws other images.
+        seed: another seed gives other images.
 
     Raises:
         UserError: `root` exists and is not such a dataset.
@@ -68,13 +68,13 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 14
                 ) from error
 
 
-def draw_image(
+def render_image(
     split: str, number: int, *, size: int = 144, seed: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.float32]]:
-    """Draw one image of the dataset.
+    """Render one image of the dataset.
 
     Args:
-        split: "train" or "val"; the two draw from different streams.
+        split: "train" or "val"; each has a random stream of its own.
         number: number of the image in its split.
         size: long side in pixels.
         seed: seed of the dataset.
@@ -87,10 +87,10 @@ def draw_image(
     short = round(size * rng.uniform(0.75, 1.0))
     height, width = (size, short) if rng.random() < 0.5 else (short, size)
     image = _background(rng, height, width)
-    _draw_lines(rng, image, int(rng.integers(0, 4)))
-    wanted = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(*_OBJECTS))
-    classes, boxes = _draw_objects(rng, image, wanted)
-    _draw_lines(rng, image, int(rng.integers(0, 2)))
+    _render_lines(rng, image, int(rng.integers(0, 4)))
+    most = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(*_OBJECTS))
+    classes, boxes = _render_objects(rng, image, most)
+    _render_lines(rng, image, int(rng.integers(0, 2)))
     image += _grain(rng, image.shape, 6)
     return image.clip(0, 255).astype(np.uint8), classes, boxes
 
@@ -104,11 +104,11 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
     images.mkdir(parents=True)
     labels.mkdir(parents=True)
     for number in range(count):
-        image, classes, boxes = draw_image(split, number, size=size, seed=seed)
+        image, classes, boxes = render_image(split, number, size=size, seed=seed)
         encoded, jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
         assert encoded
         (images / f"{number:05d}.jpg").write_bytes(jpeg.tobytes())
-        # Both ways to say "nothing here" occur: an empty label file and none.
+        # Images without objects occur with an empty label file and with none.
         if len(classes) or number % 2:
             (labels / f"{number:05d}.txt").write_text(_label_rows(classes, boxes, image.shape[:2]), encoding="utf-8")
 
@@ -186,8 +186,8 @@ _TEXTURES: tuple[Callable[[np.random.Generator, Field, Field], Field], ...] = (
 )
 
 
-def _draw_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:
-    """Draw lines of no class into `image`."""
+def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:
+    """Render lines of no class into `image`."""
     height, width = image.shape[:2]
     for _ in range(count):
         start, end = (rng.uniform(0, 1, 2) * (width, height) for _ in range(2))
@@ -198,16 +198,16 @@ def _draw_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int
 # Objects
 
 
-def _draw_objects(
-    rng: np.random.Generator, image: NDArray[np.float32], wanted: int
+def _render_objects(
+    rng: np.random.Generator, image: NDArray[np.float32], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Draw up to `wanted` objects into `image`; classes int32 (n,), boxes float32 (n, 4)."""
+    """Render up to `most` objects into `image`; classes int32 (n,), boxes float32 (n, 4)."""
     height, width = image.shape[:2]
     on_top = np.full((height, width), -1, np.int64)  # which object each pixel shows
     classes: list[int] = []
     boxes: list[tuple[int, int, int, int]] = []
     areas: list[int] = []
-    while wanted > len(classes):
+    while most > len(classes):
         kind = int(rng.integers(len(NAMES)))
         for _ in range(10):
             beside = boxes[-1] if boxes and rng.random() < 0.25 else None
@@ -246,7 +246,7 @@ def _place(
     placed = [contour @ transform.T for contour in (outline, *holes)]
     low, high = placed[0].min(0), placed[0].max(0)
     longest = max(height, width)
-    share = rng.random() ** 0.4  # tiny ones are there, but not as many as the logarithm alone would make
+    share = rng.random() ** 0.4  # fewer tiny ones than a uniform logarithm would give
     extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** share
     if beside is None:
         centre = rng.uniform(0, 1, 2) * (width, height)
@@ -323,5 +323,5 @@ def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDAr
 
 
 def _fixed(points: NDArray[np.floating]) -> NDArray[np.int32]:
-    """Pixel coordinates as the fixed-point integers that OpenCV draws from; a pixel's centre is at 0.5."""
+    """Pixel coordinates as the fixed-point integers that OpenCV takes; a pixel's centre is at 0.5."""
     return np.rint((points - 0.5) * 2**_SHIFT).astype(np.int32)

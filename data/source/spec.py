@@ -1,4 +1,4 @@
-"""A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or drawn.
+"""A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or generated.
 
 A relative `path` names the first of these folders that holds an image entry of the YAML: below the YAML's own folder,
 the working directory, the repository, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run.
@@ -26,7 +26,7 @@ from utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
 _KEYS = (*SPLITS, "path", "names", "nc", "download", "generate")
-_DRAWN = {"shapes": write_shapes}
+_GENERATORS = {"shapes": write_shapes}
 _FOLDER = REPO / "data"
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ def load_spec(data: str | Path) -> DatasetSpec:
         data: the YAML, as given or from the repository's data/, with or without ".yaml".
 
     Returns:
-        The specification; all entries are absolute. An entry may still be missing: `build_index` says so when it
-        is used.
+        The specification; all entries are absolute. An entry may still be missing: `build_index` raises when it is
+        used.
 
     Raises:
-        UserError: no such YAML, a mistake in it, or the dataset is nowhere and cannot be had.
+        UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.
     """
     yaml_path = _find_yaml(data)
     found = read_yaml(yaml_path, "keys such as train, val and names")
@@ -52,8 +52,8 @@ def load_spec(data: str | Path) -> DatasetSpec:
     entries = _entries(found)
     archives = _archives(found)
     generate = found.values.get("generate")
-    if generate is not None and generate not in _DRAWN:
-        raise ConfigError(f"{found.at('generate')}: generate: found '{generate}', expected {' or '.join(_DRAWN)}.")
+    if generate is not None and generate not in _GENERATORS:
+        raise ConfigError(f"{found.at('generate')}: generate: found '{generate}', expected {' or '.join(_GENERATORS)}.")
     plan = _Plan(yaml_path, entries, archives, generate)
     stated = found.values.get("path")
     if stated is not None and not isinstance(stated, str):
@@ -88,7 +88,7 @@ def _refuse_misspelled(found: YamlMapping) -> None:
 
 
 def _is_typo(key: str, known: str) -> bool:
-    """Whether `key` looks like a misspelling of `known`: two swapped letters, one too many, too few or another."""
+    """Whether `key` looks like a misspelling of `known`: two letters swapped, or one added, left out or replaced."""
     if key.lower() == known:
         return True
     if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
@@ -138,7 +138,7 @@ def _names(found: YamlMapping) -> tuple[str, ...]:
 
 
 def _entries(found: YamlMapping) -> dict[str, tuple[str, ...]]:
-    """Split → its entries as written; empty ones are as good as missing."""
+    """Split → its entries as written; an empty entry counts as a missing one."""
     entries: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:
         stated = found.values.get(split)
@@ -184,7 +184,7 @@ def _archives(found: YamlMapping) -> tuple[Archive, ...]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What finding and getting a dataset takes."""
+    """What it takes to find a dataset, or to obtain it."""
 
     yaml_path: Path
     entries: Mapping[str, Sequence[str]]
@@ -198,7 +198,7 @@ class _Plan:
 
 
 def _find_root(plan: _Plan, stated: str | None) -> Path:
-    """The dataset's folder; it is downloaded or drawn where it is nowhere."""
+    """The dataset's folder; where there is none, it is downloaded or generated."""
     relative = Path(stated or ".").expanduser()
     if relative.is_absolute():
         target, tried = relative, [relative]
@@ -214,11 +214,11 @@ def _find_root(plan: _Plan, stated: str | None) -> Path:
         _obtain(plan, _absolute(target))
         return _absolute(target)
     if stated is None and any(Path(text).is_absolute() for texts in plan.entries.values() for text in texts):
-        return plan.yaml_path.parent  # not a matter of `path`: `build_index` names the missing entry
-    wanted = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
+        return plan.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
+    entries = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
     places = "\n  ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in tried)
     raise UserError(
-        f"{plan.yaml_path}: the dataset is in none of these folders (wanted {wanted}):\n  {places}\n"
+        f"{plan.yaml_path}: the dataset is in none of these folders (entries: {entries}):\n  {places}\n"
         "Correct `path`, or set TESSERA_DATASETS to the folder that datasets are in."
     )
 
@@ -230,7 +230,7 @@ def _below(relative: Path) -> Path:
 
 
 def _resolve(root: Path, text: str) -> Path:
-    """An entry as a path. Exports that say ../train/images and mean their own folder are understood."""
+    """An entry as a path. Some exports write ../train/images for a folder beside the YAML; they are understood."""
     path = _absolute(root / Path(text).expanduser())
     if text.startswith("../") and not _exists(path):
         inside = _absolute(root / text.removeprefix("../"))
@@ -251,16 +251,16 @@ def _absolute(path: Path) -> Path:
 
 
 def _obtain(plan: _Plan, target: Path) -> None:
-    """Draw or download the dataset so that `target` appears whole; one process does, others wait for it."""
+    """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
     if target.exists() and any(target.iterdir()):
-        wanted = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
+        entries = ", ".join(dict.fromkeys(text for texts in plan.entries.values() for text in texts))
         raise UserError(
-            f"{plan.yaml_path}: {target} exists, but has none of {wanted}. Move it away to have the dataset "
-            f"{'drawn' if plan.generate else 'downloaded'} there, or correct `path`."
+            f"{plan.yaml_path}: {target} exists, but has none of {entries}. Move it away to have the dataset "
+            f"{'generated' if plan.generate else 'downloaded'} there, or correct `path`."
         )
     if plan.generate is not None:
-        logger.info("Drawing the dataset %s in %s", plan.generate, target)
-        _DRAWN[plan.generate](target)
+        logger.info("Generating the dataset %s in %s", plan.generate, target)
+        _GENERATORS[plan.generate](target)
         return
     staging = target.with_name(f".{target.name}.download")
     try:
@@ -276,7 +276,7 @@ def _obtain(plan: _Plan, target: Path) -> None:
 
 
 def _download(plan: _Plan, staging: Path, target: Path) -> None:
-    """Fetch and unpack every archive below `staging`, then rename the result. An interrupted call is continued."""
+    """Fetch and unpack every archive below `staging`, then rename the result. Resumes a call that was interrupted."""
     contents = staging / "contents"
     for archive in plan.archives:
         name = PurePosixPath(urlsplit(archive.url).path).name or "archive"

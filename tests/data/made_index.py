@@ -49,7 +49,7 @@ def make_index(
     )
 
 
-def draw_images(folder: Path, sizes_hw: Sequence[tuple[int, int]]) -> list[Path]:
+def write_images(folder: Path, sizes_hw: Sequence[tuple[int, int]]) -> list[Path]:
     """Write PNG files of smooth colours, each different; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -61,6 +61,6 @@ def draw_images(folder: Path, sizes_hw: Sequence[tuple[int, int]]) -> list[Path]
 
 
 def picture(number: int, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
-    """The RGB pixels that `draw_images` writes for image `number`."""
+    """The RGB pixels that `write_images` writes for image `number`."""
     y, x = np.mgrid[: size_hw[0], : size_hw[1]]
     return np.stack((x * 3 + number * 20, y * 3, np.full_like(x, number * 37)), -1).astype(np.uint8)

@@ -1,6 +1,6 @@
 """What this process may use of its machine: processors and memory, control groups included.
 
-A container or a batch system grants less than the machine has; `os.cpu_count()` and /proc/meminfo do not know it.
+A container or a batch system grants less than the machine has; `os.cpu_count()` and /proc/meminfo ignore that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def usable_cpus(system: Path = _SYSTEM) -> int:
 
 
 def available_memory(system: Path = _SYSTEM) -> int | None:
-    """Bytes that may still be taken without swapping or being killed, None where the system does not say.
+    """Bytes that may still be taken without swapping or being killed, None where the system does not report it.
 
     The least of MemAvailable and of what each memory control group (v1, v2) has left, reclaimable file pages included.
     """

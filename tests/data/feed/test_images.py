@@ -25,7 +25,7 @@ from data.feed.images import ImageStore, loaded_size, loaded_sizes
 from data.feed.shared_memory import SharedMemory
 from data.source import decode
 from data.source.decode import read_image
-from tests.data.made_index import draw_images, make_index, picture
+from tests.data.made_index import make_index, picture, write_images
 from utils.config import CacheMode
 from utils.errors import UserError
 from utils.ranks.launch import open_world
@@ -39,7 +39,7 @@ needs_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="
 
 @pytest.fixture
 def index(tmp_path: Path) -> DatasetIndex:
-    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES))
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(32, 2048))
@@ -124,7 +124,7 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
 
 
 def test_a_large_png_is_decoded_as_it_is(tmp_path: Path) -> None:
-    index = make_index([(400, 300)], paths=draw_images(tmp_path, [(400, 300)]))
+    index = make_index([(400, 300)], paths=write_images(tmp_path, [(400, 300)]))
     assert ImageStore(index, 32, "linear").load(0).shape == (32, 24, 3)
 
 
@@ -138,7 +138,7 @@ def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes | None) ->
 
 
 def test_an_image_that_changed_since_the_scan(tmp_path: Path) -> None:
-    index = make_index([(40, 60)], paths=draw_images(tmp_path, [(60, 40)]))
+    index = make_index([(40, 60)], paths=write_images(tmp_path, [(60, 40)]))
     with pytest.raises(UserError, match=r"0\.png: found 60x40 pixels, expected 40x60"):
         ImageStore(index, 64, "linear").load(0)
 
@@ -159,7 +159,7 @@ def test_a_cache_holds_the_same_pixels(index: DatasetIndex, cache: CacheMode) ->
                     store.load(i)[:] = 0
             assert [store.load(i).tobytes() for i in range(4)] == [cached.load(i).tobytes() for i in range(4)]
         assert set(Path("/dev/shm").iterdir()) == before  # no name, so nothing that could stay behind
-    draw_images(index.path(0).parent, SIZES)
+    write_images(index.path(0).parent, SIZES)
     with open_images(index, 48, cache, "area", World()) as cached:
         for i in range(len(index)):
             np.testing.assert_array_equal(cached.load(i), plain.load(i))
@@ -172,7 +172,7 @@ def test_a_disk_cache_is_built_once_for_each_setting(index: DatasetIndex, tmp_pa
     for i in range(len(index)):
         index.path(i).unlink()
     open_images(index, 48, "disk", "area", World()).close()  # nothing to decode from: it was found
-    draw_images(index.path(0).parent, SIZES)
+    write_images(index.path(0).parent, SIZES)
     open_images(index, 48, "disk", "linear", World()).close()
     open_images(index, 64, "disk", "area", World()).close()
     assert len(list(folder.iterdir())) == 3

@@ -36,7 +36,7 @@ from data.feed.sampler import EpochOrder, EpochSampler
 from data.feed.shared_memory import SharedMemory
 from data.feed.workers import affordable_workers, cap_workers
 from tests.data.counted import CountedStore
-from tests.data.made_index import draw_images, make_index
+from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 from utils.config import Hyp
 from utils.engine.context import RunContext
@@ -68,7 +68,7 @@ def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path) -> DatasetIndex:
-    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES), polygons=True)
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES), polygons=True)
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
 ) -> None:
     monkeypatch.setattr(sampler_module, "NEAR", 8)
     sizes = [(16, 16)] * 200
-    index = make_index(sizes, paths=draw_images(tmp_path / "many", sizes), polygons=True)
+    index = make_index(sizes, paths=write_images(tmp_path / "many", sizes), polygons=True)
     store = ImageStore(index, 64, "linear")
     loaded: list[int] = []
     monkeypatch.setattr(store, "load", lambda image: loaded.append(image) or ImageStore.load(store, image))

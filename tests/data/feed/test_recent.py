@@ -20,7 +20,7 @@ import pytest
 from data.feed import recent as recent_module
 from data.feed.images import ImageStore
 from data.feed.recent import RecentImages, share_recent
-from tests.data.made_index import draw_images, make_index
+from tests.data.made_index import make_index, write_images
 from utils.errors import UserError
 from utils.files import SharedFile
 from utils.types import DatasetIndex, Draw
@@ -31,7 +31,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def index(tmp_path: Path) -> DatasetIndex:
-    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES))
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
 
 
 class Counted(ImageStore):

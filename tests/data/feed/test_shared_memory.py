@@ -14,7 +14,7 @@ from data.feed.cache import open_images
 from data.feed.loader import build_train_loader, build_val_loader
 from data.feed.shared_memory import SharedMemory
 from data.feed.workers import affordable_workers
-from tests.data.made_index import draw_images, make_index
+from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.errors import UserError
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this syst
 
 @pytest.fixture
 def index(tmp_path: Path) -> DatasetIndex:
-    return make_index(SIZES, paths=draw_images(tmp_path / "images", SIZES))
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data.source import shapes
-from data.source.shapes import NAMES, draw_image, write_shapes
+from data.source.shapes import NAMES, render_image, write_shapes
 from utils.errors import UserError
 
 
@@ -45,7 +45,9 @@ def test_same_bytes_again_and_other_bytes_with_another_seed(written: Path, tmp_p
 def test_no_two_images_are_equal(written: Path) -> None:
     digests = [hashlib.sha256(v).hexdigest() for k, v in files(written).items() if k.endswith(".jpg")]
     assert len(set(digests)) == 80
-    small = [cv2.resize(draw_image(split, n)[0], (16, 16)).astype(int) for split in ("train", "val") for n in range(20)]
+    small = [
+        cv2.resize(render_image(split, n)[0], (16, 16)).astype(int) for split in ("train", "val") for n in range(20)
+    ]
     for i in range(40):
         for j in range(i):
             assert np.abs(small[i] - small[j]).mean() > 5, (i, j)  # not even nearly
@@ -59,7 +61,7 @@ def test_images_do_not_depend_on_how_many_are_written(written: Path, tmp_path: P
 
 def test_labels_are_what_was_drawn(written: Path) -> None:
     for number in range(20):
-        image, classes, boxes = draw_image("train", number)
+        image, classes, boxes = render_image("train", number)
         height, width = image.shape[:2]
         label = written / f"labels/train/{number:05d}.txt"
         rows = (
@@ -85,7 +87,7 @@ def test_boxes_are_tight(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
     for number in range(30):
         before_after.clear()
-        _, _, boxes = draw_image("val", number)
+        _, _, boxes = render_image("val", number)
         assert len(before_after) == len(boxes)
         for (before, after), box in zip(before_after, boxes.astype(int), strict=True):
             left, top, right, bottom = box
@@ -102,7 +104,7 @@ def test_boxes_are_tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_variety() -> None:
-    drawn = [draw_image("train", number) for number in range(200)]
+    drawn = [render_image("train", number) for number in range(200)]
     counts = np.bincount(np.concatenate([classes for _, classes, _ in drawn]), minlength=len(NAMES))
     assert len(counts) == 6 and counts.min() > 0.6 * counts.mean()
     boxes = np.concatenate([boxes for _, _, boxes in drawn])
@@ -136,7 +138,7 @@ def test_nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     overlapping = 0
     for number in range(60):
         masks.clear()
-        draw_image("train", number)
+        render_image("train", number)
         above = np.zeros_like(masks[0]) if masks else None
         for mask in reversed(masks):
             visible = (mask & ~above).sum() / mask.sum()

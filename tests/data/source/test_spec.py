@@ -246,7 +246,7 @@ def test_download_does_not_touch_an_unfinished_folder(tmp_path: Path) -> None:
 
 
 def test_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._DRAWN, "shapes", partial(write_shapes, train=2, val=20))
+    monkeypatch.setitem(module._GENERATORS, "shapes", partial(write_shapes, train=2, val=20))
     spec = load_spec("shapes.yaml")
     assert spec.root == tmp_path / "datasets" / "shapes"
     before = spec.root.stat().st_ino
