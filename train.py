@@ -63,6 +63,7 @@ from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.measurement import Settings
 from utils.ranks.agreement import facts, require_agreement
 from utils.ranks.ddp import smart_DDP
 from utils.ranks.failures import run_rank
@@ -201,7 +202,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 world.set_activity(f"validating epoch {epoch}")
                 with profile.stage("validation"):
                     averaged = fused_copy(ema.model, accelerator)
-                    metrics = evaluate(averaged, val_loader, val_index, world, criterion=criterion).metrics
+                    found = evaluate(averaged, val_loader, world, Settings(try_half=True), criterion=criterion)
+                    metrics = found.metrics
                 progress.class_maps = class_maps(metrics, len(val_index.names))
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
             stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
@@ -383,7 +385,7 @@ def finish(
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
     sinks = [PictureSink(journal.run, index)] if journal.draws else []
-    found = evaluate(fused_copy(model, world.accelerator), loader, index, world, sinks=sinks)
+    found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
         print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
         report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)

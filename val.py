@@ -36,6 +36,7 @@ from utils.errors import UserError
 from utils.evaluation.coco import CocoSink
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
+from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
@@ -74,6 +75,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
     run = open_run(config.project, config.name, config.exist_ok, world)
     speed_task = config.task == "speed"
     conf, iou = (SPEED_CONF, SPEED_IOU) if speed_task else (config.conf_thres, config.iou_thres)
+    precision = half_precision(world.accelerator) if config.half else None
+    settings = Settings(conf, iou, config.max_det, precision, augment=config.augment)
     coco = CocoSink(index) if config.save_json else None
     labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
     pictures = PictureSink(run, index) if world.is_main else None
@@ -84,18 +87,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     with build_val_loader(
         store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers
     ) as loader:
-        found = evaluate(
-            model,
-            loader,
-            index,
-            world,
-            conf=conf,
-            iou=iou,
-            max_det=config.max_det,
-            precision=half_precision(world.accelerator) if config.half else None,
-            augment=config.augment,
-            sinks=sinks,
-        )
+        found = evaluate(model, loader, world, settings, sinks=sinks)
     if coco is not None:
         coco.write(run / "predictions.json", world)
     if world.is_main:

@@ -50,6 +50,7 @@ class Loader(Generic[S]):
     """
 
     def __init__(self, dataset: DetectionDataset, sampler: S, world: World, workers: int, seed: int) -> None:
+        self._dataset = dataset
         self._sampler: S = sampler
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
@@ -147,6 +148,11 @@ class TrainLoader(Loader[EpochSampler]):
 
 class ValLoader(Loader[ShardSampler]):
     """This rank's share of a validation, each `iter()` once through; may be empty, and ranks may differ by a batch."""
+
+    @property
+    def index(self) -> DatasetIndex:
+        """The whole split."""
+        return self._dataset.index
 
     def __len__(self) -> int:
         return len(self._sampler)

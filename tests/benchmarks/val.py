@@ -17,7 +17,7 @@ from data.feed.images import ImageStore
 from data.feed.loader import build_val_loader
 from data.feed.sampler import validation_shapes
 from models.detector import DetectionModel
-from models.suppression import non_max_suppression
+from models.suppression import Suppression, non_max_suppression
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.boxes import cxcywh_to_xyxy
 from utils.checkpoints.weights import load_weights, resolve_weights
@@ -25,6 +25,7 @@ from utils.engine.precision import Precision
 from utils.evaluation.average_precision import Accumulator, summarize
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.matching import ImageMatches
+from utils.evaluation.measurement import Settings
 from utils.machine.accelerator import Accelerator
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.world import World
@@ -83,7 +84,7 @@ def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch
     loader = build_val_loader(store, World(), batch_size=batch, stride=32, workers=0)
 
     def run() -> int:
-        metrics = evaluate(fused, loader, index, World(), precision=precision).metrics
+        metrics = evaluate(fused, loader, World(), Settings(precision=precision)).metrics
         if not said:
             said.append(f"  {precision.name}: mAP50 {metrics.map50:.4f}, mAP50-95 {metrics.map:.4f}")
             print(said[0], flush=True)
@@ -143,7 +144,7 @@ def main() -> None:
         return len(decoded)
 
     def ours() -> int:
-        non_max_suppression(decoded, 0.001, 0.6, max_det=300, multi_label=True)
+        non_max_suppression(decoded, Suppression(0.001, 0.6))
         return len(decoded)
 
     print("Suppression, untrained model:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.suppression import non_max_suppression, undo_letterbox
+from models.suppression import (
+    Suppression,
+    non_max_suppression,
+    strongest_candidates,
+    suppress_candidates,
+    undo_letterbox,
+)
 from utils.boxes import box_iou
 from utils.types import Detections
 
@@ -78,7 +86,7 @@ def test_detections_equal_the_oracle(
 ) -> None:
     decoded = crowd(2, predictions, nc, seed, levels)
     options = {"max_det": max_det, "multi_label": multi_label, "agnostic": agnostic, "max_candidates": most}
-    results = non_max_suppression(decoded, conf, iou, **options)  # type: ignore[arg-type]
+    results = non_max_suppression(decoded, Suppression(conf, iou, **options))  # type: ignore[arg-type]
     assert len(results) == 2
     for rows, found in zip(decoded, results, strict=True):
         expected = oracle(rows, conf, iou, max_det, multi_label and nc > 1, agnostic, most)
@@ -90,9 +98,57 @@ def test_detections_equal_the_oracle(
         assert torch.equal(found.boxes_xyxy, torch.cat((low, high), 1))
 
 
+@pytest.mark.parametrize(("multi_label", "objectness"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("conf", "levels", "most"), [(0.0, 0, 30_000), (0.1, 4, 50), (0.3, 9, 7), (1.0, 0, 5)])
+@pytest.mark.parametrize(("predictions", "nc"), [(300, 4), (40, 1), (0, 3)])
+def test_candidates_of_a_whole_batch_give_the_same_detections(
+    predictions: int,
+    nc: int,
+    conf: float,
+    levels: int,
+    most: int,
+    multi_label: bool,
+    objectness: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit by bit, ties at the limit included, and whatever part of the batch is done at once."""
+    decoded = crowd(5, predictions, nc, 7, levels)
+    decoded[1, :, 4] = float("nan")
+    rules = Suppression(conf, 0.45, max_det=20, multi_label=multi_label, max_candidates=most, has_objectness=objectness)
+    if not objectness:
+        decoded = decoded[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
+    expected = non_max_suppression(decoded, rules)
+    for scores_at_once in (1, 2 * predictions * (5 + nc), 2**25):
+        monkeypatch.setattr("models.suppression._SCORES_AT_ONCE", scores_at_once)
+        selected = strongest_candidates(decoded, rules)
+        assert selected.shape[:2] == (5, min(most, predictions * (nc if multi_label else 1)))
+        for rows, alone in zip(selected, expected, strict=True):
+            found = suppress_candidates(rows, rules)
+            assert torch.equal(found.boxes_xyxy, alone.boxes_xyxy)
+            assert torch.equal(found.scores, alone.scores) and torch.equal(found.classes, alone.classes)
+    assert strongest_candidates(decoded[:0], rules).shape[0] == 0
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what would make the host wait for a device: results whose shape or use depends on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert torch.Tag.data_dependent_output not in func.tags, func
+        assert torch.Tag.dynamic_output_shape not in func.tags, func
+        return func(*args, **(kwargs or {}))
+
+
+def test_candidates_of_a_batch_are_selected_without_waiting_for_the_device() -> None:
+    decoded = crowd(2, 100, 3, 4)
+    with NoWaiting():
+        strongest_candidates(decoded, Suppression(0.1, 0.5))
+    with NoWaiting(), pytest.raises(AssertionError, match="aten"):
+        non_max_suppression(decoded, Suppression(0.1, 0.5))
+
+
 def test_detections_equal_the_reference(shared: Path) -> None:
     reference = np.load(shared / "reference" / "forward.npz")
-    results = non_max_suppression(torch.from_numpy(reference["decoded"]), 0.25, 0.45, multi_label=False)
+    results = non_max_suppression(torch.from_numpy(reference["decoded"]), Suppression(0.25, 0.45, multi_label=False))
     rows = [
         np.column_stack((np.full(len(found), image), found.boxes_xyxy, found.scores, found.classes))
         for image, found in enumerate(results)
@@ -105,7 +161,7 @@ def test_detections_equal_the_reference(shared: Path) -> None:
 
 
 def test_types_and_order() -> None:
-    (found,) = non_max_suppression(crowd(1, 200, 3, 0), 0.05, 0.5)
+    (found,) = non_max_suppression(crowd(1, 200, 3, 0), Suppression(0.05, 0.5))
     assert found.boxes_xyxy.dtype == found.scores.dtype == torch.float32 and found.classes.dtype == torch.int64
     assert len(found) > 20 and (found.scores.diff() <= 0).all()
 
@@ -114,28 +170,28 @@ def test_an_image_does_not_depend_on_its_company() -> None:
     decoded = crowd(3, 400, 5, 1)
     decoded[1] *= 50  # another image's large coordinates
     decoded[1, :, 4:] /= 50
-    together = non_max_suppression(decoded, 0.01, 0.6)
+    together = non_max_suppression(decoded, Suppression(0.01, 0.6))
     for alone, found in zip(decoded, together, strict=True):
-        (expected,) = non_max_suppression(alone[None], 0.01, 0.6)
+        (expected,) = non_max_suppression(alone[None], Suppression(0.01, 0.6))
         assert torch.equal(found.boxes_xyxy, expected.boxes_xyxy) and torch.equal(found.scores, expected.scores)
 
 
 def test_classes_do_not_compete_however_far_out_the_boxes_lie() -> None:
     box = torch.tensor([8000.0, 8000.0, 16000.0, 16000.0])
     rows = torch.stack([torch.cat((box, torch.tensor([0.9]), torch.eye(80)[label])) for label in range(80)])
-    (found,) = non_max_suppression(rows[None], 0.1, 0.5)
+    (found,) = non_max_suppression(rows[None], Suppression(0.1, 0.5))
     assert sorted(found.classes.tolist()) == list(range(80))
-    (found,) = non_max_suppression(rows[None], 0.1, 0.5, agnostic=True)
+    (found,) = non_max_suppression(rows[None], Suppression(0.1, 0.5, agnostic=True))
     assert found.classes.tolist() == [0]
 
 
 def test_the_first_survivors_are_the_same_however_many_are_wanted() -> None:
     """`max_det` only cuts: the search for few must not stop at other boxes than the search for all."""
     decoded = crowd(1, 3000, 2, 2)
-    (everything,) = non_max_suppression(decoded, 0.0, 0.3, max_det=10_000)
+    (everything,) = non_max_suppression(decoded, Suppression(0.0, 0.3, max_det=10_000))
     assert 40 < len(everything) < 10_000
     for max_det in (1, 5, 40):
-        (few,) = non_max_suppression(decoded, 0.0, 0.3, max_det=max_det)
+        (few,) = non_max_suppression(decoded, Suppression(0.0, 0.3, max_det=max_det))
         assert torch.equal(few.boxes_xyxy, everything.boxes_xyxy[:max_det])
         assert torch.equal(few.scores, everything.scores[:max_det])
 
@@ -145,20 +201,21 @@ def test_equal_scores_at_the_limit_of_candidates_keep_their_order() -> None:
     rows[0, :, 0] = torch.arange(50) * 100.0
     rows[0, :, 2:4] = 10
     rows[0, :, 4:] = 0.5
-    (found,) = non_max_suppression(rows, 0.1, 0.5, max_candidates=20)
+    (found,) = non_max_suppression(rows, Suppression(0.1, 0.5, max_candidates=20))
     assert ((found.boxes_xyxy[:, 0] + 5) / 100).tolist() == list(range(20))
 
 
 def test_nothing_found() -> None:
     decoded = crowd(2, 30, 4, 3)
-    for found in non_max_suppression(decoded, 1.0, 0.5) + non_max_suppression(decoded[:, :0], 0.1, 0.5):
+    none_sure = non_max_suppression(decoded, Suppression(1.0, 0.5))
+    for found in none_sure + non_max_suppression(decoded[:, :0], Suppression(0.1, 0.5)):
         assert found.boxes_xyxy.shape == (0, 4) and len(found) == 0 and found.classes.shape == (0,)
-    assert non_max_suppression(decoded[:0], 0.1, 0.5) == []
+    assert non_max_suppression(decoded[:0], Suppression(0.1, 0.5)) == []
 
 
 def test_broken_numbers_are_no_detections() -> None:
     decoded = torch.full((1, 10, 8), float("nan"))
-    assert len(non_max_suppression(decoded, 0.001, 0.6)[0]) == 0
+    assert len(non_max_suppression(decoded, Suppression(0.001, 0.6))[0]) == 0
 
 
 def test_letterbox_is_undone_and_clipped() -> None:

@@ -20,6 +20,7 @@ from tests.system.tiny import flags, make_data
 from utils.checkpoints.weights import load_weights
 from utils.evaluation.coco import COCO_NAMES
 from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
@@ -113,7 +114,7 @@ def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, 
         open_images(index, 640, "none", "area", world) as store,
         build_val_loader(store, world, batch_size=16, stride=32, workers=0) as loader,
     ):
-        found = evaluate(fused_copy(model, world.accelerator), loader, index, world, max_det=max_det, sinks=[keep])
+        found = evaluate(fused_copy(model, world.accelerator), loader, world, Settings(max_det=max_det), sinks=[keep])
     truth = coco.COCO()
     truth.dataset = ground_truth(index)
     truth.createIndex()

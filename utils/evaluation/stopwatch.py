@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 from utils.machine.accelerator import Accelerator
 
 
 class Stopwatch:
-    """Seconds spent in each stage, with the device's queue emptied at each reading."""
+    """Seconds that the device spends in each stage; measured without waiting for it."""
 
     STAGES = ("preparation", "inference", "nms")
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self.seconds = dict.fromkeys(self.STAGES, 0.0)
         self._accelerator = accelerator
-        self._last = 0.0
+        self._seconds = dict.fromkeys(self.STAGES, 0.0)
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
 
     def begin(self) -> None:
         """Start the first stage of a batch."""
-        self._last = self._now()
+        self._last = self._accelerator.moment()
 
     def lap(self, stage: str) -> None:
         """Book the time since the last reading on `stage`."""
-        now = self._now()
-        self.seconds[stage] += now - self._last
+        now = self._accelerator.moment()
+        self._laps.append((stage, self._last, now))
         self._last = now
 
-    def _now(self) -> float:
-        self._accelerator.synchronize()
-        return time.perf_counter()
+    def add(self, stage: str, seconds: float) -> None:
+        """Book time that the host spent."""
+        self._seconds[stage] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """The totals, once the device has done what was measured."""
+        for stage, start, end in self._laps:
+            self._seconds[stage] += self._accelerator.seconds(start, end)
+        self._laps.clear()
+        return dict(self._seconds)

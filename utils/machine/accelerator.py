@@ -6,8 +6,9 @@ The base class is the CPU. What a device does in another way, its subclass says.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,6 +159,19 @@ class Accelerator:
 
     def synchronize(self) -> None:
         """Wait until all that was queued is done."""
+
+    def moment(self) -> Any:
+        """A point in the device's queue, for `seconds`; the host does not wait for it where the device has a queue."""
+        self.synchronize()
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Time between two moments, once the device has passed both."""
+        return float(end - start)
+
+    def untuned(self) -> AbstractContextManager[None]:
+        """Choose kernels by rule inside, not by trial: where shapes vary, a trial for each costs more than it gains."""
+        return nullcontext()
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
         """What torch.profiler records."""

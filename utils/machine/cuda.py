@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -124,6 +125,26 @@ class Cuda(Accelerator):
     def synchronize(self) -> None:
         """As in Accelerator."""
         torch.cuda.synchronize(self.device)
+
+    def moment(self) -> torch.cuda.Event:
+        """As in Accelerator."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """As in Accelerator."""
+        return start.elapsed_time(end) / 1000
+
+    @contextmanager
+    def untuned(self) -> Iterator[None]:
+        """As in Accelerator."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
         """As in Accelerator."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.layers.blocks import Conv
-from models.suppression import non_max_suppression
+from models.suppression import Suppression, non_max_suppression
 from utils.machine.accelerator import Accelerator
 from utils.machine.cuda import Cuda
 from utils.machine.metal import Metal
@@ -63,4 +63,15 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     block.eval().fold_batch_norm(Metal.widest)
     torch.testing.assert_close(block(images), exact(images))
     boxes = torch.tensor([[[20.0, 20, 10, 10, 1, 0.9, 0.1], [21, 20, 10, 10, 1, 0.8, 0.1]]])
-    assert len(non_max_suppression(boxes, 0.2, 0.5, widest=Metal.widest)[0]) == 1
+    assert len(non_max_suppression(boxes, Suppression(0.2, 0.5), Metal.widest)[0]) == 1
+
+
+def test_cuda_tunes_no_kernel_where_shapes_vary() -> None:
+    before = torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = True
+        with Cuda().untuned():
+            assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.backends.cudnn.benchmark = before

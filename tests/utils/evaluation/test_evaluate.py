@@ -1,0 +1,172 @@
+"""On a device with a queue of its own a validation measures the same, and waits for it once a batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data.feed.images import open_images
+from data.feed.loader import ValLoader, build_val_loader
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from tests.system.tiny import make_data
+from utils.config import load_hyp
+from utils.engine.precision import Precision
+from utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
+from utils.evaluation.measurement import Settings
+from utils.machine.accelerator import Accelerator
+from utils.ranks.world import World
+
+BATCHES = 4  # of two images
+
+
+class Queued(Accelerator):
+    """CUDA's manners on the CPU: copies are complete when they were waited for, and kernels are tuned to shapes."""
+
+    asynchronous = True
+    computes_fp16 = True
+    half_dtype = torch.bfloat16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+        self.uploads = 0
+        self.tuned = True
+
+    def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
+        self.uploads += 1
+        return super().upload(tensor)
+
+    def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
+        host = torch.full_like(tensor, float("nan"))
+
+        def arrived() -> Tensor:
+            self.waits += 1
+            return host.copy_(tensor)
+
+        return arrived
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def moment(self) -> float:
+        return time.perf_counter()
+
+    @contextmanager
+    def untuned(self) -> Iterator[None]:
+        self.tuned = False
+        yield
+        self.tuned = True
+
+
+def on(accelerator: Accelerator) -> World:
+    world = World()
+    world.accelerator = accelerator
+    return world
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
+    index = build_index(load_spec(make_data(tmp_path_factory.mktemp("data"), train=1, val=2 * BATCHES)), "val")
+    with (
+        open_images(index, 64, "none", "area", World()) as store,
+        build_val_loader(index, store, imgsz=64, stride=32, batch_size=2, world=World(), workers=1) as loader,
+    ):
+        yield loader
+
+
+@pytest.fixture(scope="module")
+def model(loader: ValLoader) -> DetectionModel:
+    """Untrained, with scores of every size, so that there is something to count and to match."""
+    torch.manual_seed(0)
+    model = fused_copy(DetectionModel("yolov5n.yaml", names=loader.index.names), Accelerator())
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:
+    criterion = model.head.criterion(load_hyp("hyp.scratch-low.yaml"), imgsz=64)
+    return evaluate(model, loader, on(accelerator), Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
+
+
+def assert_same(a: Evaluation, b: Evaluation) -> None:
+    for field in ("images", "detection_counts", "correct", "scores", "classes", "target_counts", "target_classes"):
+        np.testing.assert_array_equal(getattr(a.matches, field), getattr(b.matches, field))
+    np.testing.assert_array_equal(a.confusion, b.confusion)
+    assert a.confusion[:-1].any() and a.confusion[-1].any()
+    assert a.metrics.losses == b.metrics.losses and len(a.matches.scores) >= 40
+
+
+@pytest.mark.parametrize("max_det", [5, 300])
+def test_a_queue_changes_no_figure_and_is_waited_for_once_a_batch(
+    model: DetectionModel, loader: ValLoader, max_det: int
+) -> None:
+    queued = Queued()
+    found = measured(model, loader, queued, max_det=max_det)
+    assert_same(found, measured(model, loader, Accelerator(), max_det=max_det))
+    assert queued.waits == queued.uploads == BATCHES
+    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("evaluation")]
+    assert not ours, "the next fork must find no thread of ours"
+    assert all(stage > 0 for stage in found.metrics.speed_ms)
+
+
+def test_the_next_batch_is_launched_before_this_one_is_waited_for(
+    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Logged(Queued):
+        def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
+            order.append("launched")
+            arrived = super().read_back(tensor)
+
+            def logged() -> Tensor:
+                order.append("read")
+                return arrived()
+
+            return logged
+
+    measured(model, loader, Logged())
+    assert order == ["launched", *["launched", "read"] * (BATCHES - 1), "read"]
+
+
+def test_kernels_are_not_tuned_to_each_shape(
+    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = Queued()
+    tuned: list[bool] = []
+    hook = model.register_forward_pre_hook(lambda *_: tuned.append(queued.tuned))
+    measured(model, loader, queued)
+    hook.remove()
+    assert tuned == [False] * BATCHES and queued.tuned
+
+
+def test_half_precision_is_used_where_it_measures_the_same(
+    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial needs the first images only."""
+    monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    dtypes: list[torch.dtype] = []
+    hook = model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
+    queued = Queued()
+    in_half = measured(model, loader, queued, precision=Precision(queued, torch.bfloat16))
+    exact = measured(model, loader, queued)
+    for tolerance, expected in ((1.0, in_half), (-1.0, exact)):
+        monkeypatch.setattr("utils.evaluation.evaluate.TOLERANCE", tolerance)
+        dtypes.clear()
+        assert_same(measured(model, loader, Queued(), try_half=True), expected)
+        rest = torch.bfloat16 if expected is in_half else torch.float32
+        assert dtypes == [torch.float32, torch.bfloat16] * 2 + [rest] * (BATCHES - 2)
+    dtypes.clear()
+    measured(model, loader, Accelerator(), try_half=True)
+    assert dtypes == [torch.float32] * BATCHES, "a CPU measures in float32 as ever"
+    hook.remove()
