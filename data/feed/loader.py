@@ -31,7 +31,7 @@ from data.feed.workers import PREFETCH, affordable_workers, begin_worker, cap_wo
 from utils.engine.context import RunContext
 from utils.errors import UserError, lost_worker
 from utils.ranks.world import World
-from utils.types import Batch
+from utils.types import Batch, DatasetIndex
 
 S = TypeVar("S", EpochSampler, ShardSampler)
 L = TypeVar("L", bound="Loader[Any]")

@@ -15,7 +15,7 @@ from models.detector import DetectionModel
 from models.heads.criterion import Criterion, LossMeter
 from models.heads.find import find_heads
 from models.heads.head import Head
-from models.suppression import non_max_suppression
+from models.suppression import Suppression, non_max_suppression
 from models.tta import predict_augmented
 from utils.config import Hyp, load_hyp
 from utils.errors import ConfigError
@@ -97,7 +97,7 @@ def test_decoded_rows_are_boxes_and_probabilities(name: str) -> None:
     columns = 4 + head.has_objectness + head.nc
     assert decoded.shape == (2, sum(head.rows_per_level(SIZE_HW)), columns) and decoded.dtype == torch.float32
     assert ((decoded[..., 4:] >= 0) & (decoded[..., 4:] <= 1)).all()
-    found = non_max_suppression(decoded, 0.0, 0.6, has_objectness=head.has_objectness)
+    found = non_max_suppression(decoded, Suppression(0.0, 0.6, has_objectness=head.has_objectness))
     assert all(int(d.classes.max()) < head.nc for d in found)
     assert predict_augmented(model, images(2)).shape[2] == columns
 

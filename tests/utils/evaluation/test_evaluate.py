@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.feed.images import open_images
+from data.feed.cache import open_images
 from data.feed.loader import ValLoader, build_val_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
@@ -78,7 +78,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
     index = build_index(load_spec(make_data(tmp_path_factory.mktemp("data"), train=1, val=2 * BATCHES)), "val")
     with (
         open_images(index, 64, "none", "area", World()) as store,
-        build_val_loader(index, store, imgsz=64, stride=32, batch_size=2, world=World(), workers=1) as loader,
+        build_val_loader(store, World(), batch_size=2, stride=32, workers=1) as loader,
     ):
         yield loader
 
