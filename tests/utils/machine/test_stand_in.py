@@ -1,0 +1,65 @@
+"""The stand-in itself: it behaves like a device that the host must not wait for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.utils.engine.trainer import made_batch
+from tests.utils.machine.stand_in import StandIn
+
+
+def test_an_upload_is_noise_until_it_is_waited_for() -> None:
+    with StandIn() as device:
+        tensor = torch.arange(4)
+        arrived = device.upload(tensor)
+        tensor += 1  # page-locked memory that is overwritten too early
+        assert arrived().clone().add(0).eq(torch.arange(1, 5)).sum() == 4
+        batches = [made_batch(seed) for seed in range(3)]
+        found = list(device.in_advance(batches))
+        assert device.uploads == 4
+        for sent, got in zip(batches, found, strict=True):
+            assert got.images is not sent.images and bool(torch.equal(got.images, sent.images))
+
+
+def test_reading_a_value_waits_and_in_a_step_it_is_an_error() -> None:
+    with StandIn() as device:
+        host, value = torch.ones(3), device.send(torch.ones(3))
+        computed = (value * 2 + host).sum()
+        with device.no_waiting():
+            assert host.tolist() == [1, 1, 1] and float(host.sum()) == 3
+            for read in (
+                computed.item,
+                computed.tolist,
+                lambda: bool(computed > 0),
+                value.nonzero,
+                lambda: value[value > 0],
+            ):
+                with pytest.raises(RuntimeError, match="the host waits"):
+                    read()
+        assert device.waits == 0
+        assert device.read_back(computed)().item() == 9 and device.waits == 0
+        assert computed.item() == 9 and device.waits == 1
+        device.synchronize()
+        assert device.waits == 2
+
+
+def test_gradients_are_values_of_the_device() -> None:
+    with StandIn() as device:
+        layer = torch.nn.Linear(3, 1)
+        layer(device.send(torch.ones(2, 3))).sum().backward()
+        with device.no_waiting(), pytest.raises(RuntimeError, match="the host waits"):
+            layer.weight.grad.norm().item()
+
+
+def test_memory_ends_and_comes_back() -> None:
+    with StandIn(capacity=2**20) as device:
+        kept = torch.zeros(2**17, dtype=torch.float32)
+        assert device.allocated_memory() == 2**19
+        with pytest.raises(torch.OutOfMemoryError):
+            kept.double() + 1
+        device.reset_peak_memory()
+        other = kept[: 2**16] + 1
+        assert device.peak_memory() == 2**19 + 2**18
+        del other
+        assert device.allocated_memory() == 2**19 and device.free_memory() == 2**19
