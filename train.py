@@ -36,7 +36,7 @@ import torch
 
 from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
-from data.feed.sampler import image_weights, scaled_size
+from data.feed.sampler import image_weights, largest_size, scaled_size
 from data.feed.shared_memory import SharedMemory
 from data.source.check import check_dataset
 from data.source.index import build_index, problem_report
@@ -49,10 +49,10 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
 from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
-from utils.engine.autobatch import auto_batch_size
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
+from utils.engine.memory import explain_out_of_memory
 from utils.engine.multi_scale import Resize
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
@@ -78,11 +78,17 @@ from utils.report.pictures import PictureSink
 from utils.report.tables import table_header, validation_line
 from utils.report.trackers.loggers import check_trackers
 from utils.report.validation import report_validation
+from utils.search.autobatch import Trial, auto_batch_size
 from utils.search.evolve import evolve
 from utils.seeding import init_seeds
 from utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
+
+OUT_OF_MEMORY_REMEDIES = (
+    "Give a smaller --batch-size (-1 finds the largest that fits), a smaller --imgsz or a smaller model, or free "
+    "memory that other processes hold. A saved run resumes with --resume and a smaller --batch-size."
+)
 
 
 def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | None = None) -> Metrics:
@@ -124,7 +130,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = raw_model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
-        batch_size = choose_batch_size(config, raw_model, criterion, precision, imgsz, len(train_index), world)
+        context = RunContext(config, hyp, world, imgsz, raw_model.stride, config.batch_size, Path(config.project))
+        batch_size = choose_batch_size(context, raw_model, criterion, precision, len(train_index))
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
@@ -141,6 +148,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
         run = resumed.run if resumed else open_run(config.project, config.name, config.exist_ok, world)
+        context = dataclasses.replace(context, config=config, batch_size=batch_size, folder=run)
+        stack.enter_context(explain_out_of_memory(accelerator, batch_in_words(context), OUT_OF_MEMORY_REMEDIES))
         world.remember("run", str(run))
         if resumed:
             world.remember("saved", "yes")
@@ -156,7 +165,6 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         )
         resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
         profile = stack.enter_context(open_profile(config.profile, run, world))
-        context = RunContext(config, hyp, world, imgsz, raw_model.stride, batch_size, run)
         step = TrainStep(model, state, criterion, context, resize, profile)
         guard = DivergenceGuard(context, train_index, precision.scaler.get_scale)
         has_best = resumed is not None and resumed.has_best
@@ -278,33 +286,19 @@ def label_sizes(index: DatasetIndex, imgsz: int) -> Any:
 
 
 def choose_batch_size(
-    config: TrainConfig,
-    model: DetectionModel,
-    criterion: Criterion[Any],
-    precision: Precision,
-    imgsz: int,
-    most: int,
-    world: World,
+    context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, most: int
 ) -> int:
     """Images a global batch: as asked, or by AutoBatch, which does not exceed `most`."""
-    if config.batch_size > 0:
-        return config.batch_size
+    if context.batch_size > 0:
+        return context.batch_size
+    size = largest_size(context.imgsz, context.stride) if context.config.multi_scale else context.imgsz
+    return auto_batch_size(Trial(context, model, criterion, precision, size), most, context.world)
 
-    def trial(images: int) -> None:
-        before = {key: value.clone() for key, value in model.state_dict().items()}
-        made_up = torch.rand(images, 3, imgsz, imgsz, device=world.device)
-        targets = torch.tensor([[i, 0, 0, 0, imgsz / 2, imgsz / 2] for i in range(images)])
-        assignment = world.accelerator.send(criterion.assign(targets, images, (imgsz, imgsz)))
-        model.train()
-        try:
-            with precision.autocast():
-                predictions = model(made_up.to(memory_format=world.accelerator.memory_format))
-            criterion(predictions, assignment)[0].backward()  # type: ignore[no-untyped-call]
-        finally:
-            model.zero_grad(set_to_none=True)
-            model.load_state_dict(before)
 
-    return auto_batch_size(trial, most, world)
+def batch_in_words(context: RunContext) -> str:
+    """The batch of a rank, for a message."""
+    scale = f" (up to {largest_size(context.imgsz, context.stride)} px)" if context.config.multi_scale else ""
+    return f"{context.rank_batch_size} images a rank at {context.imgsz} px{scale}"
 
 
 def open_train_loader(

@@ -31,6 +31,7 @@ from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import open_run
 from utils.checkpoints.weights import load_weights, resolve_weights
+from utils.engine.memory import explain_out_of_memory
 from utils.engine.precision import half_precision
 from utils.errors import UserError
 from utils.evaluation.coco import CocoSink
@@ -47,6 +48,10 @@ from utils.report.validation import report_validation
 from utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
+
+OUT_OF_MEMORY_REMEDIES = (
+    "Give a smaller --batch-size, a smaller --imgsz or --half, or free memory that other processes hold."
+)
 
 SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task speed
 
@@ -84,9 +89,13 @@ def validate(config: ValConfig, world: World) -> Metrics:
 
     model = fused_copy(model, world.accelerator)
     log.info(summary(model, imgsz))
-    with build_val_loader(
-        store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers
-    ) as loader:
+    batch = f"{config.batch_size} images at {imgsz} px"
+    with (
+        explain_out_of_memory(world.accelerator, batch, OUT_OF_MEMORY_REMEDIES),
+        build_val_loader(
+            store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers
+        ) as loader,
+    ):
         found = evaluate(model, loader, world, settings, sinks=sinks)
     if coco is not None:
         coco.write(run / "predictions.json", world)

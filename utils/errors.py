@@ -65,6 +65,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*")
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
@@ -89,6 +90,9 @@ def explained(error: BaseException) -> UserError | None:
         if type(link).__module__.startswith(_COMPILERS):
             said = textwrap.shorten(str(link), 600, placeholder=" …")
             return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or mend what it names.")
+        if _NOT_DETERMINISTIC in str(link):
+            said = str(link).partition(",")[0]
+            return UserError(f"--deterministic: {said} on this device. Leave --deterministic out, or use --device cpu.")
         link = link.__cause__ or link.__context__
     return None
 

@@ -284,6 +284,11 @@ def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> i
     return max(size // stride, 1) * stride
 
 
+def largest_size(imgsz: int, stride: int) -> int:
+    """The largest that `scaled_size` comes to."""
+    return max((imgsz * 3 // 2 - 1) // stride, 1) * stride
+
+
 def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Sampling weights of `--image-weights`: images with rare and badly found classes come more often.
 

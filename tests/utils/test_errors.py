@@ -38,3 +38,13 @@ def test_tolerate_warns_and_goes_on_but_not_after_an_interrupt(caplog: pytest.Lo
     ]
     with pytest.raises(KeyboardInterrupt), tolerate("results.png"):
         raise KeyboardInterrupt
+
+
+def test_a_kernel_that_is_not_deterministic_is_named() -> None:
+    error = RuntimeError(
+        "kthvalue CUDA does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation …"
+    )
+    assert str(explained(error)).startswith(
+        "--deterministic: kthvalue CUDA does not have a deterministic implementation"
+    )

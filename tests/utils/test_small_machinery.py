@@ -13,13 +13,13 @@ import torch
 from torch.distributed import HashStore
 
 from utils.checkpoints.saver import due
-from utils.engine.autobatch import auto_batch_size, fit_batch
 from utils.errors import UserError
 from utils.files import SharedFile, atomic_write
 from utils.ranks.agreement import require_agreement
 from utils.ranks.heartbeat import Heartbeat
 from utils.ranks.preflight import Host, advise
 from utils.ranks.world import World
+from utils.search.autobatch import auto_batch_size, fit_batch
 from utils.seeding import init_seeds, sample_rng
 
 
@@ -54,7 +54,7 @@ def test_autobatch_fits_a_line_and_takes_what_is_free() -> None:
     assert fit_batch([], [], 500) == 0
     assert fit_batch([1], [600], 500) == 0
     assert fit_batch([1, 2], [100, 100], 500) == 2
-    assert auto_batch_size(lambda n: None, 100, World()) == 16
+    assert auto_batch_size(lambda n: (0, 0), 100, World()) == 16
 
 
 class _Ranks(World):

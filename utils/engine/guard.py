@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from utils.engine.context import RunContext
 from utils.engine.flags import StepFlags
 from utils.errors import Diverged
+from utils.text import first_of
 from utils.types import DatasetIndex
 
 
@@ -47,12 +48,6 @@ class DivergenceGuard:
         last = self._context.folder / "weights" / "last.pt"
         raise Diverged(
             f"step {flags.step} (epoch {flags.epoch}, batch {flags.batch}): the loss or its gradient has not been "
-            f"finite for {self.LIMIT} steps in a row. The last step's images: {first_few(images)}. The last good "
+            f"finite for {self.LIMIT} steps in a row. The last step's images: {first_of(images, 8)}. The last good "
             f"checkpoint: {last}, if the run came that far. Lower lr0, or try --amp off."
         )
-
-
-def first_few(paths: Sequence[str], most: int = 8) -> str:
-    """A few paths, and how many more there are."""
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more

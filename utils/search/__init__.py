@@ -1,1 +1,1 @@
-"""The search for hyperparameters: a run of many trainings. Imports every room before it."""
+"""Searches by trial: hyperparameters over many trainings, and the batch that fits. Imports every room before it."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.data.made_index import make_index
-from tests.utils.engine.trainer import Trainer
+from tests.utils.engine.trainer import TINY, Trainer
 from utils.engine.flags import StepFlags
-from utils.engine.guard import DivergenceGuard, first_few
+from utils.engine.guard import DivergenceGuard
 from utils.errors import Diverged
 
 
 def made_guard(scales: list[float] | None = None) -> DivergenceGuard:
     """A guard whose scaler shows `scales`, then 1."""
     shown = iter(scales or [])
-    return DivergenceGuard(Trainer().context, make_index([(8, 8)] * 4), lambda: next(shown, 1.0))
+    return DivergenceGuard(Trainer(cfg=TINY).context, make_index([(8, 8)] * 4), lambda: next(shown, 1.0))
 
 
 def skipped(step: int) -> StepFlags:
@@ -42,8 +42,3 @@ def test_flags_that_were_not_read_say_nothing() -> None:
             guard.note(StepFlags())
             guard.note(skipped(step))
     assert step == 10
-
-
-def test_a_few_paths_and_how_many_more() -> None:
-    assert first_few(["a", "b"]) == "a, b"
-    assert first_few(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"

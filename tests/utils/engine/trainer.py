@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,14 @@ from utils.ranks.world import World
 from utils.types import Batch
 
 SIZE = 64
+TINY: dict[str, Any] = {  # a detector of one level that takes a millisecond
+    "nc": 2,
+    "depth_multiple": 1.0,
+    "width_multiple": 1.0,
+    "anchors": [[10, 13, 16, 30, 33, 23]],
+    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
+    "head": [[[2], 1, "Detect", ["nc", "anchors"]]],
+}
 
 
 def made_batch(seed: int, images: int = 2) -> Batch:
@@ -43,13 +52,17 @@ class Trainer:
     """
 
     def __init__(
-        self, accelerator: Accelerator | None = None, dtype: torch.dtype = torch.float32, optimizer: str = "SGD"
+        self,
+        accelerator: Accelerator | None = None,
+        dtype: torch.dtype = torch.float32,
+        optimizer: str = "SGD",
+        cfg: Any = "yolov5n.yaml",
     ) -> None:
         torch.manual_seed(0)
         world = World(accelerator=accelerator)
         hyp = load_hyp("hyp.scratch-low.yaml")
         self.context = RunContext(TrainConfig(data="made"), hyp, world, SIZE, 32, 2, Path("run"))
-        self.model = DetectionModel("yolov5n.yaml", names=("a", "b"))
+        self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.state = TrainState(
             self.model,

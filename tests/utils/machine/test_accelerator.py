@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -75,3 +76,18 @@ def test_cuda_tunes_no_kernel_where_shapes_vary() -> None:
         assert torch.backends.cudnn.benchmark
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def test_deterministic_cuda_sets_cublas_and_refuses_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        Cuda().set_deterministic(True)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
+        Accelerator().set_deterministic(True)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        Accelerator().set_deterministic(False)
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)

@@ -1,0 +1,115 @@
+"""AutoBatch: real steps and validations, measured on a device whose memory ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.detector import DetectionModel
+from tests.data.made_run import made_run
+from tests.utils.engine.trainer import TINY
+from tests.utils.machine.stand_in import StandIn
+from utils.config import load_hyp
+from utils.engine.precision import Precision
+from utils.errors import UserError
+from utils.ranks.world import World
+from utils.search.autobatch import Trial, auto_batch_size, fit_batch
+
+MIB = 2**20
+
+
+def test_equal_measurements_have_no_slope() -> None:
+    """np.polyfit's slope through them is rounding noise, and the batch was 54434350866179208 images."""
+    assert fit_batch([1, 2], [100, 100], 500) == 2
+    assert fit_batch([1, 2, 4, 8, 16], [10**9 + 1] * 5, 8 * 10**9) == 16
+    assert fit_batch([1, 2, 4], [30, 20, 10], 500) == 4
+
+
+def test_a_batch_that_was_measured_and_does_not_fit_is_not_chosen() -> None:
+    assert fit_batch([1, 2], [100, 600], 500) == 1
+
+
+class Linear:
+    """A device on which a batch takes `image` bytes an image in training, and `validation` an image in validation."""
+
+    def __init__(self, device: StandIn, image: int, validation: int, surprise: int = 0) -> None:
+        self.device, self.image, self.validation, self.surprise = device, image, validation, surprise
+        self.tried: list[int] = []
+
+    def __call__(self, images: int) -> tuple[int, int]:
+        self.tried.append(images)
+        extra = self.surprise if images > 16 else 0
+        found = 100 + images * self.image + extra, 50 + images * self.validation + extra
+        if max(found) > self.device.capacity:
+            raise torch.OutOfMemoryError
+        return found
+
+
+def test_the_chosen_batch_is_tried_and_made_smaller_until_it_fits() -> None:
+    world = World(accelerator=StandIn(capacity=10_000))
+    measure = Linear(world.accelerator, 100, 60)
+    assert auto_batch_size(measure, 1000, world) == 79 and measure.tried == [1, 2, 4, 8, 16, 79]
+    measure = Linear(world.accelerator, 100, 60, surprise=2000)
+    assert auto_batch_size(measure, 1000, world) == 63 and measure.tried[5:] == [79, 71, 63]
+
+
+def test_validation_counts_where_it_takes_more_than_training() -> None:
+    world = World(accelerator=StandIn(capacity=10_000))
+    assert auto_batch_size(Linear(world.accelerator, 100, 200), 1000, world) == 39
+
+
+def test_no_more_than_the_dataset_and_no_less_than_one() -> None:
+    world = World(accelerator=StandIn(capacity=10_000))
+    measure = Linear(world.accelerator, 100, 60)
+    assert auto_batch_size(measure, 24, world) == 24 and measure.tried[-1] == 24
+    with pytest.raises(UserError, match="one image does not fit"):
+        auto_batch_size(Linear(world.accelerator, 20_000, 60), 24, world)
+
+
+def test_another_error_is_not_taken_for_missing_memory() -> None:
+    world = World(accelerator=StandIn())
+
+    def broken(images: int) -> tuple[int, int]:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        auto_batch_size(broken, 24, world)
+
+
+def made_trial(device: StandIn, size: int, **flags: object) -> Trial:
+    torch.manual_seed(0)
+    hyp = load_hyp("hyp.scratch-low.yaml")
+    model = DetectionModel(TINY, names=("a", "b"))
+    run = made_run(hyp, World(accelerator=device), imgsz=64, batch_size=-1, **flags)
+    return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, torch.float32), size)
+
+
+def test_a_trial_is_a_whole_step_and_leaves_the_model_as_it_was() -> None:
+    with StandIn() as device:
+        trial = made_trial(device, 64, optimizer="AdamW")
+        model = trial._model
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        weights = sum(p.numel() * 4 for p in model.parameters())
+        held = device.allocated_memory()
+        one, _ = trial(1)
+        four, four_in_validation = trial(4)
+        assert device.allocated_memory() - held < 64 * 1024
+        assert one > 4 * weights  # gradients, two moments, the average
+        assert four > one and four_in_validation > 4 * 2 * 64 * 64 * 3
+        assert model.training
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+        large, _ = made_trial(device, 96, optimizer="AdamW")(4)
+        assert large > four
+
+
+def test_the_chosen_batch_fits_and_fills_its_share() -> None:
+    with StandIn() as device:
+        trial = made_trial(device, 64)
+        held = device.allocated_memory()
+        device.capacity = held + 8 * MIB
+        batch = auto_batch_size(trial, 1000, World(accelerator=device))
+        assert 1 <= batch < 1000
+        assert 0.6 * 8 * MIB < max(trial(batch)) <= 0.9 * 8 * MIB
+        with pytest.raises(torch.OutOfMemoryError):
+            trial(batch * 2)

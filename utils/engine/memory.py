@@ -1,0 +1,31 @@
+"""What a run says when the memory of its device is exhausted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from utils.errors import UserError
+from utils.machine.accelerator import Accelerator
+from utils.text import gib
+
+
+@contextmanager
+def explain_out_of_memory(accelerator: Accelerator, batch: str, remedies: str) -> Iterator[None]:
+    """Inside, exhausted memory is the user's error: with what was computed, and what was free.
+
+    Args:
+        accelerator: of this rank.
+        batch: such as "64 images a rank at 640 px".
+        remedies: sentences.
+
+    Raises:
+        UserError: in place of the error of torch or of one of its libraries.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not accelerator.is_out_of_memory(error):
+            raise
+        free = f", {gib(accelerator.free_memory())} were free" if accelerator.measures_memory else ""
+        raise UserError(f"out of memory on {accelerator.name}: a batch of {batch}{free}. {remedies}") from error

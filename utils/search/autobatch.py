@@ -1,0 +1,200 @@
+"""AutoBatch: the largest batch that fits, from measured steps and validations."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.detector import DetectionModel
+from models.heads.criterion import Criterion
+from models.suppression import Suppression, non_max_suppression
+from utils.engine.context import RunContext
+from utils.engine.ema import ModelEMA
+from utils.engine.optimizer import build_optimizer
+from utils.engine.precision import Precision
+from utils.engine.state import Progress, TrainState
+from utils.engine.step import TrainStep
+from utils.engine.stopping import EarlyStopping
+from utils.errors import UserError
+from utils.evaluation.evaluate import fused_copy
+from utils.machine.accelerator import Accelerator
+from utils.ranks.world import World
+from utils.types import Batch
+
+log = logging.getLogger(__name__)
+
+TRIAL_SIZES = (1, 2, 4, 8, 16)
+UNMEASURED_BATCH = 16
+SHARE = 0.8  # of the memory that is free before the first step
+LARGEST_SHARE = 0.9  # that the chosen batch may take when it is tried, for a line is not exact
+
+# Bytes that so many images a rank take: at most in training, and at most in the validation beside it.
+Measure = Callable[[int], Sequence[int]]
+
+
+def auto_batch_size(measure: Measure, most: int, world: World) -> int:
+    """Images a global batch for `--batch-size -1`, the same on every rank.
+
+    Memory is measured for 1 to 16 images and taken to grow linearly; each rank fills 80 % of what is free, and the rank
+    with the least decides. The chosen batch is then tried, and made smaller until it fits. Where memory cannot be
+    measured, 16 images in all.
+
+    Args:
+        measure: as in `Trial`; may run out of memory.
+        most: images of the dataset, which a batch need not exceed.
+        world: the ranks.
+
+    Raises:
+        UserError: one image does not fit.
+    """
+    accelerator = world.accelerator
+    if not accelerator.measures_memory:
+        batch = max(UNMEASURED_BATCH // world.size, 1) * world.size
+        log.info(f"AutoBatch: memory is measured on CUDA only; using {batch} images a batch on {accelerator.kind}.")
+        return batch
+    accelerator.reset_peak_memory()
+    free = accelerator.free_memory()
+    sizes: list[int] = []
+    peaks: list[Sequence[int]] = []
+    for size in TRIAL_SIZES:
+        found = _within_memory(measure, size, accelerator)
+        if found is None:
+            break
+        sizes.append(size)
+        peaks.append(found)
+    fitting = min((fit_batch(sizes, column, SHARE * free) for column in zip(*peaks, strict=True)), default=0)
+    largest = min(*world.all_gather(fitting), -(-most // world.size))
+    while largest >= 1 and not all(world.all_gather(_is_confirmed(measure, largest, free, accelerator))):
+        largest = largest * 9 // 10
+    if largest < 1:
+        raise UserError(
+            "AutoBatch: one image does not fit into the memory of a GPU. Use a smaller --imgsz or a smaller model, "
+            "or free memory that other processes hold."
+        )
+    log.info(f"AutoBatch: {largest} images a rank, {largest * world.size} in all, for {SHARE:.0%} of the free memory.")
+    return largest * world.size
+
+
+def fit_batch(sizes: Sequence[int], peaks: Sequence[int], room: float) -> int:
+    """Largest batch whose memory, on the line through the measurements (sizes, peaks in bytes), stays within `room`.
+
+    With one measurement, or where all are equal, the largest size that was measured. 0 where nothing fits.
+    """
+    fitting = [size for size, peak in zip(sizes, peaks, strict=True) if peak <= room]
+    if len(fitting) < 2:
+        return max(fitting, default=0)
+    # Least squares in whole numbers: equal measurements give a slope of exactly 0.
+    count, total, sum_peaks = len(sizes), sum(sizes), sum(peaks)
+    rise = count * sum(size * peak for size, peak in zip(sizes, peaks, strict=True)) - total * sum_peaks
+    run = count * sum(size * size for size in sizes) - total * total
+    if rise <= 0:
+        return max(fitting)
+    slope = rise / run
+    offset = (sum_peaks - slope * total) / count
+    return max(int((room - offset) // slope), 0)
+
+
+def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> Sequence[int] | None:
+    """What `images` take; None where memory is exhausted."""
+    try:
+        return measure(images)
+    except Exception as error:
+        if not accelerator.is_out_of_memory(error):
+            raise
+        return None
+
+
+def _is_confirmed(measure: Measure, images: int, free: int, accelerator: Accelerator) -> bool:
+    found = _within_memory(measure, images, accelerator)
+    return found is not None and max(found) <= LARGEST_SHARE * free
+
+
+class Trial:
+    """Measures what a batch takes of this rank's memory, in real steps and a real validation on made-up images.
+
+    Optimizer state, moving average, DDP's gradient buckets and the batch that is copied ahead are all there, and so is
+    the copy that is validated, at twice the batch. The model is left as it was.
+
+    Args:
+        context: of the run; its batch size is not known yet.
+        model: the raw model, on the device.
+        criterion: of its head.
+        precision: that the run computes in.
+        size: the largest size that training comes to, in pixels.
+    """
+
+    def __init__(
+        self, context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, size: int
+    ) -> None:
+        alone = World(accelerator=context.world.accelerator)  # a rank may run out of memory while others do not
+        self._ranks = context.world.size
+        self._context = dataclasses.replace(context, world=alone)
+        self._model, self._criterion, self._precision, self._size = model, criterion, precision, size
+
+    def __call__(self, images: int) -> tuple[int, int]:
+        """Bytes that training on `images` takes, and the validation of twice as many beside it."""
+        accelerator = self._context.world.accelerator
+        before = {name: tensor.to("cpu", copy=True) for name, tensor in self._model.state_dict().items()}
+        training = self._model.training
+        accelerator.reset_peak_memory()
+        held = accelerator.allocated_memory()
+        try:
+            return self._peaks(images, held)
+        finally:
+            self._model.zero_grad(set_to_none=True)
+            self._model.load_state_dict(before)
+            self._model.train(training)
+            accelerator.reset_peak_memory()
+
+    def _peaks(self, images: int, held: int) -> tuple[int, int]:
+        accelerator, context = self._context.world.accelerator, self._context
+        model = self._model
+        buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad and self._ranks > 1]
+        optimizer = build_optimizer(
+            model, context.config.optimizer, context.hyp, images * self._ranks, fused=accelerator.fused_optimizers
+        )
+        state = TrainState(
+            model,
+            ModelEMA(model),
+            optimizer,
+            Precision(accelerator, self._precision.dtype),
+            EarlyStopping(0),
+            Progress(torch.zeros(len(self._criterion.names))),
+        )
+        step = TrainStep(model, state, self._criterion, dataclasses.replace(context, batch_size=images))
+        model.train()
+        batches = accelerator.in_advance(made_up_batch(images, self._size) for _ in range(3))
+        step([next(batches)], 1)
+        accelerator.reset_peak_memory()  # cuDNN has chosen its kernels, for which it tried some with more memory
+        step([next(batches)], 1)
+        step.settle()
+        accelerator.synchronize()
+        in_training = accelerator.peak_memory() - held
+        del batches
+        accelerator.reset_peak_memory()
+        self._validate(state, 2 * images)
+        in_validation = accelerator.peak_memory() - held
+        del buckets
+        return in_training, in_validation
+
+    @torch.no_grad()
+    def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
+        accelerator = self._context.world.accelerator
+        fused = fused_copy(state.ema.model, accelerator)
+        batch = accelerator.send(made_up_batch(images, self._context.imgsz).images_on(accelerator.device))
+        rules = Suppression(conf=0.001, iou=0.6, has_objectness=self._model.head.has_objectness)
+        non_max_suppression(fused(batch)[0], rules, accelerator.widest)
+        accelerator.synchronize()
+
+
+def made_up_batch(images: int, size: int) -> Batch:
+    """Noise, with an object in each image."""
+    pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=torch.Generator())
+    targets: Tensor = torch.tensor([[i, 0, 0, 0, size / 2, size / 2] for i in range(images)])
+    sizes_hw = torch.full((images, 2), size)
+    return Batch(pixels, targets, torch.arange(images), sizes_hw, torch.zeros(images, 4, dtype=torch.float64))
