@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.checkpoints.format import first_line
-from utils.checkpoints.weights import differences, shortened
+from utils.checkpoints.weights import differences
 from utils.engine.state import TrainState
 from utils.errors import UserError
 from utils.machine.accelerator import Accelerator
@@ -60,7 +60,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         different = differences(module.state_dict(), saved[name])
         if different:
             raise UserError(
-                f"The checkpoint does not fit the model ({name}: {shortened(different)}). A run can be resumed only "
+                f"The checkpoint does not fit the model ({name}: {different}). A run can be resumed only "
                 f"with the architecture and the classes that it started with."
             )
         module.load_state_dict(saved[name])

@@ -14,6 +14,7 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
+from utils.text import first_of
 
 OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
 OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{name}"
@@ -83,19 +84,19 @@ def intersect_weights(
     if not any(name.endswith(".weight") and tensor.ndim >= 2 for name, tensor in fitting.items()):
         raise UserError(
             f"{source}: an architecture that does not fit the weights: {len(fitting)} of {len(model_state)} tensors "
-            f"fit, and no layer's weights among them ({shortened(different)}). Give the --cfg that belongs to the "
+            f"fit, and no layer's weights among them ({different}). Give the --cfg that belongs to the "
             f"weights, or no --cfg."
         )
     report = f"{len(fitting)} of {len(model_state)} tensors fitted"
     if len(wanted) < len(model_state):
         report += f"; {len(model_state) - len(wanted)} left out as asked"
     if different:
-        report += f"; did not fit: {shortened(different)}"
+        report += f"; did not fit: {different}"
     return fitting, report
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Tensors of a model that a checkpoint lacks or has in another shape, and those it has too many."""
+def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Tensors of a model that a checkpoint lacks or has in another shape, and surplus ones; "" where there are none."""
     lines = [
         f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
         for name, tensor in expected.items()
@@ -103,13 +104,7 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
     ]
     lines += [f"{name} is not in the checkpoint" for name in expected if name not in found]
     lines += [f"{name} of the checkpoint has no place in the model" for name in found if name not in expected]
-    return lines
-
-
-def shortened(lines: list[str], most: int = 4) -> str:
-    """The first few lines in one, and how many more there are."""
-    more = f"; and {len(lines) - most} more" if len(lines) > most else ""
-    return "; ".join(lines[:most]) + more
+    return first_of(lines, 4, "; ")
 
 
 def resolve_weights(name: str, *, progress: bool = True) -> Path:

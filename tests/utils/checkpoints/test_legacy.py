@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from utils.checkpoints.legacy import LegacyCheckpoint, Record, _Damaged, _Machine, is_legacy, load_legacy
+from utils.checkpoints.inert_pickle import Damaged, Machine, Record
+from utils.checkpoints.legacy import LegacyCheckpoint, is_legacy, load_legacy
 from utils.errors import UserError
 
 
@@ -265,7 +266,7 @@ def test_the_tests_marks_work(tmp_path: Path) -> None:
 def test_records_are_inert(tmp_path: Path) -> None:
     """Calls of, and state for, permitted names are only written down."""
     pickled = b"cmodels.yolo\nModel\n(S'a'\ntR}S'k'\nI1\nsb."
-    record = _Machine(None, tmp_path).run(pickled)  # type: ignore[arg-type]
+    record = Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
     assert isinstance(record, Record)
     assert (record.name, record.args, record.state) == ("models.yolo.Model", ("a",), {"k": 1})
 
@@ -379,6 +380,28 @@ def test_deeply_nested_names_do_not_crash(tmp_path: Path) -> None:
         load_legacy(archive(tmp_path / "deep.pt", deep))
 
 
+def test_nested_tuples_as_a_key_do_not_overflow_the_stack(tmp_path: Path) -> None:
+    """Hashing them ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not."""
+    deep = b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s."
+    with pytest.raises(UserError, match="a key that is a tuple"):
+        load_legacy(archive(tmp_path / "key.pt", deep))
+    with pytest.raises(UserError, match="a key that is a tuple"):
+        load_legacy(archive(tmp_path / "item.pt", b"\x80\x04\x8f(N" + b"\x85" * 1_000_000 + b"\x90."))
+
+
+def test_a_nested_value_is_not_printed(tmp_path: Path) -> None:
+    """Its text would nest as deeply as it does."""
+    deep = b"N" + b"\x85" * 200_000
+    model = b"\x80\x02}X\x05\x00\x00\x00modelcmodels.yolo\nModel\n)R}(X\x04\x00\x00\x00yaml}X\x02\x00\x00\x00nc" + deep
+    with pytest.raises(UserError, match="the number of classes is a tuple"):
+        load_legacy(archive(tmp_path / "nc.pt", model + b"ubs."))
+
+
+def test_a_memo_takes_no_more_memory_than_the_file(tmp_path: Path) -> None:
+    """In `pickle.Unpickler` the memo is an array, which this index would make 32 GiB long."""
+    assert Machine(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
+
+
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.pt: no such file"):
         load_legacy(tmp_path / "none.pt")
@@ -422,5 +445,5 @@ def test_flipped_bytes_never_escape(original: Any, tmp_path: Path) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_safe(pickled: bytes) -> None:
     """The machine ends, on any bytes, with a value or an error of its own."""
-    with contextlib.suppress(UserError, _Damaged):
-        _Machine(None, Path("x.pt")).run(pickled)  # type: ignore[arg-type]
+    with contextlib.suppress(UserError, Damaged):
+        Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]

@@ -1,0 +1,297 @@
+"""A pickle machine without calls, for files that nobody vouches for.
+
+Unpickling runs whatever code a file asks for. This is another machine for the same opcodes: it has no instruction that
+imports or calls anything. A global is an inert token; calling, instantiating or building one makes an inert `Record` of
+what would have been done; only tensors are made real, from checked slices of the storages. A global outside a short
+vocabulary is refused and named.
+
+Why not `pickle.Unpickler` with stubs for `find_class`, nor `torch.load(weights_only=True)`: both hash a dict's key
+before anyone can look at it, and a megabyte of nested tuples as a key overflows the C stack and kills the process. The
+former's memo is an array that one opcode of five bytes grows by gigabytes (CPython issue 115952); the latter corrupted
+memory in the releases before 2.10 (CVE-2026-24747).
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+_STORAGES = {
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}
+_TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
+_ORDERED_DICT = "collections.OrderedDict"
+_SETS = {"builtins.set", "__builtin__.set"}
+_BUILDERS = {_TENSOR, _PARAMETER, _ORDERED_DICT} | _SETS
+# What else original files mention; it only ever becomes a record.
+_INERT = {
+    "torch.Size",
+    "torch.device",
+    *(f"torch.{name}" for name in ("float16", "float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")),
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    "numpy.dtype",
+    "numpy.ndarray",
+    "_codecs.encode",
+    *(f"pathlib.{name}Path" for name in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")),
+}
+# Classes of the original's packages and of torch's: a module, then names without a leading double underscore.
+_INERT_CLASSES = re.compile(
+    r"(models|utils|torch\.nn\.modules|torch\.nn\.parameter)(\.(?!__)[A-Za-z_]\w*)+\Z", re.ASCII
+)
+# What a checkpoint of tensors and plain values needs.
+_PLAIN = {_TENSOR, _PARAMETER, _ORDERED_DICT, *_STORAGES}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+# Opcodes that push the number, text or bytes beside them.
+_LITERALS = frozenset(
+    (
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    )
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Global:
+    """A name that the pickle mentions; nothing is imported for it."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Record:
+    """What stands for an object of class, or a result of function, `name`: its arguments and its state, as data."""
+
+    name: str
+    args: tuple[Any, ...]
+    state: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """A storage that the pickle mentions; its bytes are read when a tensor needs them."""
+
+    key: str
+    dtype: torch.dtype
+    numel: int
+
+
+class Damaged(Exception):
+    """The file breaks a rule of its own format; the text says which."""
+
+
+class Machine:
+    """Opcodes in; plain values, tensors, records and globals out.
+
+    Args:
+        load: reads all elements of a storage, (numel,).
+        source: names the file in errors.
+    """
+
+    def __init__(self, load: Callable[[Storage], Tensor], source: str) -> None:
+        self._load = load
+        self._source = source
+        self._stack: list[Any] = []
+        self._below_marks: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, pickled: bytes) -> Any:
+        """The object that the pickle describes.
+
+        Raises:
+            UserError: it mentions a global outside the vocabulary, or an opcode that only other kinds of pickle need.
+            Damaged: it is no whole, sensible pickle.
+        """
+        try:
+            for opcode, argument, position in pickletools.genops(pickled):
+                if opcode.name == "STOP":
+                    return self._stack.pop()
+                self._step(opcode.name, argument, position)
+        except UserError:
+            raise
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+            raise Damaged(f"its pickle is malformed ({error})") from error
+        raise Damaged("its pickle has no end")
+
+    def _step(self, opcode: str, argument: Any, position: int | None) -> None:
+        stack = self._stack
+        match opcode:
+            case "PROTO" | "FRAME":
+                pass
+            case _ if opcode in _LITERALS:
+                stack.append(argument)
+            case _ if opcode in _CONSTANTS:
+                stack.append(_CONSTANTS[opcode])
+            case _ if opcode in _EMPTY:
+                stack.append(_EMPTY[opcode]())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(opcode[-1])
+                stack.append(tuple(self._pop() for _ in range(count))[::-1])
+            case "TUPLE":
+                items = self._pop_mark()
+                self._stack.append(tuple(items))
+            case "LIST":
+                items = self._pop_mark()
+                self._stack.append(items)
+            case "APPEND":
+                item = self._pop()
+                self._top(list).append(item)
+            case "APPENDS":
+                items = self._pop_mark()
+                self._top(list).extend(items)
+            case "DICT":
+                items = self._pop_mark()
+                self._stack.append(_pairs(items))
+            case "SETITEM":
+                value, key = self._pop(), self._pop()
+                self._top(dict).update(_pairs([key, value]))
+            case "SETITEMS":
+                items = self._pop_mark()
+                self._top(dict).update(_pairs(items))
+            case "ADDITEMS":
+                items = self._pop_mark()
+                self._top(set).update(map(_key, items))
+            case "MARK":
+                self._below_marks.append(stack)
+                self._stack = []
+            case "POP":
+                self._pop()
+            case "POP_MARK":
+                self._pop_mark()
+            case "DUP":
+                stack.append(stack[-1])
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "GLOBAL":
+                stack.append(self._global(_dotted(argument)))
+            case "STACK_GLOBAL":
+                name, module = self._pop(), self._pop()
+                if not isinstance(name, str) or not isinstance(module, str):
+                    raise TypeError("a global without a name")
+                stack.append(self._global(f"{module}.{name}"))
+            case "BINPERSID":
+                stack.append(_storage(self._pop()))
+            case "REDUCE" | "NEWOBJ":
+                args, target = self._pop(), self._pop()
+                stack.append(self._make(target, args))
+            case "BUILD":
+                state = self._pop()
+                built = stack[-1]
+                if isinstance(built, Record):
+                    built.state = state
+                elif not isinstance(built, dict):  # an ordered dict's own attributes mean nothing here
+                    raise ValueError(f"at byte {position}, state for a {type(built).__name__}")
+            case _:
+                raise UserError(
+                    f"{self._source}: refused: its pickle uses the opcode {opcode} (byte {position}), which no YOLOv5 "
+                    f"checkpoint needs. Nothing of it was run."
+                )
+
+    def _pop(self) -> Any:
+        return self._stack.pop()
+
+    def _pop_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._below_marks.pop()
+        return items
+
+    def _top(self, kind: type) -> Any:
+        top = self._stack[-1]
+        if type(top) is not kind:
+            raise TypeError(f"items for a {type(top).__name__}, expected a {kind.__name__}")
+        return top
+
+    def _global(self, name: str) -> Global:
+        known = name in _BUILDERS or name in _STORAGES or name in _INERT or _INERT_CLASSES.match(name) is not None
+        if not known:
+            raise UserError(
+                f"{self._source}: refused: its pickle asks for {name!r}, which has no place in a YOLOv5 checkpoint. "
+                f"Nothing of it was run. Use a file from a source that you trust."
+            )
+        return Global(name)
+
+    def _make(self, target: Any, args: Any) -> Any:
+        if not isinstance(target, Global) or not isinstance(args, tuple):
+            raise TypeError(f"a call of a {type(target).__name__}")
+        if target.name == _TENSOR:
+            return self._tensor(*args[:4])
+        if target.name == _PARAMETER:
+            if not isinstance(args[0], Tensor):
+                raise TypeError("a parameter that is no tensor")
+            return args[0]
+        if target.name == _ORDERED_DICT:
+            return _pairs([item for pair in args[0] for item in pair]) if args else {}
+        if target.name in _SETS:
+            return set(map(_key, args[0])) if args else set()
+        return Record(target.name, args)
+
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
+        """A view of a storage; an error where an element would lie outside it, or where elements repeat."""
+        if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
+            raise TypeError("a tensor without storage, size or stride")
+        numbers = (offset, *size, *stride)
+        if len(size) != len(stride) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+            raise ValueError(f"a tensor of size {size}, stride {stride} at {offset}")
+        elements = math.prod(size)
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if elements else offset - 1
+        if last >= storage.numel or elements > storage.numel:
+            raise ValueError(f"a tensor of size {size}, stride {stride} at {offset} in {storage.numel} elements")
+        flat = self._load(storage)
+        return flat.as_strided(size, stride, offset) if elements else flat.new_empty(size)
+
+
+def mentions_objects(pickled: bytes) -> bool:
+    """Whether a pickle asks for more than a checkpoint of tensors and plain values needs; runs nothing of it.
+
+    Raises:
+        ValueError: it is no pickle.
+    """
+    return any(
+        (opcode.name == "GLOBAL" and _dotted(argument) not in _PLAIN) or opcode.name in {"STACK_GLOBAL", "INST"}
+        for opcode, argument, _ in pickletools.genops(pickled)
+    )
+
+
+def _dotted(argument: Any) -> str:
+    """'module name', as pickletools gives a GLOBAL's argument, with a dot."""
+    return str(argument).replace(" ", ".", 1)
+
+
+def _storage(reference: Any) -> Storage:
+    match reference:
+        case ("storage", Global(name), str(key), str(), int(numel)) if name in _STORAGES and numel >= 0:
+            return Storage(key, _STORAGES[name], numel)
+    raise ValueError("a persistent id that is no storage")
+
+
+def _key(value: Any) -> str | int | float | None:
+    """`value`, if it may be the key of a dict or an item of a set (a tuple's hash could nest without end)."""
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise TypeError(f"a key that is a {type(value).__name__}")
+    return value
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    return {_key(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
