@@ -1,4 +1,4 @@
-"""Run directories: a new one for each run, the newest checkpoint among them, the YAML files inside."""
+"""Folders of runs: a new one for each run, the newest checkpoint among them, the YAML files inside."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from utils.ranks.world import World
 def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank calls this.
 
-    Rank 0 makes it, all ranks learn its path; the others touch no disk. Making a folder is one atomic step, so that two
-    runs that start at the same instant get two folders.
+    Only rank 0 touches the disk; all ranks learn the path. Making a folder is atomic, so that two runs that start at
+    the same instant get two folders.
 
     Args:
         project: folder of runs; made where it is missing.
@@ -29,7 +29,7 @@ def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Pa
         world: the ranks.
 
     Returns:
-        The absolute path, the same on every rank; on another node it may mean nothing.
+        The absolute path, the same on every rank; on another node there may be no such folder.
 
     Raises:
         UserError: on every rank, where the folder cannot be made or written to.
@@ -43,7 +43,7 @@ def _make_run(first: Path, exist_ok: bool) -> Path:
     except OSError as error:
         raise UserError(
             f"Run directory {first}: cannot be made or written to ({error}). Expected a folder where this user may "
-            "write. Choose another with --project and --name, or mend its permissions."
+            "write. Choose another with --project and --name, or change its permissions."
         ) from error
 
 
@@ -66,10 +66,7 @@ def _make_new(first: Path) -> Path:
 
 
 def discard_if_empty(run: Path) -> bool:
-    """Remove a run directory that holds no file, only empty folders; return whether it was removed.
-
-    For a run that ends before it has written anything, so that no half-made one stays behind.
-    """
+    """Remove the folder of a run that ended before it wrote a file; return whether it was removed."""
     if not run.is_dir() or any(not path.is_dir() or path.is_symlink() for path in run.rglob("*")):
         return False
     for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
@@ -103,7 +100,7 @@ def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: the file cannot be written.
-        yaml.representer.RepresenterError: a value is nothing that YAML knows.
+        yaml.representer.RepresenterError: a value that YAML cannot represent.
     """
     text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
     with atomic_write(path) as file:

@@ -21,13 +21,13 @@ OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{na
 
 
 class Weights(NamedTuple):
-    """Weights to start from, and what they bring.
+    """Weights to start from, and what else their file says.
 
     Attributes:
         state_dict: float32 tensors by name; the EMA's.
         model_yaml: the architecture, plain.
         names: class names by index; () where an original file has none.
-        source: what they are, for the log: "best.pt (epoch 12)".
+        source: where they come from, for the log: "best.pt (after 12 epochs)".
     """
 
     state_dict: dict[str, Tensor]
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
 
 
 def load_weights(path: Path) -> Weights:
-    """Read the weights of a checkpoint: ours, or an original YOLOv5 file, of which nothing is run.
+    """Read the weights of a checkpoint of this program or of an original YOLOv5 file; nothing in it is run.
 
     Raises:
         UserError: as of `load_checkpoint` and `load_legacy`.
@@ -65,13 +65,13 @@ def intersect_weights(
     Args:
         model_state, checkpoint_state: state dictionaries.
         source: names the checkpoint in the error.
-        exclude: regular expressions; a tensor whose name one of them matches somewhere is left as the model has it.
+        exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
 
     Returns:
-        The fitting tensors, to be given to `load_state_dict(…, strict=False)`, and a report in one line.
+        The fitting tensors, for `load_state_dict(…, strict=False)`, and a report in one line.
 
     Raises:
-        UserError: not a single layer's weights fit: the architecture is another one.
+        UserError: no layer's weights fit: the architecture is another one.
     """
     patterns = [re.compile(pattern) for pattern in exclude]
     wanted, offered = (
@@ -108,11 +108,11 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
 
 
 def resolve_weights(name: str, *, progress: bool = True) -> Path:
-    """Find the file that `--weights` means; download an official one that is nowhere.
+    """Find the file that `--weights` means; download an official one that is not there.
 
     Args:
         name: a path, or the bare name of an official YOLOv5 checkpoint such as "yolov5s.pt", which is looked for in the
-            working directory, then in the cache folder, then downloaded to the cache folder.
+            working directory and in the cache folder, and else downloaded to the latter.
         progress: show a bar while downloading.
 
     Raises:

@@ -1,6 +1,6 @@
 """Hyperparameter search: mutations of the best sets so far, one whole training each.
 
-Every training is a line of evolve.csv, on the disk when it ends, so a search that was stopped goes on from its file.
+Every training is a line of evolve.csv, written when it ends, so a search that was stopped resumes from its file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
-PARENTS = 5  # of the best trials, one is drawn to be mutated
+PARENTS = 5  # the best trials, of which one is sampled to be mutated
 MUTATION_PROBABILITY = 0.8
 MUTATION_SIGMA = 0.2
 FACTOR_RANGE = (0.3, 3.0)
@@ -40,7 +40,7 @@ class Trial:
     """One training of a search.
 
     Attributes:
-        hyp: what it trained with.
+        hyp: its hyperparameters.
         precision, recall, map50, map, fitness: of its final validation.
     """
 
@@ -60,9 +60,9 @@ class Trial:
 def mutate(trials: Sequence[Trial], start: Hyp, rng: np.random.Generator) -> Hyp:
     """Hyperparameters of the next trial: `start` first, then mutations of the best.
 
-    One of the best five is drawn, in proportion to how far its fitness is above the least of them. Each value changes
-    with probability 0.8 by a factor normal around 1, clipped to 0.3–3 and to the range that the key allows. What is 0
-    stays 0: an augmentation that is off is not switched on.
+    The parent is sampled from the best five, in proportion to how far its fitness is above the lowest of them. Each
+    value changes with probability 0.8 by a factor normal around 1, clipped to 0.3–3 and to the range that the key
+    allows. A value of 0 stays 0: an augmentation that is off is not switched on.
 
     Args:
         trials: so far.
@@ -85,10 +85,10 @@ def mutate(trials: Sequence[Trial], start: Hyp, rng: np.random.Generator) -> Hyp
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """Trials of an evolve.csv, in order; none where there is no file.
+    """Trials of an evolve.csv, in order; [] where there is no file.
 
     Raises:
-        UserError: a line is not one of a search.
+        UserError: a line that no search has written.
     """
     if not path.is_file():
         return []
@@ -99,7 +99,7 @@ def read_trials(path: Path) -> list[Trial]:
             hyp = Hyp.from_dict({f.name: float(row[f.name]) for f in dataclasses.fields(Hyp)}, f"{path}:{number}")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path}:{number}: not a line of a search ({error}). Remove it, or move the file."
+                f"{path}:{number}: not a line that a search has written ({error}). Remove it, or move the file."
             ) from error
         scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
         trials.append(Trial(hyp, *scores, figures["fitness"]))
@@ -118,7 +118,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
-    """The fittest of at least one."""
+    """The trial of the highest fitness, of at least one."""
     return max(trials, key=lambda trial: trial.fitness)
 
 
@@ -127,8 +127,8 @@ def evolve(
 ) -> Metrics | None:
     """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
 
-    The search lies in `--project`/`--name` and goes on from there when the command is given again. A training whose
-    loss stops being finite is a trial of no worth, and the search goes on.
+    The search lies in `--project`/`--name` and resumes from there when the command is given again. A training whose
+    loss stops being finite counts as a trial of fitness 0.
 
     Args:
         config: of the search; each training has its own, without plots and loggers.
@@ -137,7 +137,7 @@ def evolve(
         train: one training; returns its metrics.
 
     Returns:
-        The metrics of the last training that ended; None where all were done before.
+        The metrics of the last training that ended; None where there was none left to do.
     """
     project = config.project if config.project != TrainConfig.project else "runs/evolve"
     folder = world.from_main(lambda: open_run(project, config.name, True, World()))
@@ -153,14 +153,14 @@ def evolve(
         except Diverged as error:
             log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
             trials.append(Trial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
-        world.from_main(partial(keep_trials, folder, generation, trials))
+        world.from_main(partial(record_trials, folder, generation, trials))
     best = best_trial(trials)
     log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
     return metrics
 
 
-def keep_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
-    """Write the table of a search and its best set; the training itself has served."""
+def record_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
+    """Write the table of a search and its best set; remove the files of the training itself."""
     write_trials(folder / "evolve.csv", trials)
     write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
     shutil.rmtree(folder / f"generation{generation}")
