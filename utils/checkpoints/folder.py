@@ -65,16 +65,6 @@ def _make_new(first: Path) -> Path:
     raise AssertionError("count() never ends")
 
 
-def discard_if_empty(run: Path) -> bool:
-    """Remove the folder of a run that ended before it wrote a file; return whether it was removed."""
-    if not run.is_dir() or any(not path.is_dir() or path.is_symlink() for path in run.rglob("*")):
-        return False
-    for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
-        folder.rmdir()
-    run.rmdir()
-    return True
-
-
 def newest_last_checkpoint(project: str | Path) -> Path:
     """The `weights/last.pt` under `project` that was written last: what a bare `--resume` means.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from utils.checkpoints.folder import discard_if_empty, newest_last_checkpoint, open_run, write_yaml
+from utils.checkpoints.folder import newest_last_checkpoint, open_run, write_yaml
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -70,16 +70,6 @@ def test_other_ranks_learn_the_path_or_the_error_and_touch_no_disk(tmp_path: Pat
     with pytest.raises(UserError, match="read-only"):
         open_run(tmp_path / "runs", "exp", False, Follower(UserError("read-only")))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_run_is_discarded_and_one_with_a_file_is_not(tmp_path: Path) -> None:
-    empty, full = open_run(tmp_path, "exp", False, World()), open_run(tmp_path, "exp", False, World())
-    (empty / "weights" / "deeper").mkdir(parents=True)
-    (full / "weights").mkdir()
-    (full / "weights" / "last.pt").write_bytes(b"")
-    assert discard_if_empty(empty) and not empty.exists()
-    assert not discard_if_empty(full) and (full / "weights" / "last.pt").exists()
-    assert not discard_if_empty(empty)
 
 
 def test_the_newest_checkpoint_counts_wherever_its_run_stands(tmp_path: Path) -> None:
