@@ -128,13 +128,14 @@ class Saver:
         self._settle_state()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
-        def begin() -> None:
+        def write() -> None:
             self._finish_writing()
-            self._writing = self._thread.submit(self._write, names, snapshot(self._content(losses)))
             if wait:
-                self._finish_writing()
+                self._write(names, self._content(losses))
+            else:
+                self._writing = self._thread.submit(self._write, names, snapshot(self._content(losses)))
 
-        world.from_main(begin)
+        world.from_main(write)
         world.set_activity("training")
 
     def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
