@@ -17,7 +17,7 @@ NOMINAL_BATCH = 64  # images that one optimizer step stands for; smaller batches
 
 
 def accumulation(batch_size: int) -> int:
-    """Batches an optimizer step, after the warm-up."""
+    """Batches an optimizer step, after the warm-up. Each keeps a mean loss of its own (see `TrainStep`)."""
     return max(round(NOMINAL_BATCH / batch_size), 1)
 
 

@@ -45,6 +45,9 @@ class TrainStep:
     counts are all-reduced in one small message during the forward, and with them whether a rank was asked to stop: no
     control message is needed in a step.
 
+    Each batch of a window keeps a mean of its own. Four batches of 16 have the gradient of one of 64 where they have
+    equally many positives; else a positive weighs more in the batch that has fewer of them, as in the original.
+
     Args:
         model: as `smart_DDP` returned it.
         state: what a step changes; `state.model` is the raw model inside `model`.
