@@ -50,21 +50,12 @@ def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
     return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 
-def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU of every pair: (N, 4) and (M, 4) xyxy to (N, M)."""
-    area_a = (a[:, 2:] - a[:, :2]).clamp(min=0).prod(1)
-    area_b = (b[:, 2:] - b[:, :2]).clamp(min=0).prod(1)
-    overlap = (
-        (torch.min(a[:, None, 2:], b[None, :, 2:]) - torch.max(a[:, None, :2], b[None, :, :2])).clamp(min=0).prod(2)
-    )
-    return overlap / (area_a[:, None] + area_b[None, :] - overlap).clamp(min=1e-9)
-
-
 def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
 
     CIoU = IoU − ρ²/c² − αv with v = 4/π² (atan w/h − atan w'/h')² and α = v / (v − IoU + 1), held constant in the
-    gradient (Zheng et al., Distance-IoU Loss, AAAI 2020).
+    gradient (Zheng et al., Distance-IoU Loss, AAAI 2020). `torchvision.ops.complete_box_iou_loss` is NaN for some equal
+    boxes, and takes corners, which the loss would have to make first.
     """
     a_min, a_max = a[:, :2] - a[:, 2:] / 2, a[:, :2] + a[:, 2:] / 2
     b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.ops import box_iou
 
 from models.suppression import (
     Suppression,
@@ -20,7 +21,6 @@ from models.suppression import (
     suppress_candidates,
     undo_letterbox,
 )
-from utils.boxes import box_iou
 from utils.types import Detections
 
 

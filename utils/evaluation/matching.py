@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.ops import box_iou
 
-from utils.boxes import box_iou
 from utils.types import Detections
 
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
@@ -68,7 +68,7 @@ def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float3
     """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision as pycocotools has it."""
     # Copied by NumPy: labels are mapped read-only, which torch would warn of.
     a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
-    return box_iou(a, b).numpy()
+    return box_iou(a, b).nan_to_num_(0).numpy()  # 0 / 0: two boxes without an area
 
 
 def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
