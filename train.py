@@ -73,7 +73,7 @@ from utils.ranks.signals import Interruption
 from utils.ranks.world import World, torch_distributed_zero_first
 from utils.report.console import setup_logging
 from utils.report.epoch_bar import EpochBar
-from utils.report.journal import Journal
+from utils.report.journal import EpochFigures, Journal
 from utils.report.pictures import PictureSink
 from utils.report.tables import table_header, validation_line
 from utils.report.trackers.loggers import check_trackers
@@ -153,12 +153,9 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         world.remember("run", str(run))
         if resumed:
             world.remember("saved", "yes")
+        context = RunContext(config, hyp, world, imgsz, raw_model.stride, batch_size, run)
         journal = stack.enter_context(
-            Journal(
-                *(run, config, hyp, train_index, world, criterion.names),
-                start_epoch=progress.epoch,
-                resumed=resumed is not None,
-            )
+            Journal(context, train_index, criterion.names, start_epoch=progress.epoch, resumed=resumed is not None)
         )
         model = smart_DDP(
             raw_model, config.sync_bn, config.compile, dynamic=config.multi_scale or config.rect, world=world
@@ -189,7 +186,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             reweight(loader, train_index, progress, config)
             raw_model.train()
             first = progress.step_in_epoch
-            with EpochBar(epoch, config.epochs, batches, world, criterion.names, start=first) as bar:
+            with EpochBar(f"{epoch}/{config.epochs - 1}", batches, world, criterion.names, start=first) as bar:
                 drawn = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
@@ -218,15 +215,10 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             is_best = metrics is not None and stopper.best_epoch == epoch
             progress.finish_epoch()
             with profile.stage("plots"):
-                journal.epoch(
-                    epoch,
-                    losses=losses.tolist(),
-                    metrics=metrics,
-                    rates=schedule.learning_rates((epoch + 1) * batches - 1),
-                    seconds=time.perf_counter() - started,
-                    data_wait=bar.data_wait,
-                    images_per_s=trained,
-                )
+                rates = schedule.learning_rates((epoch + 1) * batches - 1)
+                seconds = time.perf_counter() - started
+                figures = EpochFigures(losses.tolist(), metrics, rates, seconds, bar.data_wait, trained)
+                journal.epoch(epoch, figures)
             with profile.stage("saving"):
                 saver.after_epoch(epoch, wanted=last or stop or not config.nosave, is_best=is_best, done=last or stop)
             profile.epoch(epoch, time.perf_counter() - started)
@@ -378,11 +370,11 @@ def finish(
 ) -> Metrics:
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
-    sinks = [PictureSink(journal.run, index)] if journal.draws else []
+    sinks = [PictureSink(journal.run, index)] if journal.renders else []
     found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
         print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
-        report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.draws)
+        report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.renders)
     journal.finish(stopper.best_epoch, saver.best)
     world.barrier()
     return found.metrics

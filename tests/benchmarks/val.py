@@ -22,8 +22,9 @@ from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.boxes import cxcywh_to_xyxy
 from utils.checkpoints.weights import load_weights, resolve_weights
 from utils.engine.precision import Precision
-from utils.evaluation.average_precision import Accumulator, summarize
+from utils.evaluation.curves import summarize
 from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.match_state import Accumulator
 from utils.evaluation.matching import ImageMatches
 from utils.evaluation.measurement import Settings
 from utils.machine.accelerator import Accelerator

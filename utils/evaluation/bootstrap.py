@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import MatchState, average_precision, rank
+from utils.evaluation.average_precision import average_precision, rank
+from utils.evaluation.match_state import MatchState
 
 _CHUNK = 50  # rounds at a time: bounds memory, and keeps a class's working set in the processor's cache
 

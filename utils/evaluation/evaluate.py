@@ -16,7 +16,8 @@ from data.feed.loader import ValLoader
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from utils.engine.precision import Precision
-from utils.evaluation.average_precision import Curves, MatchState, merge, summarize
+from utils.evaluation.curves import Curves, summarize
+from utils.evaluation.match_state import MatchState, merge
 from utils.evaluation.measurement import Measurement, Settings
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch

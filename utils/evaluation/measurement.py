@@ -29,8 +29,8 @@ from models.suppression import (
 )
 from models.tta import predict_augmented
 from utils.engine.precision import Precision
-from utils.evaluation.average_precision import Accumulator
 from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.match_state import Accumulator
 from utils.evaluation.matching import ImageMatches, match_image
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch

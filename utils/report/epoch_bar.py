@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """False where a terminal says that it is 0 columns wide, as in some containers: a bar would show nothing."""
+    """False where a terminal reports 0 columns, as in some containers: a bar would show nothing."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns > 0
-    except OSError:  # it does not say
+    except OSError:  # no size known
         return True
 
 
@@ -38,7 +38,7 @@ class EpochBar:
     minute before. Ranks other than 0 print nothing, but measure as rank 0 does.
 
     Args:
-        epoch, epochs: this epoch, from 0, and how many there are.
+        label: of the epoch, such as "3/99".
         batches: in the whole epoch.
         world: this rank.
         loss_names: of the criterion.
@@ -48,8 +48,7 @@ class EpochBar:
 
     def __init__(
         self,
-        epoch: int,
-        epochs: int,
+        label: str,
         batches: int,
         world: World,
         loss_names: Sequence[str],
@@ -59,12 +58,12 @@ class EpochBar:
     ) -> None:
         losses = (f"{name}_loss" for name in loss_names)
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
-        self.epoch, self.epochs, self.batches = epoch, epochs, batches
+        self.label, self.batches = label, batches
         self.done = self._start = start
         self.wait_s = 0.0
         self._accelerator = world.accelerator
         self._stream = stream or sys.stderr
-        self._speaks = world.is_main
+        self._prints = world.is_main
         self._plain = not (self._stream.isatty() and _has_width(self._stream))
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
@@ -74,7 +73,7 @@ class EpochBar:
     def __enter__(self) -> EpochBar:
         self._started = time.monotonic()
         self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch at once
-        if self._speaks:
+        if self._prints:
             tqdm.write("".join(f"{name:>{_WIDTH}}" for name in self.columns), file=self._stream)
             if not self._plain:
                 self._bar = tqdm(
@@ -135,7 +134,7 @@ class EpochBar:
         """The figures of the latest batch, below `columns`."""
         assert self._latest is not None, "no batch yet"
         losses, instances, size = self._latest
-        cells = [f"{self.epoch}/{self.epochs - 1}", f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]
+        cells = [self.label, f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]
         cells += [f"{float(loss):.4g}" for loss in losses]
         cells += [str(instances), str(size), f"{self.data_wait:.0%}"]
         return "".join(f"{cell:>{_WIDTH}}" for cell in cells)
@@ -143,7 +142,7 @@ class EpochBar:
     def _show(self) -> None:
         """Print the line, or put it in front of the bar."""
         self._shown = time.monotonic()
-        if not self._speaks or self._latest is None:
+        if not self._prints or self._latest is None:
             return
         if self._bar is not None:
             self._bar.set_description_str(self.line())

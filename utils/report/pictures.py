@@ -22,7 +22,7 @@ from utils.files import atomic_write
 from utils.report.palette import class_colour, font_file, printable, text_colour
 from utils.types import FILL, Batch, DatasetIndex, Detections
 
-PICTURES = 3  # batches that are drawn
+PICTURES = 3  # batches that are rendered
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
@@ -32,7 +32,7 @@ Picture = NDArray[np.uint8]
 
 
 class Annotations(NamedTuple):
-    """What to draw on one image.
+    """What to mark on one image.
 
     Attributes:
         boxes_xyxy: float (n, 4), pixels of that image.
@@ -50,25 +50,25 @@ class PictureSink(Sink):
 
     def __init__(self, folder: Path, index: DatasetIndex) -> None:
         self._folder, self._index = folder, index
-        self._drawn = 0
+        self._rendered = 0
 
     def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        """Draw a batch, as long as there are few."""
-        if self._drawn == PICTURES:
+        """Render a batch, if it is one of the first."""
+        if self._rendered == PICTURES:
             return
         captions = [self._index.path(i).name for i in batch.indices.tolist()]
-        stem = self._folder / f"val_batch{self._drawn}"
+        stem = self._folder / f"val_batch{self._rendered}"
         with tolerate(f"{stem.name} pictures"):
-            draw_targets(batch, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
-            draw_detections(batch, in_batch, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
-        self._drawn += 1
+            render_targets(batch, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
+            render_detections(batch, in_batch, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
+        self._rendered += 1
 
 
-def draw_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
+def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
     """Picture of a batch with its targets (`train_batch0.jpg`, `val_batch0_labels.jpg`).
 
     Args:
-        batch: on any device; the first 16 images are drawn.
+        batch: on any device; the first 16 images are shown.
         names: class names by index.
         captions: one an image, usually the file's name; may be empty.
         target: a .jpg file, replaced atomically.
@@ -85,7 +85,7 @@ def draw_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], ta
     save_grid(batch.images[:count].cpu().numpy(), annotations, names, captions, target)
 
 
-def draw_detections(
+def render_detections(
     batch: Batch,
     detections: Sequence[Detections],
     names: Sequence[str],
@@ -97,9 +97,9 @@ def draw_detections(
     """Picture of a batch with what was found on it (`val_batch0_pred.jpg`).
 
     Args:
-        batch: as in `draw_targets`.
+        batch: as in `render_targets`.
         detections: one an image, in pixels of `batch.images`.
-        names, captions, target: as in `draw_targets`.
+        names, captions, target: as in `render_targets`.
         min_score: detections below it are left out.
     """
     count = min(len(batch), MAX_IMAGES)
@@ -184,7 +184,7 @@ def _columns(count: int, height: int, width: int) -> int:
 
 
 def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: str) -> None:
-    """Draw boxes, then their labels, then the caption into `tile`, in place."""
+    """Paint boxes, then their labels, then the caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
     thickness = max(round(max(height, width) / 240), 2)
@@ -192,7 +192,7 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
 
     area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
-    order = np.argsort(-area, kind="stable")  # small boxes last: a large one must not hide them
+    order = np.argsort(-area, kind="stable")  # small boxes last, lest a large one hide them
     corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int)
     for m in order:
         x1, y1, x2, y2 = (int(v) for v in corners[m])
@@ -206,7 +206,7 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
             text = f"{text} {marks.scores[m]:.2f}"
         mask = _text(_shorten(text, size, width // 2, keep_end), size)
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
-        if place is not None:  # in a crowd the box's colour has to do; labels over labels would be read by nobody
+        if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
@@ -225,8 +225,8 @@ def _free_place(
     right, bottom = max(tile_hw[1] - label_w, 0), max(tile_hw[0] - label_h, 0)
     edge = thickness // 2
     columns = (x1 - edge, x2 + edge + 1 - label_w)
-    wanted = [(x, y) for y in (y1 - edge - label_h, y1, y2 - label_h, y2 + edge + 1) for x in columns]
-    for x, y in ((min(max(x, 0), right), y) for x, y in wanted if 0 <= y <= bottom):
+    places = [(x, y) for y in (y1 - edge - label_h, y1, y2 - label_h, y2 + edge + 1) for x in columns]
+    for x, y in ((min(max(x, 0), right), y) for x, y in places if 0 <= y <= bottom):
         if all(x >= r or y >= b or x + label_w <= left or y + label_h <= top for left, top, r, b in taken):
             return x, y
     return None
@@ -262,7 +262,7 @@ def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
 
 @lru_cache(maxsize=512)
 def _text(text: str, size: int) -> NDArray[np.uint8]:
-    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts know ASCII alone."""
+    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII."""
     font = _font(font_file(text), size)
     ascent, descent = font.getmetrics()
     margin = size // 4

@@ -7,7 +7,7 @@ from pathlib import Path
 from utils.errors import tolerate
 from utils.evaluation.bootstrap import bootstrap_interval
 from utils.evaluation.evaluate import Evaluation
-from utils.report.charts import plot_validation
+from utils.report.charts.validation import plot_validation
 from utils.report.tables import class_table, interval_line, speed_line, table_header, table_lines, validation_line
 from utils.seeding import sample_rng
 from utils.types import DatasetIndex

@@ -104,11 +104,11 @@ def test_decoded_rows_are_boxes_and_probabilities(name: str) -> None:
 
 def test_without_objectness_a_score_is_the_class_probability() -> None:
     rows = torch.tensor([[10, 10, 8, 8, 0.9, 0.3], [50, 50, 8, 8, 0.1, 0.2], [90, 90, 8, 8, 0.05, 0.6]])[None]
-    (found,) = non_max_suppression(rows, 0.25, 0.5, has_objectness=False)
+    (found,) = non_max_suppression(rows, Suppression(0.25, 0.5, has_objectness=False))
     torch.testing.assert_close(found.scores, torch.tensor([0.9, 0.6, 0.3]))
     assert found.classes.tolist() == [0, 1, 1]
     with_objectness = torch.cat((rows[..., :4], torch.ones(1, 3, 1), rows[..., 4:]), 2)
-    (same,) = non_max_suppression(with_objectness, 0.25, 0.5)
+    (same,) = non_max_suppression(with_objectness, Suppression(0.25, 0.5))
     assert torch.equal(found.boxes_xyxy, same.boxes_xyxy) and torch.equal(found.scores, same.scores)
 
 

@@ -14,18 +14,11 @@ from numpy.typing import NDArray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from utils.evaluation.average_precision import (
-    RECALLS,
-    Accumulator,
-    MatchState,
-    average_precision,
-    merge,
-    rank,
-    smooth,
-    summarize,
-)
+from utils.evaluation.average_precision import RECALLS, average_precision, rank
 from utils.evaluation.bootstrap import bootstrap_interval, bootstrap_maps
 from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.curves import smooth, summarize
+from utils.evaluation.match_state import Accumulator, MatchState, merge
 from utils.evaluation.matching import IOU_THRESHOLDS, match_image
 from utils.types import Detections
 

@@ -18,14 +18,14 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import Curves
-from utils.report import charts as plots
-from utils.report.charts import (
+from utils.evaluation.curves import Curves
+from utils.report.charts import training
+from utils.report.charts.labels import plot_labels
+from utils.report.charts.training import plot_results
+from utils.report.charts.validation import (
     plot_confidence_curve,
     plot_confusion_matrix,
-    plot_labels,
     plot_pr_curve,
-    plot_results,
     plot_validation,
 )
 from utils.types import DatasetIndex
@@ -38,13 +38,13 @@ AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
 def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
     """The figures that were saved."""
     made: list[Figure] = []
-    save = plots._save
+    save = Figure.savefig
 
-    def keep(figure: Figure, target: Path) -> None:
-        save(figure, target)
+    def keep(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        save(figure, *args, **kwargs)
         made.append(figure)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     yield made
 
 
@@ -75,7 +75,7 @@ def index(class_names: list[str], objects: int) -> DatasetIndex:
 
 def results(epochs: int, **columns: Any) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    panels = (*map(plots._loss_panel, ("box", "obj", "cls")), *plots._PANELS)
+    panels = (*map(training._loss_panel, ("box", "obj", "cls")), *training._PANELS)
     keys = [column for _, series in panels for column in series]
     frame = pd.DataFrame({"epoch": np.arange(epochs), **{key: rng.uniform(0.1, 0.9, epochs) for key in keys}})
     return frame.assign(**columns)
@@ -156,10 +156,10 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
 
 
 def test_smoothing_keeps_lines_and_ends() -> None:
-    assert plots._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
+    assert training._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
     ramp = np.arange(200.0)
-    assert plots._smoothed(ramp)[20:-20] == pytest.approx(ramp[20:-20])
-    step = plots._smoothed(np.repeat([0.0, 1.0], 50))
+    assert training._smoothed(ramp)[20:-20] == pytest.approx(ramp[20:-20])
+    step = training._smoothed(np.repeat([0.0, 1.0], 50))
     assert (np.diff(step) >= 0).all() and step[0] == 0 and step[-1] == 1
 
 

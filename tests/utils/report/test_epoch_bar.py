@@ -30,7 +30,7 @@ def world(rank: int = 0) -> World:
 
 
 def run_epoch(stream: io.StringIO, rank: int = 0, steps: int = 50) -> EpochBar:
-    with EpochBar(3, 10, steps, world(rank), NAMES, stream=stream) as bar:
+    with EpochBar("3/9", steps, world(rank), NAMES, stream=stream) as bar:
         for step in bar.timed(range(steps)):
             bar.update(1, torch.tensor([0.1, 0.02, 0.003]) * (step + 1), 17, 640)
     return bar
@@ -77,7 +77,7 @@ def test_losses_are_not_read_at_every_step() -> None:
             Watched.reads += 1
             return iter((1.0, 2.0, 3.0))
 
-    with EpochBar(0, 1, 1000, world(), NAMES, stream=Terminal()) as bar:
+    with EpochBar("0/0", 1000, world(), NAMES, stream=Terminal()) as bar:
         for _ in range(1000):
             bar.update(1, Watched(), 1, 64)  # type: ignore[arg-type]
     assert 1 <= Watched.reads <= 20
@@ -89,7 +89,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
             time.sleep(0.03)
             yield i
 
-    with EpochBar(0, 1, 5, world(), NAMES, stream=io.StringIO()) as bar:
+    with EpochBar("0/0", 5, world(), NAMES, stream=io.StringIO()) as bar:
         for _ in bar.timed(slow()):
             time.sleep(0.01)
             bar.update(1, [0.0, 0.0, 0.0], 0, 64)
@@ -103,7 +103,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
 
 def test_an_epoch_that_fails_prints_no_figures() -> None:
     stream = io.StringIO()
-    with pytest.raises(RuntimeError), EpochBar(0, 1, 5, world(), NAMES, stream=stream) as bar:
+    with pytest.raises(RuntimeError), EpochBar("0/0", 5, world(), NAMES, stream=stream) as bar:
         bar.update(1, [1.0, 1.0, 1.0], 0, 64)
         raise RuntimeError
     assert len(stream.getvalue().splitlines()) == 1

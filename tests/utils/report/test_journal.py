@@ -1,29 +1,22 @@
-"""What rank 0 keeps of a run, and what happens where it cannot."""
+"""The record of a run, and what happens where it cannot be written."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.report.journal import Journal
+from utils.report.journal import EpochFigures, Journal
 from utils.report.results import read_results
 from utils.types import DatasetIndex
 
-EPOCH: dict[str, Any] = {
-    "losses": (0.1, 0.2, 0.3),
-    "metrics": None,
-    "rates": (0.01, 0.01, 0.01),
-    "seconds": 1.0,
-    "data_wait": 0.5,
-    "images_per_s": 10.0,
-}
+EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
 
 
 def index() -> DatasetIndex:
@@ -33,18 +26,16 @@ def index() -> DatasetIndex:
 
 def open_journal(run: Path, start_epoch: int = 0) -> Journal:
     config = TrainConfig(noplots=True, loggers="none")
-    hyp = load_hyp("hyp.scratch-low.yaml")
-    return Journal(
-        run, config, hyp, index(), World(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0
-    )
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, 16, run)
+    return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         for epoch in range(3):
-            journal.epoch(epoch, **EPOCH)
+            journal.epoch(epoch, EPOCH)
     with open_journal(tmp_path, start_epoch=2) as journal:
-        journal.epoch(2, **{**EPOCH, "seconds": 7.0})
+        journal.epoch(2, dataclasses.replace(EPOCH, seconds=7.0))
     table = read_results(tmp_path / "results.csv")
     assert table["epoch"].tolist() == [0, 1, 2]
     assert table["time/epoch_s"].tolist() == [1, 1, 7]
@@ -54,7 +45,7 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
 def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
     events = tmp_path / "events.out.tfevents.1"
     with open_journal(tmp_path) as journal:
-        journal.epoch(0, **EPOCH)
+        journal.epoch(0, EPOCH)
     events.touch()
     with open_journal(tmp_path, start_epoch=1):
         assert events.is_file()
@@ -67,15 +58,15 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
     assert events.is_file()
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
         open_journal(tmp_path / "exp")
 
 
-def test_a_row_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
         with pytest.raises(UserError, match=r"cannot be written to .*--resume"):
-            journal.epoch(0, **EPOCH)
+            journal.epoch(0, EPOCH)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.report.pictures import MAX_SIDE, Annotations, _free_place, draw_detections, draw_targets, grid
+from utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_detections, render_targets
 from utils.types import Batch, Detections
 
 NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
@@ -132,7 +132,7 @@ def test_text_is_one_line_of_characters_that_a_font_has() -> None:
 def test_targets_become_a_jpeg(tmp_path: Path) -> None:
     targets = torch.tensor([[0, 0, 10, 10, 200, 200], [1, 1, 50, 60, 300, 310]], dtype=torch.float32)
     path = tmp_path / "deep" / "train_batch0.jpg"
-    draw_targets(batch(grey(2, 320, 320), targets), NAMES, ["a.jpg", "b.jpg"], path)
+    render_targets(batch(grey(2, 320, 320), targets), NAMES, ["a.jpg", "b.jpg"], path)
     picture = cv2.imread(str(path))
     assert picture is not None and picture.shape == (320, 640, 3)
     assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
@@ -140,7 +140,7 @@ def test_targets_become_a_jpeg(tmp_path: Path) -> None:
 
 
 def test_images_without_objects_and_more_than_sixteen(tmp_path: Path) -> None:
-    draw_targets(batch(grey(20, 64, 96), torch.zeros((0, 6))), NAMES, [], tmp_path / "a.jpg")
+    render_targets(batch(grey(20, 64, 96), torch.zeros((0, 6))), NAMES, [], tmp_path / "a.jpg")
     picture = cv2.imread(str(tmp_path / "a.jpg"))
     assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
 
@@ -149,7 +149,7 @@ def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
     boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
     found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
     nothing = Detections(torch.zeros((0, 4)), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    draw_detections(batch(grey(2, 320, 320), torch.zeros((0, 6))), [found, nothing], NAMES, [], tmp_path / "p.png")
+    render_detections(batch(grey(2, 320, 320), torch.zeros((0, 6))), [found, nothing], NAMES, [], tmp_path / "p.png")
     picture = cv2.imread(str(tmp_path / "p.png"))
     assert picture is not None
     red = np.abs(picture[:, :, ::-1].astype(int) - class_colour(0)).max(-1) < 60
@@ -160,4 +160,4 @@ def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_written_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        draw_targets(batch(grey(1, 32, 32), torch.zeros((0, 6))), NAMES, [], tmp_path / "file" / "a.jpg")
+        render_targets(batch(grey(1, 32, 32), torch.zeros((0, 6))), NAMES, [], tmp_path / "file" / "a.jpg")

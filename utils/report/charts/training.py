@@ -1,0 +1,121 @@
+"""The course of a training: losses, metrics, rates and speed over the epochs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from utils.report.charts.figure import BLUE, INK, RED, new_figure, save, say_why_empty, style
+from utils.report.palette import class_hex
+from utils.types import fitness
+
+# Title, columns with their names in the legend; one panel each, after those of the losses.
+_PANELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("Precision", {"metrics/precision": "val"}),
+    ("Recall", {"metrics/recall": "val"}),
+    ("Learning rate", {"x/lr0": "biases", "x/lr1": "weights", "x/lr2": "norm weights"}),
+    ("mAP 0.5", {"metrics/mAP_0.5": "val"}),
+    ("mAP 0.5:0.95", {"metrics/mAP_0.5:0.95": "val"}),
+    ("Images per second", {"images_per_s": "train"}),
+)
+_LOSS_COLUMN = re.compile(r"train/(.+)_loss")
+_LONG_NAMES = {"obj": "objectness", "cls": "class"}  # of losses, for a title
+_SERIES_COLOURS = {
+    "train": BLUE,
+    "val": RED,
+    "biases": class_hex(12),
+    "weights": BLUE,
+    "norm weights": class_hex(6),
+}
+_RAW_SERIES = {"Learning rate"}  # set, not measured: nothing to smooth
+_FROM_ZERO = ("Precision", "Recall", "mAP")
+
+
+def _loss_panel(name: str) -> tuple[str, dict[str, str]]:
+    """Title and columns of the panel of one loss."""
+    title = f"{_LONG_NAMES.get(name, name)} loss"
+    return title[0].upper() + title[1:], {f"train/{name}_loss": "train", f"val/{name}_loss": "val"}
+
+
+def plot_results(results: pd.DataFrame, target: Path) -> None:
+    """Losses, precision, recall, mAP, learning rates and speed over the epochs (`results.png`).
+
+    Panels without a single finite value are left out, so that a run without validation has no empty ones.
+
+    Args:
+        results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
+        target: a .png file, replaced atomically.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    epochs = results["epoch"].to_numpy(float)
+    panels = []
+    losses = [match[1] for match in map(_LOSS_COLUMN.fullmatch, results.columns) if match]
+    for title, columns in (*map(_loss_panel, losses), *_PANELS):
+        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
+        series = {name: values for name, values in series.items() if np.isfinite(values).any()}
+        if series:
+            panels.append((title, series))
+    figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
+    if not panels:
+        say_why_empty(figure.add_subplot(), "no epoch has been completed yet")
+    best = _best_epoch(results)
+    for place, (title, series) in enumerate(panels, 1):
+        axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)
+        for name, values in series.items():
+            _curve_over_epochs(axes, epochs, values, name, smooth=title not in _RAW_SERIES)
+        style(axes, title, "Epoch", "")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        if len(epochs) == 1:
+            axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
+            axes.set_xticks([epochs[0]])
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=9)
+        if title.startswith(_FROM_ZERO):
+            axes.set_ylim(0, 1.08 * max(map(np.nanmax, series.values())) or 1)
+        if best is not None and title.startswith("mAP"):
+            value = series["val"][best]
+            axes.plot(epochs[best], value, "*", color=INK, markersize=11, zorder=5)
+            axes.set_title(f"{title}: {value:.3f} at the best epoch, {epochs[best]:.0f}", fontsize=11)
+    save(figure, target)
+
+
+def _curve_over_epochs(
+    axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], name: str, *, smooth: bool
+) -> None:
+    """A series as measured; above a handful of epochs that is a faint line under its smoothed self."""
+    finite = np.isfinite(values)
+    x, y, colour = epochs[finite], values[finite], _SERIES_COLOURS[name]
+    if smooth and len(y) >= 8:
+        axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
+        axes.plot(x, _smoothed(y), color=colour, linewidth=2, label=name)
+    else:
+        axes.plot(x, y, color=colour, linewidth=1.8, label=name, marker="o" if len(y) <= 30 else None, markersize=4)
+        if name == "norm weights":  # the same as the weights' after warm-up
+            axes.lines[-1].set_linestyle((0, (4, 4)))
+
+
+def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Gaussian average, narrower for short series; at the ends only over what is there."""
+    sigma = float(np.clip(len(values) / 40, 1, 4))
+    offsets = np.arange(-int(3 * sigma), int(3 * sigma) + 1)
+    kernel = np.exp(-(offsets**2) / (2 * sigma**2))
+    reach = len(offsets) // 2
+    total = np.convolve(values, kernel)[reach : reach + len(values)]
+    return total / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
+
+
+def _best_epoch(table: pd.DataFrame) -> int | None:
+    """Row of the highest fitness; None where nothing was validated."""
+    if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
+        return None
+    values = fitness(table["metrics/mAP_0.5"], table["metrics/mAP_0.5:0.95"]).to_numpy(float)
+    # Of equal epochs the later, as EarlyStopping has it.
+    return len(values) - 1 - int(np.nanargmax(values[::-1])) if np.isfinite(values).any() else None

@@ -1,0 +1,189 @@
+"""What a validation found: the confusion matrix, and curves over confidence and recall.
+
+Legend: C classes, C' classes that have objects, K confidences, R recalls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from utils.evaluation.curves import Curves
+from utils.report.charts.figure import BLUE, INK, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
+from utils.report.palette import class_hex
+
+_LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
+
+
+def plot_validation(run: Path, curves: Curves, confusion: NDArray[np.int64], names: Sequence[str]) -> None:
+    """All charts of a validation into its folder: `confusion_matrix.png` and `{P,R,F1,PR}_curve.png`.
+
+    Args:
+        run: the folder.
+        curves: as `summarize` returns them.
+        confusion, names: as in `plot_confusion_matrix`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    plot_confusion_matrix(confusion, names, run / "confusion_matrix.png")
+    for letter, quantity, values in (
+        ("P", "Precision", curves.precision),
+        ("R", "Recall", curves.recall),
+        ("F1", "F1", curves.f1),
+    ):
+        target = run / f"{letter}_curve.png"
+        plot_confidence_curve(curves.confidence, values, curves.class_ids, names, quantity, target)
+    plot_pr_curve(
+        curves.recall_axis, curves.precision_at_recall, curves.ap50, curves.class_ids, names, run / "PR_curve.png"
+    )
+
+
+def plot_confusion_matrix(matrix: NDArray[Any], names: Sequence[str], target: Path) -> None:
+    """Which class is taken for which (`confusion_matrix.png`), each column divided by its sum.
+
+    Args:
+        matrix: counts (C + 1, C + 1), rows predicted, columns true, the last of each the background.
+        names: class names by index, C.
+        target: a .png file, replaced atomically.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    count = len(names) + 1
+    assert matrix.shape == (count, count), (matrix.shape, count)
+    totals = matrix.sum(0, keepdims=True).astype(float)
+    shares = np.divide(matrix, totals, out=np.full(matrix.shape, np.nan), where=totals > 0)
+    labels = [*(class_label(name, 28) for name in names), "background"]
+
+    numbered = count <= 41  # with the share in each cell
+    side = float(np.clip((0.36 if numbered else 0.24) * count + 3.5, 7, 26))
+    figure = new_figure(side * 1.1, side)
+    axes = figure.add_subplot()
+    image = axes.imshow(np.ma.masked_less(np.nan_to_num(shares), 0.005), cmap="Blues", vmin=0, vmax=1)
+    size = float(np.clip(700 / count, 6, 11))
+    if numbered:
+        for row, column in zip(*np.nonzero(np.nan_to_num(shares) >= 0.005), strict=True):
+            share = shares[row, column]
+            ink = "white" if share > 0.5 else INK
+            axes.text(
+                column,
+                row,
+                f"{share:.2f}",
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=float(np.clip(180 / count, 8, 14)),
+            )
+    style(axes, "Confusion matrix (share of each true class)", "True class", "Predicted class")
+    if count <= NAMED_CLASSES:
+        axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
+        axes.set_yticks(range(count), labels, fontsize=size)
+        axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
+    axes.grid(False)
+    axes.grid(True, which="minor", color="#eeeeee", linewidth=0.5)
+    axes.tick_params(which="both", length=0)
+    figure.colorbar(image, ax=axes, fraction=0.035, pad=0.02)
+    save(figure, target)
+
+
+def plot_confidence_curve(
+    confidence: NDArray[np.float64],
+    values: NDArray[np.float64],
+    class_ids: NDArray[np.int64],
+    names: Sequence[str],
+    quantity: str,
+    target: Path,
+) -> None:
+    """Precision, recall or F1 over the confidence (`P_curve.png`, `R_curve.png`, `F1_curve.png`).
+
+    Args:
+        confidence: (K,), ascending.
+        values: (C', K).
+        class_ids: (C',), the class of each row.
+        names: class names by index.
+        quantity: "Precision", "Recall" or "F1": the axis and the legend.
+        target: a .png file, replaced atomically.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    figure = new_figure(10, 6.5)
+    axes = figure.add_subplot()
+    if len(values) == 0:
+        say_why_empty(axes, "no labelled objects")
+    else:
+        mean = values.mean(0)
+        best = int(mean.argmax())
+        summary = f"all classes {mean[best]:.3f} at {confidence[best]:.3f}"
+        tops = values.argmax(1)
+        details = [f"{values[i, k]:.3f} at {confidence[k]:.3f}" for i, k in enumerate(tops)]
+        _curves(axes, _Classes(confidence, values, class_ids, names), summary, details)
+        axes.plot(confidence[best], mean[best], "o", color=INK, markersize=6, zorder=5)
+    style(axes, f"{quantity} over confidence", "Confidence", quantity)
+    save(figure, target)
+
+
+def plot_pr_curve(
+    recall: NDArray[np.float64],
+    precision: NDArray[np.float64],
+    ap50: NDArray[np.float64],
+    class_ids: NDArray[np.int64],
+    names: Sequence[str],
+    target: Path,
+) -> None:
+    """Precision over recall at IoU 0.5 (`PR_curve.png`).
+
+    Args:
+        recall: (R,), ascending.
+        precision: (C', R).
+        ap50: (C',), the area under each row, for the legend.
+        class_ids, names, target: as in `plot_confidence_curve`.
+    """
+    figure = new_figure(10, 6.5)
+    axes = figure.add_subplot()
+    if len(precision) == 0:
+        say_why_empty(axes, "no labelled objects")
+    else:
+        summary = f"all classes {ap50.mean():.3f} mAP 0.5"
+        _curves(axes, _Classes(recall, precision, class_ids, names), summary, [f"{ap:.3f}" for ap in ap50])
+    style(axes, "Precision over recall, IoU 0.5", "Recall", "Precision")
+    save(figure, target)
+
+
+class _Classes(NamedTuple):
+    """A curve for each class: x (K,), values (C', K), the class of each row (C',), and class names by index."""
+
+    x: NDArray[np.float64]
+    values: NDArray[np.float64]
+    class_ids: NDArray[np.int64]
+    names: Sequence[str]
+
+
+def _curves(axes: Axes, classes: _Classes, summary: str, details: Sequence[str]) -> None:
+    """A thin line for each class, a bold one for their mean, and a legend beside the axes."""
+    labelled = len(classes.values) <= _LABELLED_CLASSES
+    handles: list[Line2D] = []
+    for row, class_id, detail in zip(classes.values, classes.class_ids, details, strict=True):
+        colour = class_hex(int(class_id)) if labelled else "#9aa5b1"
+        width, alpha = (1.2, 0.9) if labelled else (0.7, 0.6)
+        (line,) = axes.plot(classes.x, row, color=colour, linewidth=width, alpha=alpha)
+        if labelled:
+            line.set_label(f"{class_label(classes.names[class_id], 28)} {detail}")
+            handles.append(line)
+    if len(classes.values) > 1:
+        (bold,) = axes.plot(classes.x, classes.values.mean(0), color=BLUE, linewidth=3, label=summary)
+        handles.insert(0, bold)
+        if not labelled:
+            handles.append(
+                Line2D([], [], color="#9aa5b1", linewidth=0.7, label=f"each of {len(classes.values)} classes")
+            )
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)
