@@ -16,7 +16,7 @@ models.heads.__path__.append(str(EXTRA))
 import train  # noqa: E402
 import val  # noqa: E402
 from tests.system import parity_program  # noqa: E402
-from utils.ranks.world import run_rank  # noqa: E402
+from utils.ranks.failures import run_rank  # noqa: E402
 
 MODEL = EXTRA / "tiny" / "tiny.yaml"
 

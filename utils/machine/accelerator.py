@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from utils.machine.batch_norm import BatchNormParts
 from utils.machine.malloc import keep_freed_memory
 from utils.types import Batch
 
@@ -29,7 +30,8 @@ class Accelerator:
         kind: "cpu", "cuda" or "mps".
         backend: of torch.distributed, for gradients and counts.
         group_waits_for_all: ending the process group waits until every rank does so.
-        native_sync_batchnorm: torch's own SyncBatchNorm accepts its tensors.
+        batch_norm: parts of a BatchNorm whose statistics over the ranks travel in one message; None = in two, added up
+            image by image in float64, with the same result for any number of ranks.
         asynchronous: it works through a queue of its own while the host continues. Batches are then copied ahead, and
             the flags of a step are read a step later.
         pins_memory: copies to it start from page-locked memory.
@@ -43,7 +45,7 @@ class Accelerator:
     kind = "cpu"
     backend = "gloo"
     group_waits_for_all = False
-    native_sync_batchnorm = False
+    batch_norm: BatchNormParts | None = None
     asynchronous = False
     pins_memory = False
     fused_optimizers = True

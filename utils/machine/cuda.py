@@ -10,6 +10,7 @@ from torch import Tensor
 
 from utils.environment import make_cublas_deterministic
 from utils.machine.accelerator import Accelerator
+from utils.machine.batch_norm import FusedBatchNormParts
 
 # Not every library says it in torch's own words: cuBLAS and cuDNN have errors of theirs, and older cuDNN finds no
 # kernel at all whose workspace would fit.
@@ -31,7 +32,7 @@ class Cuda(Accelerator):
     kind = "cuda"
     backend = "nccl"
     group_waits_for_all = True
-    native_sync_batchnorm = True
+    batch_norm = FusedBatchNormParts()
     asynchronous = True
     pins_memory = True
     measures_memory = True

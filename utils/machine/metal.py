@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from utils.machine.accelerator import Accelerator
+from utils.machine.batch_norm import BatchNormParts
 
 
 class Metal(Accelerator):
     """The Metal device of a Mac. Its kernels of the optimizers cannot skip a step by a flag on the device."""
 
     kind = "mps"
+    batch_norm = BatchNormParts()
     fused_optimizers = False
     widest = torch.float32
 

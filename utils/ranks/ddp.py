@@ -45,7 +45,7 @@ def smart_DDP(
     accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
     if sync_bn:
         collectives = Collectives() if world is None else world.collectives
-        model = _convert_sync_bn(model, accelerator, size, collectives)
+        _convert_sync_bn(model, accelerator, size, collectives)
     if compile:
         model.compile(dynamic=dynamic)
     if size == 1:
@@ -75,7 +75,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
     buffers = [
         buffer
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, _SHARED_NORMS)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm2d)
         for buffer in (module.running_mean, module.running_var)
         if buffer is not None
     ]
@@ -87,17 +87,13 @@ def average_statistics(model: nn.Module, world: World) -> None:
     torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
 
 
-def _convert_sync_bn(model: nn.Module, accelerator: Accelerator, size: int, collectives: Collectives) -> nn.Module:
+def _convert_sync_bn(model: nn.Module, accelerator: Accelerator, size: int, collectives: Collectives) -> None:
     """Let every BatchNorm2d share its statistics, keeping parameters and buffers.
 
-    With our own SyncBatchNorm2d a single rank computes like several would, so that their number leaves no trace.
+    On the CPU a single rank computes like several would, so that their number leaves no trace.
     """
-    if accelerator.native_sync_batchnorm:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if size > 1 else model
+    if size == 1 and accelerator.batch_norm is not None:
+        return
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            SyncBatchNorm2d.convert(module, collectives)
-    return model
-
-
-_SHARED_NORMS = (SyncBatchNorm2d, nn.SyncBatchNorm)  # their statistics are the same on every rank already
+            SyncBatchNorm2d.convert(module, collectives, accelerator)

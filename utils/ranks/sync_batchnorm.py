@@ -1,4 +1,7 @@
-"""BatchNorm over all ranks on the CPU, with the same result however the batch is cut."""
+"""BatchNorm with statistics over all ranks, without a synchronisation of host and device.
+
+Legend: x float (B, C, H, W), this rank's share of the global batch; statistics float32 (C,).
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,31 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from utils.machine.accelerator import Accelerator
+from utils.machine.batch_norm import BatchNormParts
 from utils.ranks.collectives import Collectives
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d with statistics over all ranks, for devices that torch.nn.SyncBatchNorm refuses.
+    """BatchNorm2d with statistics over all ranks; torch.nn.SyncBatchNorm refuses the CPU, and waits for a CUDA device.
 
     Attributes:
         collectives: over all ranks.
+        parts: of the device, between which one message travels; None = two messages, see `_Exact`.
+        widest: the widest float type of the device, in which sums over the ranks are formed.
     """
 
     collectives: Collectives
+    parts: BatchNormParts | None
+    widest: torch.dtype
 
     @classmethod
-    def convert(cls, plain: nn.BatchNorm2d, collectives: Collectives) -> SyncBatchNorm2d:
+    def convert(cls, plain: nn.BatchNorm2d, collectives: Collectives, accelerator: Accelerator) -> None:
         """Let `plain` take this class, so that its parameters and buffers stay the same objects."""
         plain.__class__ = cls
         converted = cast(SyncBatchNorm2d, plain)
         converted.collectives = collectives
-        return converted
+        converted.parts, converted.widest = accelerator.batch_norm, accelerator.widest
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape; evaluation is plain BatchNorm."""
@@ -33,7 +42,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         assert self.momentum is not None
-        out, mean, var, count = _SyncBatchNorm.apply(x, self.weight, self.bias, self.eps, self.collectives)
+        function = _Exact if self.parts is None else _OneMessage
+        out, mean, var, count = function.apply(x, self.weight, self.bias, self)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean, self.momentum)
@@ -41,8 +51,50 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return out
 
 
-class _SyncBatchNorm(torch.autograd.Function):
-    """Normalise by statistics of the global batch, with the same result however the batch is cut.
+class _OneMessage(torch.autograd.Function):
+    """In one message a forward (sum, sum of squares, count) and one a backward.
+
+    Sums are of the distance to the running mean, which all ranks share: where float32 is the widest type, the variance
+    is then no difference of large numbers (Chan, Golub, LeVeque 1983: shifted data).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: SyncBatchNorm2d
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        parts, shift = layer.parts, layer.running_mean
+        assert parts is not None and shift is not None
+        is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+        x = x.contiguous(memory_format=ctx.memory_format)
+        pixels = x.shape[0] * x.shape[2] * x.shape[3]
+        mean, var = parts.statistics(x)
+        offset = mean.to(layer.widest) - shift
+        count = torch.full((1,), pixels, dtype=layer.widest, device=x.device)
+        sums = torch.cat((offset * pixels, (var + offset.square()) * pixels, count))
+        sums = layer.collectives.all_reduce(sums)
+        total = sums[-1]
+        offset, squares = (sums[:-1] / total).view(2, -1)
+        mean = (shift + offset).float()
+        var = (squares - offset.square()).clamp_min(0).float()
+        inv_std = torch.rsqrt(var + layer.eps)
+        ctx.layer = layer
+        ctx.save_for_backward(x, weight, mean, inv_std, total)
+        ctx.mark_non_differentiable(mean, var)
+        return parts.normalise(x, weight, bias, mean, inv_std), mean, var, total.float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, mean, inv_std, total = ctx.saved_tensors
+        dy = grad.contiguous(memory_format=ctx.memory_format)
+        sum_dy, sum_dy_xmu = ctx.layer.parts.sums(dy, x, mean, inv_std, weight)
+        sums = ctx.layer.collectives.all_reduce(torch.stack((sum_dy, sum_dy_xmu)))
+        dx = ctx.layer.parts.gradient(dy, x, (mean, inv_std), weight, sums, total.float())
+        return dx, sum_dy_xmu * inv_std, sum_dy, None
+
+
+class _Exact(torch.autograd.Function):
+    """In two messages a forward and one a backward; the same result however the batch is cut.
 
     Sums are taken image by image in float32 and added up over images and ranks in float64, so that rounding to float32
     leaves nothing of their order. That matters: early in training a network turns an error of one last digit in its
@@ -54,9 +106,9 @@ class _SyncBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, collectives: Collectives
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: SyncBatchNorm2d
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ctx.collectives = collectives
+        collectives = ctx.collectives = layer.collectives
         x32 = x.float()
         pixels = x.shape[2] * x.shape[3]
         variances, means = (t.double() for t in torch.var_mean(x32, (2, 3), correction=0))
@@ -67,7 +119,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         squares = (variances + (means - mean64).square()).sum(0) * pixels
         var = (collectives.all_reduce(squares) / total).float()
         mean = mean64.float()
-        scale = torch.rsqrt(var + eps)
+        scale = torch.rsqrt(var + layer.eps)
         ctx.save_for_backward(x, weight, mean, scale, total)
         ctx.mark_non_differentiable(mean, var)
         gain = scale * weight
@@ -75,7 +127,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return out.to(x.dtype), mean, var, total.float()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, mean, scale, total = ctx.saved_tensors
         shape = (1, -1, 1, 1)
         dy = grad.float()
@@ -84,4 +136,4 @@ class _SyncBatchNorm(torch.autograd.Function):
         grad_bias, grad_weight = sums.float()
         mean_dy, mean_dyx = (ctx.collectives.all_reduce(sums) / total).float().view(2, *shape)
         dx = (dy - mean_dy - normal * mean_dyx) * (scale * weight).view(shape)
-        return dx.to(x.dtype), grad_weight, grad_bias, None, None
+        return dx.to(x.dtype), grad_weight, grad_bias, None

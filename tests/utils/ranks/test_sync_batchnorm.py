@@ -1,0 +1,116 @@
+"""BatchNorm over the ranks in one message, as accelerators have it: against plain BatchNorm of the whole batch."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from utils.machine.accelerator import Accelerator
+from utils.machine.batch_norm import BatchNormParts
+from utils.ranks.collectives import Collectives
+from utils.ranks.ddp import smart_DDP
+from utils.ranks.sync_batchnorm import SyncBatchNorm2d
+
+
+class OneMessage(Accelerator):
+    """Sums over the ranks as a device does that must not wait for its host."""
+
+    batch_norm = BatchNormParts()
+
+
+class NarrowOneMessage(OneMessage):
+    """The same without float64, as on Metal."""
+
+    widest = torch.float32
+
+
+class Threads(Collectives):
+    """Two ranks as threads of this process; counts messages."""
+
+    def __init__(self, barrier: threading.Barrier, sums: list[Tensor]) -> None:
+        super().__init__()
+        self.messages = 0
+        self._barrier, self._sums = barrier, sums
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.messages += 1
+        if self._barrier.wait(30) == 0:
+            self._sums.clear()
+        self._barrier.wait(30)
+        self._sums.append(tensor.clone())
+        self._barrier.wait(30)
+        tensor.copy_(self._sums[0] + self._sums[1])
+        self._barrier.wait(30)
+        return tensor
+
+
+def layer(collectives: Collectives, accelerator: Accelerator) -> SyncBatchNorm2d:
+    plain = norm()
+    SyncBatchNorm2d.convert(plain, collectives, accelerator)
+    assert isinstance(plain, SyncBatchNorm2d)
+    return plain
+
+
+def norm() -> nn.BatchNorm2d:
+    plain = nn.BatchNorm2d(3, eps=1e-3, momentum=0.03)
+    nn.init.uniform_(plain.weight, generator=torch.Generator().manual_seed(1))
+    nn.init.uniform_(plain.bias, generator=torch.Generator().manual_seed(2))
+    return plain
+
+
+@pytest.mark.parametrize("accelerator", [OneMessage(), NarrowOneMessage()], ids=["float64", "float32"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
+    accelerator: Accelerator, memory_format: torch.memory_format
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(6, 3, 8, 8, generator=generator) * 3 + 100  # a mean far from 0
+    weights = torch.randn(6, 3, 8, 8, generator=generator)
+    whole, given = norm(), images.clone().requires_grad_()
+    whole.running_mean.fill_(99)
+    (whole(given) * weights).sum().backward()
+
+    barrier, sums = threading.Barrier(2), []
+    ranks = [Threads(barrier, sums) for _ in range(2)]
+    layers = [layer(rank, accelerator) for rank in ranks]
+    shares = [images[:4], images[4:]]
+    inputs = [share.contiguous(memory_format=memory_format).requires_grad_() for share in shares]
+
+    def run(rank: int, weight: Tensor) -> None:
+        layers[rank].running_mean.fill_(99)
+        (layers[rank](inputs[rank]) * weight).sum().backward()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate((weights[:4], weights[4:]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    torch.testing.assert_close(torch.cat([share.grad for share in inputs]), given.grad, rtol=1e-3, atol=1e-4)
+    for name in ("weight", "bias"):
+        mine = sum(getattr(one, name).grad for one in layers)
+        torch.testing.assert_close(mine, getattr(whole, name).grad, rtol=1e-4, atol=1e-3)
+    for one in layers:
+        torch.testing.assert_close(one.running_mean, whole.running_mean)
+        torch.testing.assert_close(one.running_var, whole.running_var, rtol=1e-4, atol=1e-4)
+    assert [rank.messages for rank in ranks] == [2, 2]  # one forward, one backward
+
+
+def test_nothing_in_it_waits_for_the_device() -> None:
+    """On the meta device a number that the host asks for is an error, as it must be on CUDA."""
+    one = layer(Collectives(), OneMessage()).to("meta")
+    images = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
+    one(images).sum().backward()
+    assert images.grad is not None
+
+
+def test_a_single_rank_of_an_accelerator_stays_as_it_is() -> None:
+    class World:
+        accelerator, collectives = OneMessage(), Collectives()
+
+    model = nn.Sequential(norm())
+    assert type(smart_DDP(model, sync_bn=True, world=World())[0]) is nn.BatchNorm2d  # type: ignore[arg-type]
+    assert type(smart_DDP(model, sync_bn=True)[0]) is SyncBatchNorm2d  # on the CPU as several ranks compute
