@@ -10,7 +10,7 @@ import signal
 import torch
 
 from data.feed.shared_memory import SharedMemory
-from utils.machine.limits import usable_cpus
+from utils.machine.limits import affinity, cpu_quota, share_of_cpus
 from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
 
@@ -20,11 +20,11 @@ PREFETCH = 2  # batches each worker prepares ahead
 
 
 def cap_workers(asked: int, world: World) -> int:
-    """Workers for this rank: as asked, but no more than its part of the processors that the node's ranks may use.
+    """Workers for this rank: as asked, but no more than its part of the processors; see `share_of_cpus`.
 
     At least 1 where any were asked for: even a single processor overlaps decoding with a GPU's work.
     """
-    return min(asked, max(usable_cpus() // world.local_size, 1))
+    return min(asked, share_of_cpus(affinity(), world.node_affinities, cpu_quota()))
 
 
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:

@@ -184,7 +184,7 @@ def decodes(world: World, data: str) -> None:
     run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
     store = CountedStore(index, 64, "linear")
     with (
-        mock.patch.object(workers, "usable_cpus", lambda: 4),
+        mock.patch.object(workers, "share_of_cpus", lambda *_: 2),
         build_train_loader(run, store) as batches,
     ):
         samples = 0

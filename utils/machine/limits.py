@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 _SYSTEM = Path("/")
@@ -19,9 +20,40 @@ def usable_cpus(system: Path = _SYSTEM) -> int:
     Args:
         system: root of the file system that /proc and /sys are read from.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    mine = affinity()
+    return share_of_cpus(mine, [mine], cpu_quota(system))
+
+
+def affinity() -> frozenset[int]:
+    """Numbers of the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))  # macOS
+
+
+def cpu_quota(system: Path = _SYSTEM) -> float:
+    """Processors that the control groups of this process grant (v1, v2); infinite without a limit.
+
+    Args:
+        system: as in `usable_cpus`.
+    """
     quotas = [quota for group in _control_groups("cpu", system) if (quota := _cpu_quota(group)) is not None]
-    return max(1, min([affinity, *(math.floor(quota) for quota in quotas)]))
+    return min(quotas, default=math.inf)
+
+
+def share_of_cpus(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota: float) -> int:
+    """Processors for one of several processes of a machine, at least 1.
+
+    Each processor is divided among the processes that may run on it, the quota among all of them: a batch system gives
+    each task its own processors, but often one control group to all tasks of a node.
+
+    Args:
+        mine: affinity of the one.
+        sharing: affinities of all, its own among them.
+        quota: see `cpu_quota`.
+    """
+    share = sum(Fraction(1, sum(cpu in other for other in sharing)) for cpu in mine)
+    return max(1, math.floor(min(share, quota / len(sharing))))
 
 
 def available_memory(system: Path = _SYSTEM) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from utils.environment import Launch, control_timeout_s
 from utils.errors import Interrupted, UserError, exit_code_of
 from utils.machine.accelerator import Accelerator
+from utils.machine.limits import affinity
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import PeerError
 from utils.ranks.heartbeat import Heartbeat
@@ -43,6 +44,7 @@ class World:
         rank, size: this rank among all.
         local_rank, local_size: this rank on its node.
         node: number of this node, from 0 in the order of ranks.
+        node_affinities: numbers of the processors that each rank of this node may run on.
         device: the accelerator as torch knows it.
     """
 
@@ -64,12 +66,16 @@ class World:
         self.collectives = collectives or Collectives()
         self.store = store
         self._heartbeat, self._memory = heartbeat, memory
-        places = self.all_gather((socket.gethostname(), self.local_rank))
-        host = places[self.rank][0]
-        # Test hosts may share a name: of several first ranks, the nearest before this one is its own.
-        own = [r for r in range(self.size) if places[r] == (host, 0)]
-        self._node_first = max((r for r in own if r <= self.rank), default=own[0] if own else self.rank)
-        self.node = [r for r, (_, local) in enumerate(places) if local == 0].index(self._node_first)
+        hosts, local_ranks, affinities = zip(
+            *self.all_gather((socket.gethostname(), self.local_rank, affinity())), strict=True
+        )
+        firsts = [rank for rank, local in enumerate(local_ranks) if local == 0]
+        node_firsts = [_first_of_node(rank, hosts, firsts) for rank in range(self.size)]
+        self._node_first = node_firsts[self.rank]
+        self.node = firsts.index(self._node_first)
+        self.node_affinities = [
+            a for a, first in zip(affinities, node_firsts, strict=True) if first == self._node_first
+        ]
 
     @property
     def is_main(self) -> bool:
@@ -171,6 +177,12 @@ class World:
     def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
         return self.collectives.begin_all_reduce(tensor) if self.size > 1 else lambda: tensor
+
+
+def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> int:
+    """First rank on the node of `rank`. Test hosts may share a name: then it is the nearest one before."""
+    own = [first for first in firsts if hosts[first] == hosts[rank]]
+    return max((first for first in own if first <= rank), default=own[0] if own else rank)
 
 
 @contextmanager

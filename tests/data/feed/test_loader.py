@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import multiprocessing
 import random
 import shutil
@@ -41,6 +42,7 @@ from tests.data.made_run import made_run
 from utils.config import Hyp
 from utils.engine.context import RunContext
 from utils.errors import UserError
+from utils.machine.limits import share_of_cpus
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Draw
 
@@ -58,12 +60,13 @@ def rank(number: int, size: int) -> Any:
         is_main=number == 0,
         node_first=lambda value: value,
         accelerator=SimpleNamespace(pins_memory=False),
+        node_affinities=[frozenset()] * size,
     )
 
 
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 16)
+    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 16)
 
 
 @pytest.fixture
@@ -361,8 +364,26 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
 def test_workers_are_capped_by_the_processors_of_the_node(
     monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
 ) -> None:
-    monkeypatch.setattr(workers_module, "usable_cpus", lambda: cpus)
-    assert cap_workers(asked, rank(0, ranks)) == workers
+    monkeypatch.setattr(workers_module, "share_of_cpus", share_of_cpus)
+    monkeypatch.setattr(workers_module, "affinity", lambda: frozenset(range(cpus)))
+    monkeypatch.setattr(workers_module, "cpu_quota", lambda: math.inf)
+    world = rank(0, ranks)
+    world.node_affinities = [frozenset(range(cpus))] * ranks
+    assert cap_workers(asked, world) == workers
+
+
+@pytest.mark.parametrize(("quota", "workers"), [(math.inf, 8), (64, 8), (32, 4)])
+def test_workers_of_a_rank_with_processors_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, quota: float, workers: int
+) -> None:
+    """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
+    tasks = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
+    monkeypatch.setattr(workers_module, "share_of_cpus", share_of_cpus)
+    monkeypatch.setattr(workers_module, "affinity", lambda: tasks[3])
+    monkeypatch.setattr(workers_module, "cpu_quota", lambda: quota)
+    world = rank(3, 8)
+    world.node_affinities = tasks
+    assert cap_workers(8, world) == workers
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")

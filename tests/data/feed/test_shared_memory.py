@@ -39,7 +39,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 2)
     room = 6 * BATCH_BYTES + CACHE_BYTES - 1  # two workers hold two batches each and the rank two: one byte too few
     for size in (room, room + 1):
         free(monkeypatch, size)
@@ -57,7 +57,7 @@ def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, mon
 def test_caches_then_the_workers_of_the_validation(
     index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers_module, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 2)
     padded = 4 * 96 * 96 * 3
     free(monkeypatch, 2 * CACHE_BYTES + 3 * padded)  # one worker takes four batches
     memory = SharedMemory(World())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import pytest
 
-from utils.machine.limits import available_memory, usable_cpus
+from utils.machine.limits import available_memory, share_of_cpus, usable_cpus
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -71,3 +72,18 @@ def test_this_machine() -> None:
     assert usable_cpus() >= 1
     memory = available_memory()
     assert memory is None or memory > 0
+
+
+@pytest.mark.parametrize(
+    ("sharing", "quota", "cpus"),
+    [
+        ([range(9)] * 3, math.inf, 3),
+        ([range(9)] * 3, 4.5, 1),
+        ([range(9), range(9, 20)], math.inf, 9),
+        ([range(8), range(4, 8), range(4, 8)], math.inf, 5),  # four of its own, and a third of four
+        ([range(2)] * 8, math.inf, 1),
+    ],
+)
+def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[range], quota: float, cpus: int) -> None:
+    affinities = [frozenset(found) for found in sharing]
+    assert share_of_cpus(affinities[0], affinities, quota) == cpus
