@@ -11,6 +11,7 @@ import torch
 
 from data.feed.shared_memory import SharedMemory
 from utils.machine.limits import affinity, cpu_quota, share_of_cpus
+from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
 
@@ -56,6 +57,6 @@ def begin_worker(worker: int) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # objects of the rank stay alive: a collector that visited them would copy their pages
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone reacts, and ends its workers.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")

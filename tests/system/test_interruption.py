@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.system.jobs import start, train
+from tests.system.launch import run_command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 from utils.report.results import read_results
 
@@ -67,6 +69,59 @@ def test_a_signal_stops_after_the_step(
     state = torch.load(last, weights_only=True)
     assert (state["step"], state["step_in_epoch"]) == (step, STEPS if step == steps else (step - 1) % STEPS + 1)
     assert_goes_on(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "code", "sentence"),
+    [
+        (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
+        (
+            1,
+            "0 end 1 SIGINT",
+            130,
+            "Stopped by SIGINT after the last epoch, whose checkpoint is saved; val.py measures",
+        ),
+        pytest.param(2, "1 scan 1 SIGTERM", 1, "Stopped by SIGTERM before the first step", marks=pytest.mark.slow),
+        pytest.param(2, "0 scan 1 SIGINT", 1, "Stopped by SIGINT before the first step", marks=pytest.mark.slow),
+        pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_before_the_first_step_or_after_the_last_ends_at_once(
+    data: Path, tmp_path: Path, ranks: int, fault: str, code: int, sentence: str
+) -> None:
+    stopped = train(tmp_path, ranks, *flags(data, tmp_path, "--epochs", "1"), fault=fault)
+    assert stopped.code == code, stopped.said  # torchrun's own is 1
+    assert stopped.err.count(sentence) == 1, stopped.said
+    assert "Best epoch" not in stopped.out
+    assert "error:" not in stopped.err and "rank 0: " not in stopped.err and "rank 1: " not in stopped.err, stopped.said
+    assert not list(tmp_path.rglob("*.tmp"))
+    if ranks == 1:
+        assert "Traceback" not in stopped.err, stopped.said  # torchrun adds one
+    assert (tmp_path / "exp" / "weights" / "last.pt").exists() == ("end" in fault)
+
+
+IN_A_THREAD = """
+import signal, sys, threading
+import train, val
+
+def work():
+    before = signal.getsignal(signal.SIGTERM)
+    project, flags = sys.argv[1], {"workers": 0, "device": "cpu", "imgsz": 64, "data": sys.argv[2]}
+    found.append(train.run(project=project, epochs=1, batch_size=8, noplots=True, log="none", **flags))
+    found.append(val.run(weights=f"{project}/exp/weights/last.pt", project=project, name="val", **flags))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+found = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print([type(metrics).__name__ for metrics in found])
+"""
+
+
+def test_train_and_val_run_in_any_thread(data: Path, tmp_path: Path) -> None:
+    outcome = run_command([sys.executable, "-c", IN_A_THREAD, str(tmp_path), str(data)])
+    assert "['Metrics', 'Metrics']" in outcome.out, outcome.said
 
 
 @pytest.mark.slow

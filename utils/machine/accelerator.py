@@ -67,6 +67,11 @@ class Accelerator:
         return self.kind
 
     @property
+    def identity(self) -> str:
+        """A name that no other device has; "" for one that ranks may share."""
+        return ""
+
+    @property
     def device_ids(self) -> list[int] | None:
         """What DistributedDataParallel wants to know of the device."""
         return None

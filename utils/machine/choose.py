@@ -44,6 +44,8 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         )
     if launch.size == 1:
         return Cuda(torch.device("cuda", wanted[0]))
+    if len(wanted) == 1:  # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
+        return Cuda(torch.device("cuda", wanted[0]))
     if launch.local_rank >= len(wanted):
         raise ConfigError(
             f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "

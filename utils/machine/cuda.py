@@ -52,6 +52,11 @@ class Cuda(Accelerator):
         return torch.cuda.get_device_name(self.device)
 
     @property
+    def identity(self) -> str:
+        """As in Accelerator."""
+        return str(torch.cuda.get_device_properties(self.device).uuid)
+
+    @property
     def device_ids(self) -> list[int] | None:
         """As in Accelerator."""
         return [torch.cuda.current_device() if self.device.index is None else self.device.index]

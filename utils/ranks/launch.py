@@ -16,7 +16,7 @@ from utils.machine.choose import choose_accelerator
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import FirstFailure, PeerError
 from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
-from utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store
+from utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
 from utils.ranks.signals import ignore_sigterm_at_the_end
 from utils.ranks.world import World
 
@@ -44,9 +44,11 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         return
     joined = open_store(launch)
     session = agree_on_session(joined, launch.rank, launch.size)
+    own_keys = PrefixStore(f"default/{session}", joined)
+    require_own_devices(own_keys, launch.rank, launch.size, accelerator.identity)
     dist.init_process_group(
         accelerator.backend,
-        store=PrefixStore(f"default/{session}", joined),
+        store=own_keys,
         rank=launch.rank,
         world_size=launch.size,
         device_id=accelerator.group_device,

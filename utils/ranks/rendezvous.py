@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from utils.environment import Launch
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 
 JOINING_TIMEOUT = timedelta(minutes=10)  # for all ranks to start
 
@@ -70,6 +70,30 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float = JOIN
         time.sleep(0.02)
     missing = ", ".join(str(other) for other in others if not store.check([f"rendezvous/{session}/{other}"]))
     raise UserError(f"of {size} ranks {missing} did not start within {timeout_s:.0f} s. Look at what they print.")
+
+
+def require_own_devices(store: Store, rank: int, size: int, identity: str) -> None:
+    """Refuse ranks that compute on one device together.
+
+    Args:
+        store: with keys of this session.
+        rank, size: this rank among all.
+        identity: of this rank's device; "" for one that ranks may share.
+
+    Raises:
+        ConfigError: on every rank.
+    """
+    store.set(f"device/{rank}", identity)
+    found = [value.decode() for value in store.multi_get([f"device/{other}" for other in range(size)])]
+    ranks_of: dict[str, list[int]] = {}
+    for other, theirs in enumerate(found):
+        ranks_of.setdefault(theirs, []).append(other)
+    for device, ranks in ranks_of.items():
+        if device and len(ranks) > 1:
+            raise ConfigError(
+                f"ranks {', '.join(map(str, ranks))} have one CUDA device together ({device}). Start as many ranks a "
+                f"node as it has devices, give each task its own (srun --gpus-per-task=1), or use --device cpu."
+            )
 
 
 def _read(store: Store, key: str) -> str:

@@ -88,5 +88,6 @@ def ignore_sigterm_at_the_end() -> None:
 
     torchrun sends SIGTERM to all ranks as soon as one is gone; one that is about to end too needs time to say why.
     """
-    if isinstance(signal.getsignal(signal.SIGTERM), Interruption):
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and isinstance(signal.getsignal(signal.SIGTERM), Interruption):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

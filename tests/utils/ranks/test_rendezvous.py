@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
 import pytest
 from torch.distributed import HashStore
 
-from utils.errors import UserError
-from utils.ranks.rendezvous import agree_on_session
+from utils.errors import ConfigError, UserError
+from utils.ranks.rendezvous import agree_on_session, require_own_devices
 
 
 def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:
@@ -44,3 +45,25 @@ def test_who_is_missing_is_named() -> None:
         agree_on_session(store, 0, 3, 0.2)
     with pytest.raises(UserError, match="rank 2 has waited"):
         agree_on_session(store, 2, 3, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shared"),
+    [(["GPU-a", "GPU-b", "GPU-c"], ""), (["", "", ""], ""), (["GPU-a", "GPU-b", "GPU-a"], r"ranks 0, 2 .* \(GPU-a\)")],
+)
+def test_every_rank_needs_a_device_of_its_own(devices: list[str], shared: str) -> None:
+    store, errors = HashStore(), []
+
+    def one(rank: int) -> None:
+        try:
+            require_own_devices(store, rank, len(devices), devices[rank])
+        except ConfigError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == (len(devices) if shared else 0)
+    assert all(re.match(shared, error) for error in errors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import time
 from collections.abc import Iterator
 
@@ -46,7 +45,6 @@ def test_a_log_file_gets_a_header_and_one_plain_line() -> None:
     assert not set(stream.getvalue()) & {"\r", "\x1b"}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals here")
 def test_a_terminal_without_a_width_gets_plain_lines() -> None:
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as terminal, os.fdopen(reader) as screen:

@@ -1,0 +1,102 @@
+"""What a signal does to a run: at its start, in its steps, after them, and in a thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from utils.errors import Interrupted
+from utils.ranks.signals import SIGNALS, Interruption, ignore_sigterm_at_the_end
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
+def test_at_first_a_signal_ends_the_run_at_once(number: signal.Signals, code: int) -> None:
+    sentence = rf"^Stopped by {number.name} before the first step\.$"
+    with pytest.raises(Interrupted, match=sentence) as caught, Interruption("before the first step"):
+        send(number)
+    assert caught.value.exit_code == code and not caught.value.saved
+
+
+def test_no_handler_of_errors_swallows_it() -> None:
+    assert not issubclass(Interrupted, Exception)
+
+
+def test_a_deferred_signal_is_noted_for_the_step_and_ends_the_run_after_the_last() -> None:
+    with Interruption() as interruption:
+        interruption.defer()
+        send(signal.SIGUSR1)
+        send(signal.SIGTERM)
+        assert interruption.requested == signal.SIGUSR1
+        with pytest.raises(Interrupted, match="Stopped by SIGUSR1 after the last step"):
+            interruption.act_at_once("after the last step")
+
+
+def test_a_second_ctrl_c_always_ends_at_once() -> None:
+    with Interruption() as interruption:
+        interruption.defer()
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_a_signal_to_an_inner_one_is_known_to_the_outer_one() -> None:
+    """Lest a second SIGTERM, as launchers send it, break off what the first one has begun to end."""
+    with Interruption() as outer:
+        with pytest.raises(Interrupted), Interruption():
+            send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert outer.requested == signal.SIGTERM
+
+
+def test_handlers_are_restored() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Interruption():
+        assert all(isinstance(signal.getsignal(number), Interruption) for number in SIGNALS)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        with Interruption() as interruption:
+            interruption.defer()
+            seen.append(signal.getsignal(signal.SIGTERM) is before)
+            interruption.act_at_once("later")
+        ignore_sigterm_at_the_end()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+
+
+def test_a_process_that_ends_ignores_sigterm_for_good() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with Interruption():
+            ignore_sigterm_at_the_end()
+            send(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ignore_sigterm_at_the_end()
+    assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"
+
+
+def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
+    with Interruption() as interruption:
+        child = os.fork()
+        if child == 0:
+            send(signal.SIGTERM)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert interruption.requested == 0
