@@ -1,7 +1,7 @@
 """The plain way to augment: the whole canvas, one object at a time, one step after the other.
 
-Slow and obvious on purpose. It shares the drawn `Scene` with the product, and no geometry: points go through the steps
-of the rule one by one, pixels through one warp of the full canvas, mirrors through `np.flip`.
+Slow and obvious on purpose. It shares the `Scene` with the product, and no geometry: points go through the steps of
+the rule one by one, pixels through one warp of the full canvas, mirrors through `np.flip`.
 """
 
 from __future__ import annotations

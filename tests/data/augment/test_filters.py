@@ -28,7 +28,7 @@ def stand_in(log: list[tuple[str, dict[str, Any]]]) -> SimpleNamespace:
     return SimpleNamespace(**{name: transform(name) for name in ("Blur", "MedianBlur", "ToGray", "CLAHE")})
 
 
-def test_no_filter_changes_and_draws_nothing() -> None:
+def test_no_filter_changes_nothing_and_takes_no_random_number() -> None:
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     before, rng = image.copy(), np.random.default_rng(0)
     no_filter(image, rng)
@@ -43,7 +43,7 @@ def test_absent_package_means_no_filter(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(pickle.loads(pickle.dumps(open_filter())), AlbumentationsFilter)
 
 
-def test_rates_parameters_and_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_parameters_and_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setitem(sys.modules, "albumentations", stand_in(log))
     colour, rng, twin = AlbumentationsFilter(), np.random.default_rng(5), np.random.default_rng(5)
@@ -53,7 +53,7 @@ def test_rates_parameters_and_draws(monkeypatch: pytest.MonkeyPatch) -> None:
         colour(image, rng)
         added += int(image[0, 0, 0])
         twin.random(4), twin.integers(3, size=2), twin.uniform()
-    assert rng.random() == twin.random()  # as many draws whatever was applied
+    assert rng.random() == twin.random()  # as many numbers whatever was applied
     names = [name for name, _ in log]
     assert added == len(log)
     assert set(names) == {"Blur", "MedianBlur", "ToGray", "CLAHE"}

@@ -25,8 +25,8 @@ from data.augment.scene import (
     train_sample,
 )
 from data.augment.warp import Warp
+from tests.data.augment.made_scenes import ListSource, random_boxes, share_outside, smooth_picture, star
 from tests.data.augment.mosaic_oracle import plain_scene
-from tests.data.augment.test_warp import ListSource, random_boxes, share_outside, smooth_picture, star
 from utils.config import Hyp, load_hyp
 from utils.seeding import sample_rng
 from utils.types import FILL, Draw, Sample
@@ -134,7 +134,7 @@ def test_mosaic_switch_and_probability() -> None:
     assert 70 <= sum((a != b).any() for a, b in zip(letterboxed, on, strict=True)) <= 130
 
 
-def test_mosaic_draws() -> None:
+def test_sampled_mosaics() -> None:
     indices, centres = [], []
     for seed in range(300):
         scene = sample_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
@@ -159,7 +159,7 @@ def test_partners_are_different_where_there_are_enough() -> None:
     assert set(sample_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
 
 
-def test_warp_draws_span_their_ranges() -> None:
+def test_sampled_warps_span_their_ranges() -> None:
     hyp = dataclasses.replace(LOW, degrees=20.0, shear=5.0, perspective=0.001, flipud=0.3)
     warps = [sample_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
     spans = {
@@ -176,7 +176,7 @@ def test_warp_draws_span_their_ranges() -> None:
     assert 0.42 < np.mean([w.flip_lr for w in warps]) < 0.58
 
 
-def test_draws_do_not_depend_on_strengths() -> None:
+def test_random_numbers_do_not_depend_on_strengths() -> None:
     """Hyperparameters change how strong an augmentation is, not which random numbers the next one gets."""
     strong = dataclasses.replace(LOW, degrees=45.0, shear=10.0, perspective=0.001, flipud=1.0, fliplr=0.0)
     following = []
@@ -249,7 +249,7 @@ def test_pasted_objects_keep_clear_of_others() -> None:
     assert choose_pasted(boxed, 1.0, 100, rng) is None
 
 
-def test_copy_paste_off_draws_nothing() -> None:
+def test_copy_paste_off_takes_no_random_number() -> None:
     rng = np.random.default_rng(3)
     boxes = np.array([[0, 0, 20, 20]], np.float32)
     objects = CanvasLabels(boxes, np.zeros(1, np.int32), np.zeros((0, 2), np.float32), np.zeros(1, np.int64))

@@ -183,7 +183,7 @@ def test_a_disk_cache_is_built_once_for_each_setting(index: DatasetIndex, tmp_pa
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 @needs_shared_memory
-def test_too_little_room_is_said_before_anything_is_decoded(
+def test_too_little_room_is_reported_before_anything_is_decoded(
     index: DatasetIndex, cache: CacheMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))

@@ -35,7 +35,7 @@ def index(tmp_path: Path) -> DatasetIndex:
 
 
 class Counted(ImageStore):
-    """A store that tells what it decodes."""
+    """A store that counts what it decodes."""
 
     loaded: list[int]
 
@@ -72,7 +72,7 @@ def test_an_image_is_decoded_once_and_is_the_stores(store: Counted) -> None:
     assert store.loaded == [0, 1, 2, 3, 4]
 
 
-def test_outside_of_a_draw_and_beyond_its_neighbours_nothing_is_held(store: Counted) -> None:
+def test_outside_of_a_draw_and_beyond_its_neighbours_nothing_is_kept(store: Counted) -> None:
     recent = RecentImages(store, 4)
     recent.load(0)
     with recent.near(draw(1, 0, 1)):
@@ -188,7 +188,7 @@ def test_it_waits_for_one_that_decodes_the_same_image(store: Counted, monkeypatc
 
 
 def read(recent: RecentImages, image: int) -> tuple[list[int], bytes]:
-    """What `recent` decodes for a draw of `image` in slot 0, and what it gives."""
+    """What `recent` decodes for a `Draw` of `image` in slot 0, and what it returns."""
     store: Any = recent._store
     with recent.near(draw(0, image)):
         pixels = recent.load(image).tobytes()
@@ -311,18 +311,18 @@ def test_slots_take_no_more_than_a_part_of_the_memory(
 
 
 @pytest.mark.parametrize("memory", [None, 0, ROOM - 1])
-def test_without_memory_nothing_is_held(store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
+def test_without_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
     assert share_recent(store, world(), batch_size=4, share=4, batches=8) is store
     assert share_recent(store, world(1, 2, lambda _: (0, None)), batch_size=4, share=4, batches=8) is store
 
 
-def test_without_files_in_memory_nothing_is_held(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_in_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     assert share_recent(store, world(), batch_size=4, share=4, batches=8) is store
 
 
-def test_where_slots_cannot_be_mapped_nothing_is_held(
+def test_where_slots_cannot_be_mapped_nothing_is_kept(
     store: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_room(*_: object) -> None:

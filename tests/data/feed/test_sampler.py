@@ -98,7 +98,7 @@ def test_laws_of_an_epoch(
 
 
 @given(lengths, epochs, seeds, shares, st.data())
-def test_entered_anywhere_the_stream_goes_on_alike(
+def test_entered_anywhere_the_stream_continues_alike(
     length: int, epoch: int, seed: int, batch: int, data: st.DataObject
 ) -> None:
     uninterrupted, resumed = (EpochSampler(EpochOrder(length, batch, seed, 64)) for _ in range(2))
@@ -124,7 +124,7 @@ def test_an_epoch_begun_early_is_not_repeated() -> None:
     assert {draw.epoch for draw in itertools.chain(*second)} == {1}
 
 
-def test_an_iterator_that_nobody_draws_from_is_no_epoch() -> None:
+def test_an_iterator_that_gives_nothing_is_no_epoch() -> None:
     sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
     iter(sampler)  # as torch's loader with persistent workers does, once
     assert {draw.epoch for draws in sampler for draw in draws} == {0}

@@ -34,7 +34,7 @@ def index(tmp_path: Path) -> DatasetIndex:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """From now on /dev/shm says that it has `size` bytes free."""
+    """From now on /dev/shm has `size` bytes free."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 

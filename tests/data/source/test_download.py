@@ -114,7 +114,7 @@ def test_present_target_is_not_fetched(server: Server, tmp_path: Path) -> None:
     assert server.seen == []
 
 
-def test_interrupted_transfer_goes_on(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     server.break_after = [100_000, 50_000]
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
     assert server.seen == [None, "bytes=100000-", "bytes=150000-"]
@@ -125,7 +125,7 @@ def test_progress_renews_the_attempts(server: Server, tmp_path: Path) -> None:
     assert fetch(server.url, tmp_path / "data.zip", **patient(2)).read_bytes() == BODY
 
 
-def test_next_call_goes_on(server: Server, tmp_path: Path) -> None:
+def test_the_next_call_resumes(server: Server, tmp_path: Path) -> None:
     server.break_after = [100_000]
     with pytest.raises(UserError, match="the connection ended after 100,000 of 300,000 bytes"):
         fetch(server.url, tmp_path / "data.zip", **patient(1))

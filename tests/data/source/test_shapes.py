@@ -59,7 +59,7 @@ def test_images_do_not_depend_on_how_many_are_written(written: Path, tmp_path: P
     assert all(everything[name] == content for name, content in files(tmp_path / "fewer").items())
 
 
-def test_labels_are_what_was_drawn(written: Path) -> None:
+def test_labels_are_what_was_rendered(written: Path) -> None:
     for number in range(20):
         image, classes, boxes = render_image("train", number)
         height, width = image.shape[:2]

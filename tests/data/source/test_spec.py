@@ -1,4 +1,4 @@
-"""Dataset YAMLs: where they and their datasets are found, what is refused, what is downloaded and drawn."""
+"""Dataset YAMLs: where they and their datasets are found, what is refused, what is downloaded and generated."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"train", "val"} <= set(spec.splits)
 
 
-def test_shapes_names_are_those_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_names_are_those_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_find_root", lambda plan, stated: Path("/there") / stated)
     assert load_spec("shapes").names == NAMES
 

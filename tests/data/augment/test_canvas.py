@@ -1,0 +1,104 @@
+"""data/augment/canvas.py: the pixels of a sample, against the plain way on the whole canvas."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.augment.canvas import Tile, gaps, render
+from data.augment.colours import HsvJitter
+from data.augment.scene import Scene
+from data.augment.warp import Warp
+from tests.data.augment.made_scenes import (
+    ListSource,
+    horizon_in_sight,
+    rendered,
+    scenes,
+    share_outside,
+    smooth_picture,
+)
+from tests.data.augment.mosaic_oracle import plain_scene
+from utils.types import FILL, Sample
+
+
+@settings(max_examples=80, deadline=None)
+@given(scenes(outlines=False))
+def test_pixels_equal_the_plain_double_canvas_within_interpolation(case: tuple[Scene, ListSource]) -> None:
+    scene, source = case
+    if scene.warp.projective and horizon_in_sight(scene.warp):
+        return  # beyond the horizon both show ghosts, which differ
+    image = rendered(scene, source).image
+    _, canvas = plain_scene(scene, source.samples)
+    assert share_outside(image, canvas, scene.warp) < 0.002
+
+
+@pytest.mark.parametrize("zoom", [0.5, 0.77, 1.0, 1.3, 1.5])
+@pytest.mark.parametrize("degrees", [0.0, 7.0])
+def test_pixels_on_real_pictures(shared, zoom: float, degrees: float) -> None:  # type: ignore[no-untyped-def]
+    paths = sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))[:4]
+    samples = []
+    for path in paths:
+        image = cv2.imread(str(path))
+        ratio = 320 / max(image.shape[:2])
+        image = cv2.resize(image, None, fx=ratio, fy=ratio, interpolation=cv2.INTER_AREA)
+        samples.append(Sample(image, np.zeros((0, 4), np.float32), np.zeros(0, np.int32)))
+    warp = Warp((640, 640), (320, 320), degrees=degrees, zoom=zoom, shift_xy=(0.47, 0.56), flip_lr=True)
+    scene = Scene((0, 1, 2, 3), (331, 297), warp)
+    image = rendered(scene, ListSource(samples)).image
+    expected, canvas = plain_scene(scene, samples)
+    assert share_outside(image, canvas, warp) < 0.001
+    coarse, expected_coarse = (cv2.GaussianBlur(each, (0, 0), 1.5).astype(int) for each in (image, expected.image))
+    assert np.abs(coarse - expected_coarse).mean() < (0.01 if degrees else 3)
+
+
+def test_empty_canvas_view_is_grey() -> None:
+    tile = Tile(np.zeros((10, 10, 3), np.uint8), 0, 0)
+    for degrees in (0.0, 20.0):
+        out = np.zeros((32, 32, 3), np.uint8)
+        render([tile], Warp((64, 64), (32, 32), degrees=degrees, shift_xy=(9.0, 9.0)), out)
+        assert (out == FILL).all()
+
+
+@pytest.mark.parametrize("degrees", [0.0, 20.0])
+@pytest.mark.parametrize("perspective", [0.0, 1e-4])
+def test_writes_into_a_view_and_nowhere_else(degrees: float, perspective: float) -> None:
+    batch = np.zeros((3, 32, 64, 3), np.uint8)
+    tile = Tile(np.full((64, 128, 3), 200, np.uint8), 0, 0)
+    warp = Warp((64, 128), (32, 64), degrees=degrees, perspective_xy=(perspective, 0.0), flip_lr=True, flip_ud=True)
+    render([tile], warp, batch[1])
+    assert (batch[1] == 200).all() and not batch[0].any() and not batch[2].any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 12), st.integers(1, 12))
+def test_gaps_are_what_parts_leave(data: st.DataObject, height: int, width: int) -> None:
+    x, y = data.draw(st.integers(0, width)), data.draw(st.integers(0, height))
+    corners = [(0, y, 0, x), (0, y, x, width), (y, height, 0, x), (y, height, x, width)]
+    covered = np.zeros((height, width), int)
+    parts = []
+    for top, bottom, left, right in corners:
+        rows = sorted(data.draw(st.tuples(*[st.integers(top, bottom)] * 2)))
+        columns = sorted(data.draw(st.tuples(*[st.integers(left, right)] * 2)))
+        parts.append((slice(*rows), slice(*columns)))
+    for part in (*parts, *gaps(parts, (height, width))):
+        covered[part] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("zoom", [0.6, 1.0, 1.4])
+def test_colours_change_before_or_after_a_resize_wherever_there_are_fewer_pixels(zoom: float) -> None:
+    rng = np.random.default_rng(1)
+    tile = Tile(smooth_picture(64, 64, rng), 20, 30)
+    warp = Warp((128, 128), (96, 96), zoom=zoom, flip_lr=True)
+    jitter = HsvJitter((1.01, 0.8, 1.3))
+    after, found = np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)
+    render([tile], warp, after)
+    jitter(after)
+    kept = tile.image.copy()
+    render([tile], warp, found, jitter)
+    assert (tile.image == kept).all()
+    assert np.abs(after.astype(int) - found).mean() < 1.5
+    assert (found[after == jitter.grey] == jitter.grey).mean() > 0.95

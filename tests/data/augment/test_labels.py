@@ -1,0 +1,229 @@
+"""data/augment/labels.py: the labels of a sample, against the plain way on the whole canvas and against its pixels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.augment.canvas import Tile, render
+from data.augment.labels import CanvasLabels, clip_outlines, warp_labels
+from data.augment.scene import Scene
+from data.augment.warp import Warp
+from tests.data.augment.made_scenes import (
+    ListSource,
+    horizon_in_sight,
+    random_boxes,
+    rendered,
+    scenes,
+    star,
+    warps,
+)
+from tests.data.augment.mosaic_oracle import plain_scene
+from utils.types import Sample
+
+
+@settings(max_examples=80, deadline=None)
+@given(scenes(outlines=False))
+def test_boxes_equal_the_plain_double_canvas(case: tuple[Scene, ListSource]) -> None:
+    scene, source = case
+    sample, (expected, _) = rendered(scene, source), plain_scene(scene, source.samples)
+    if len(sample.boxes_xyxy) != len(expected.boxes_xyxy):
+        assert near_threshold(scene, source)
+        return
+    np.testing.assert_allclose(sample.boxes_xyxy, expected.boxes_xyxy, atol=2e-3)
+    assert sample.classes.tolist() == expected.classes.tolist()
+    assert sample.boxes_xyxy.dtype == np.float32 and sample.classes.dtype == np.int32
+
+
+def near_threshold(scene: Scene, source: ListSource) -> bool:
+    """Whether a hundredth of a percent more or less zoom changes which objects are kept."""
+    counts = set()
+    for factor in (0.9999, 1.0, 1.0001):
+        warp = scene.warp
+        varied = Warp(
+            warp.canvas_hw, warp.size_hw, warp.degrees, warp.zoom * factor, warp.shear_xy, warp.perspective_xy,
+            warp.shift_xy, warp.flip_ud, warp.flip_lr,
+        )  # fmt: skip
+        counts.add(len(rendered(Scene(scene.indices, scene.centre_xy, varied), source).boxes_xyxy))
+    return len(counts) > 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenes(outlines=True))
+def test_polygons_equal_brute_force(case: tuple[Scene, ListSource]) -> None:
+    scene, source = case
+    if horizon_in_sight(scene.warp):
+        return
+    warp = scene.warp
+    objects = CanvasLabels.gather(source.samples, [(0, 0) for _ in source.samples], warp.canvas_hw)
+    expected, _ = plain_scene(Scene((0,), (0, 0), warp), [at_origin(source.samples, warp)])
+    boxes, classes = warp_labels(objects, warp)
+    found = match(expected, boxes, classes)
+    # Brute force sees a polygon by quarter pixels: slivers may be missed, so compare where both have found it.
+    assert len(found) >= min(len(boxes), len(expected.boxes_xyxy)) - 1 - len(boxes) // 4
+    for ours, theirs in found:
+        np.testing.assert_allclose(ours, theirs, atol=0.8)
+
+
+def at_origin(samples: list[Sample], warp: Warp) -> Sample:
+    """One sample of the canvas's size with the labels of all, so that none is moved."""
+    segments = []
+    for sample in samples:
+        empty = [np.zeros((0, 2), np.float32)] * len(sample.classes)
+        segments += sample.segments or empty
+    return Sample(
+        np.zeros((*warp.canvas_hw, 3), np.uint8),
+        np.concatenate([s.boxes_xyxy for s in samples]),
+        np.concatenate([s.classes for s in samples]),
+        segments,
+    )
+
+
+def match(expected: Sample, boxes: np.ndarray, classes: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    pairs = []
+    for box, label in zip(boxes, classes, strict=True):
+        same = expected.boxes_xyxy[expected.classes == label]
+        if len(same):
+            pairs.append((box, same[np.abs(same - box).sum(1).argmin()]))
+    return pairs
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenes(outlines=True))
+def test_labels_lie_in_the_sample(case: tuple[Scene, ListSource]) -> None:
+    scene, source = case
+    sample = rendered(scene, source)
+    height, width = scene.warp.size_hw
+    boxes = sample.boxes_xyxy
+    assert np.isfinite(boxes).all() and boxes.shape == (len(sample.classes), 4)
+    assert (boxes >= 0).all() and (boxes <= [width, height, width, height]).all()
+    assert ((boxes[:, 2:] - boxes[:, :2]) > 2).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(warps(), st.integers(0, 2**32 - 1), st.booleans())
+def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None:
+    """A red object on black, its label from the geometry and its extent from the pixels."""
+    if horizon_in_sight(warp):
+        return
+    rng = np.random.default_rng(seed)
+    canvas_h, canvas_w = warp.canvas_hw
+    box = np.rint(random_boxes(1, canvas_h, canvas_w, rng))
+    image = np.zeros((canvas_h, canvas_w, 3), np.uint8)  # black with a red object; what is filled is grey
+    x0, y0, x1, y1 = box[0].astype(int)
+    outline = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
+    image[y0:y1, x0:x1, 0] = 255
+    out = np.empty((*warp.size_hw, 3), np.uint8)
+    tile = Tile(image, 0, 0)
+    render([tile], warp, out)
+    # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
+    segments = [outline] if outlined or not warp.axis_aligned else []
+    objects = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile[1:]], warp.canvas_hw)
+    boxes, _ = warp_labels(objects, warp)
+    red = np.argwhere(out[..., 0].astype(int) - out[..., 2] > 127)
+    if len(boxes) == 0:
+        return
+    if min(boxes[0, 2:] - boxes[0, :2]) < 4 or min(x1 - x0, y1 - y0) < 4 or warp.zoom < 0.3:
+        return  # too thin to distinguish its pixels from the interpolation around them
+    seen = np.array([*red.min(0)[::-1], *(red.max(0)[::-1] + 1)])
+    larger = np.concatenate((seen[:2] - boxes[0, :2], boxes[0, 2:] - seen[2:]))  # of the label, on each side
+    assert (larger > -1.6).all(), "pixels outside the label"
+    # A sharp corner covers no whole pixel; where the border cuts a side that is turned by 5 degrees, it is a wedge that
+    # covers none for half a pixel / tan 5° = 6 pixels, and more with what interpolation takes away.
+    height, width = warp.size_hw
+    is_cut = bool((boxes[0] <= 0).any() or boxes[0, 2] >= width or boxes[0, 3] >= height)
+    sharp = 12.0 if is_cut else 4.0
+    assert (larger < (1.6 if warp.axis_aligned else sharp)).all(), "a label too large"
+
+
+def test_which_objects_are_kept() -> None:
+    warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))  # the left half goes out of sight
+    kept = [[60, 0, 90, 30], [41, 0, 60, 30], [30, 50, 53, 80]]
+    dropped = [[0, 0, 40, 30], [10, 10, 52.5, 30], [60, 0, 61.9, 30], [60, 0, 90, 2.0], [10, 40, 52, 70]]
+    boxes = np.array(kept + dropped, np.float32)
+    objects = CanvasLabels(boxes, np.arange(8, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(8, np.int64))
+    after, classes = warp_labels(objects, warp)
+    assert classes.tolist() == [0, 1, 2]
+    assert after.tolist() == [[10, 0, 40, 30], [0, 0, 10, 30], [0, 50, 3, 80]]
+
+
+def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
+    """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
+    tile = Tile(np.zeros((64, 64, 3), np.uint8), -40, 0)
+    sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
+    objects = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
+    assert objects.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
+    assert warp_labels(objects, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
+
+
+def test_long_thin_boxes_are_dropped() -> None:
+    warp = Warp((600, 600), (600, 600))
+    boxes = np.array([[0, 0, 299, 3], [0, 0, 301, 3]], np.float32)
+    objects = CanvasLabels(boxes, np.arange(2, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(2, np.int64))
+    assert warp_labels(objects, warp)[1].tolist() == [0]
+
+
+def test_polygon_keeps_with_a_hundredth_of_its_area() -> None:
+    warp = Warp((100, 100), (100, 100), shift_xy=(-0.45, 0.5))  # only x ≥ 95 stays in sight
+    box = np.array([[0, 0, 100, 100]], np.float32)
+    outline = np.array([[0, 0], [100, 0], [100, 100], [0, 100]], np.float32)
+    classes = np.zeros(1, np.int32)
+    outlined = CanvasLabels(box, classes, outline, np.array([4]))
+    boxed = CanvasLabels(box, classes, outline[:0], np.array([0]))
+    assert warp_labels(outlined, warp)[0].tolist() == [[0, 0, 5, 100]]
+    assert len(warp_labels(boxed, warp)[0]) == 0
+
+
+def test_polygon_box_is_what_is_in_sight() -> None:
+    """A triangle cut at its tip: the box around its corners, cut, would reach further than the triangle does."""
+    warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))
+    outline = np.array([[0, 0], [100, 50], [0, 100]], np.float32)
+    objects = CanvasLabels(np.array([[0, 0, 100, 100]], np.float32), np.zeros(1, np.int32), outline, np.array([3]))
+    assert warp_labels(objects, warp)[0].tolist() == [[0, 25, 50, 75]]
+
+
+def test_polygon_around_the_whole_sample() -> None:
+    """None of its edges is in sight, all of the sample is inside it."""
+    warp = Warp((300, 300), (100, 100))
+    outline = np.array([[10, 10], [290, 10], [290, 290], [10, 290]], np.float32)
+    objects = CanvasLabels(np.array([[10, 10, 290, 290]], np.float32), np.zeros(1, np.int32), outline, np.array([4]))
+    assert warp_labels(objects, warp)[0].tolist() == [[0, 0, 100, 100]]
+
+
+def test_clip_keeps_owners_and_order() -> None:
+    square = np.array([[0, 0], [10, 0], [10, 10], [0, 10]], np.float64)
+    points = np.concatenate([square, square + 100, square + np.array([5, 0])])
+    owners = np.repeat([0, 1, 2], 4)
+    left, kept = clip_outlines(points, owners, np.array([[-1.0, 0, 8]]))
+    assert kept.tolist() == [0] * 4 + [2] * 4
+    assert left[:4].tolist() == [[0, 0], [8, 0], [8, 10], [0, 10]]
+    assert left[4:, 0].max() == 8 and left[4:, 0].min() == 5
+
+
+def test_clip_of_a_concave_polygon_keeps_its_area() -> None:
+    rng = np.random.default_rng(3)
+    outline = star(np.array([0, 0, 60, 60], np.float32), rng).astype(np.float64)
+    right, _ = clip_outlines(outline, np.zeros(8, np.int64), np.array([[1.0, 0, -25]]))
+    left, _ = clip_outlines(outline, np.zeros(8, np.int64), np.array([[-1.0, 0, 25]]))
+    assert area(right) + area(left) == pytest.approx(area(outline))
+
+
+def area(points: np.ndarray) -> float:
+    x, y = points.T
+    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def test_objects_behind_the_horizon_are_dropped() -> None:
+    warp = Warp((100, 100), (100, 100), perspective_xy=(0.05, 0.0))
+    boxes = np.array([[0, 0, 50, 50], [50, 50, 80, 80]], np.float32)
+    outline = np.array([[0, 0], [50, 0], [50, 50], [0, 50]], np.float32)
+    boxed = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline[:0], np.zeros(2, np.int64))
+    assert warp_labels(boxed, warp)[1].tolist() == [1]
+    outlined = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline, np.array([4, 0]))
+    after, classes = warp_labels(outlined, warp)
+    assert classes.tolist() == [0, 1] and np.isfinite(after).all()  # the polygon's part before the horizon stays
+    assert math.isclose(after[0, 0], 0)
