@@ -20,7 +20,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ import torch
 
 from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
-from data.feed.sampler import image_weights, largest_size, scaled_size
+from data.feed.sampler import image_weights
 from data.feed.shared_memory import SharedMemory
 from data.source.check import check_dataset
 from data.source.index import build_index, problem_report
@@ -44,7 +44,7 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from models.summary import summary
-from utils.checkpoints.folder import open_run
+from utils.checkpoints.folder import new_run
 from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
@@ -53,7 +53,7 @@ from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
 from utils.engine.memory import explain_out_of_memory
-from utils.engine.multi_scale import Resize
+from utils.engine.multi_scale import largest_size, multi_scale
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
 from utils.engine.profile import open_profile
@@ -97,7 +97,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
     Args:
         config, hyp: frozen; the same on every rank.
         world: this rank.
-        resumed: what to go on from; None = a fresh run.
+        resumed: what to resume; None = a fresh run.
 
     Returns:
         The metrics of the best epoch.
@@ -116,7 +116,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             spec = load_spec(config.data)
             train_index = build_index(spec, "train", single_cls=config.single_cls)
             val_index = build_index(spec, "val", single_cls=config.single_cls)
-        tell_problems(train_index, val_index)
+        warn_of_problems(train_index, val_index)
         if resumed:
             resumed.check_classes(train_index.names, config)
 
@@ -138,47 +138,43 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names)))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
+        folder = resumed.run if resumed else stack.enter_context(new_run(config, world))
+        context = dataclasses.replace(context, config=config, batch_size=batch_size, folder=folder)
         memory = SharedMemory(world)
-        loader = open_train_loader(stack, train_index, config, hyp, world, imgsz, raw_model.stride, batch_size, memory)
-        val_loader = open_val_loader(stack, val_index, config, world, imgsz, raw_model.stride, batch_size, memory)
-        data_hash = train_index.content_hash()
+        loader = open_train_loader(context, train_index, memory, stack)
+        val_loader = open_val_loader(context, val_index, memory, stack)
+        dataset_hash = train_index.content_hash()
         if resumed:
-            resumed.restore(state, config, data_hash, world)
+            resumed.restore(state, config, dataset_hash, world)
+            world.remember("saved", "yes")
+        world.remember("run", str(folder))
         batches = loader.batches_per_epoch
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
-        run = resumed.run if resumed else open_run(config.project, config.name, config.exist_ok, world)
-        context = dataclasses.replace(context, config=config, batch_size=batch_size, folder=run)
         stack.enter_context(explain_out_of_memory(accelerator, batch_in_words(context), OUT_OF_MEMORY_REMEDIES))
-        world.remember("run", str(run))
-        if resumed:
-            world.remember("saved", "yes")
-        context = RunContext(config, hyp, world, imgsz, raw_model.stride, batch_size, run)
         journal = stack.enter_context(
             Journal(context, train_index, criterion.names, start_epoch=progress.epoch, resumed=resumed is not None)
         )
         model = smart_DDP(
             raw_model, config.sync_bn, config.compile, dynamic=config.multi_scale or config.rect, world=world
         )
-        resize = Resize(size_of_batch(config, imgsz, raw_model.stride), raw_model.stride)
-        profile = stack.enter_context(open_profile(config.profile, run, world))
-        step = TrainStep(model, state, criterion, context, resize, profile)
+        profile = stack.enter_context(open_profile(config.profile, folder, world))
+        step = TrainStep(model, state, criterion, context, multi_scale(context), profile)
         guard = DivergenceGuard(context, train_index, precision.scaler.get_scale)
-        has_best = resumed is not None and resumed.has_best
         saver = stack.enter_context(
             Saver(
                 context,
                 state,
-                data_hash,
+                dataset_hash,
                 interruption,
                 settle=lambda: guard.note(step.settle()),
-                has_best=has_best,
+                has_best=resumed is not None and resumed.has_best,
             )
         )
         preflight(world)
         if config.compile:
             log.info("--compile: the first steps may take minutes: kernels are built.")
-        log.info(f"{precision.name}, {batch_size} images a batch; writing to {run}")
+        log.info(f"{precision.name}, {batch_size} images a batch; writing to {folder}")
 
         for epoch in range(progress.epoch, config.epochs):
             started, last = time.perf_counter(), epoch + 1 == config.epochs
@@ -227,14 +223,14 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 break
         interruption.act_at_once(f"after the last epoch, whose checkpoint is saved; val.py measures {saver.best}")
         world.set_activity("measuring the best epoch")
-        return finish(saver, journal, raw_model, val_loader, val_index, world, stopper, imgsz)
+        return finish(context, raw_model, val_loader, saver, journal, stopper.best_epoch)
 
 
 # -------------------------------------------------------------------------------------------- parts of a run
 
 
-def tell_problems(*indexes: DatasetIndex) -> None:
-    """Warn of what the scans left out."""
+def warn_of_problems(*indexes: DatasetIndex) -> None:
+    """Warn of the images that the scans left out."""
     for text in filter(None, map(problem_report, indexes)):
         log.warning(text)
 
@@ -293,46 +289,23 @@ def batch_in_words(context: RunContext) -> str:
     return f"{context.rank_batch_size} images a rank at {context.imgsz} px{scale}"
 
 
-def open_train_loader(
-    stack: ExitStack,
-    index: DatasetIndex,
-    config: TrainConfig,
-    hyp: Hyp,
-    world: World,
-    imgsz: int,
-    stride: int,
-    batch_size: int,
-    memory: SharedMemory | None = None,
-) -> TrainLoader:
+def open_train_loader(context: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:
     """Images and stream of the training, closed by `stack`."""
-    store = stack.enter_context(open_images(index, imgsz, config.cache, "linear", world, memory))
-    return stack.enter_context(
-        build_train_loader(
-            RunContext(config, hyp, world, imgsz, stride, batch_size, Path(config.project)), store, memory
-        )
-    )
+    store = open_images(index, context.imgsz, context.config.cache, "linear", context.world, memory)
+    return stack.enter_context(build_train_loader(context, stack.enter_context(store), memory))
 
 
-def open_val_loader(
-    stack: ExitStack,
-    index: DatasetIndex,
-    config: TrainConfig,
-    world: World,
-    imgsz: int,
-    stride: int,
-    batch_size: int,
-    memory: SharedMemory | None = None,
-) -> ValLoader:
+def open_val_loader(context: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
     """Images of the validation and this rank's share of them, closed by `stack`."""
-    cache: CacheMode = "none" if config.noval else config.cache
-    store = stack.enter_context(open_images(index, imgsz, cache, "area", world, memory))
+    cache: CacheMode = "none" if context.config.noval else context.config.cache
+    store = stack.enter_context(open_images(index, context.imgsz, cache, "area", context.world, memory))
     return stack.enter_context(
         build_val_loader(
             store,
-            world,
-            batch_size=max(2 * batch_size // world.size, 1),  # without gradients twice as many fit
-            stride=stride,
-            workers=config.workers,
+            context.world,
+            batch_size=2 * context.rank_batch_size,  # without gradients twice as many fit
+            stride=context.stride,
+            workers=context.config.workers,
             memory=memory,
         )
     )
@@ -344,13 +317,6 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
 
 
-def size_of_batch(config: TrainConfig, imgsz: int, stride: int) -> Callable[[int, int], int] | None:
-    """`--multi-scale`: size in pixels by epoch and global batch; None where it is off."""
-    if not config.multi_scale:
-        return None
-    return lambda epoch, batch: scaled_size(config.seed, epoch, batch, imgsz, stride)
-
-
 def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:
     """AP of every class; the mean of all for classes that the validation has no object of."""
     maps = np.full(nc, metrics.map)
@@ -359,23 +325,19 @@ def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:
 
 
 def finish(
-    saver: Saver,
-    journal: Journal,
-    model: DetectionModel,
-    loader: ValLoader,
-    index: DatasetIndex,
-    world: World,
-    stopper: EarlyStopping,
-    imgsz: int,
+    context: RunContext, model: DetectionModel, loader: ValLoader, saver: Saver, journal: Journal, best_epoch: int
 ) -> Metrics:
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
+    world, index = context.world, loader.index
     model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
-    sinks = [PictureSink(journal.run, index)] if journal.renders else []
+    sinks = [PictureSink(context.folder, index)] if journal.renders else []
     found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
-        print(f"\nBest epoch {stopper.best_epoch}; measured again from {saver.best}")
-        report_validation(found, index, journal.run, imgsz=imgsz, verbose=len(index.names) <= 20, plots=journal.renders)
-    journal.finish(stopper.best_epoch, saver.best)
+        print(f"\nBest epoch {best_epoch}; measured again from {saver.best}")
+        report_validation(
+            found, index, context.folder, imgsz=context.imgsz, verbose=len(index.names) <= 20, plots=journal.renders
+        )
+    journal.finish(best_epoch, saver.best)
     world.barrier()
     return found.metrics
 
@@ -418,7 +380,7 @@ def check_data(config: TrainConfig, world: World) -> None:
         print("\n".join(checked.lines()))
     if not checked.safe:
         raise UserError(
-            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Mend them first."
+            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first."
         )
 
 

@@ -275,20 +275,6 @@ def validation_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> N
     return -(-(2 * sides * imgsz + unit) // (2 * unit)) * stride
 
 
-def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
-    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride.
-
-    The same on every rank. At least one stride.
-    """
-    size = int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2))
-    return max(size // stride, 1) * stride
-
-
-def largest_size(imgsz: int, stride: int) -> int:
-    """The largest that `scaled_size` comes to."""
-    return max((imgsz * 3 // 2 - 1) // stride, 1) * stride
-
-
 def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Sampling weights of `--image-weights`: images with rare and badly found classes come more often.
 

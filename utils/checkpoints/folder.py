@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.files import atomic_write
 from utils.ranks.world import World
@@ -35,6 +37,29 @@ def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Pa
         UserError: on every rank, where the folder cannot be made or written to.
     """
     return world.from_main(lambda: _make_run(Path(project).expanduser().absolute() / name, exist_ok))
+
+
+@contextmanager
+def new_run(flags: TrainConfig | ValConfig, world: World) -> Iterator[Path]:
+    """The folder of a new run, as `open_run`; a new one that is still empty at the end is removed again."""
+    run = open_run(flags.project, flags.name, flags.exist_ok, world)
+    try:
+        yield run
+    finally:
+        if world.is_main and not flags.exist_ok:
+            _discard_if_empty(run)
+
+
+def _discard_if_empty(run: Path) -> None:
+    """Remove a run directory that holds no file, only empty folders.
+
+    For a run that ends before it has written anything, so that no half-made one stays behind.
+    """
+    if not run.is_dir() or any(not path.is_dir() or path.is_symlink() for path in run.rglob("*")):
+        return
+    for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
+        folder.rmdir()
+    run.rmdir()
 
 
 def _make_run(first: Path, exist_ok: bool) -> Path:

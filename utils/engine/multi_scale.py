@@ -1,4 +1,4 @@
-"""`--multi-scale`: batches in another size."""
+"""`--multi-scale`: another size for each batch, the same on every rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from utils.engine.context import RunContext
+from utils.seeding import sample_rng
+
+
+def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
+    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride.
+
+    The same on every rank. At least one stride.
+    """
+    size = int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2))
+    return max(size // stride, 1) * stride
+
+
+def largest_size(imgsz: int, stride: int) -> int:
+    """The largest that `scaled_size` comes to."""
+    return max((imgsz * 3 // 2 - 1) // stride, 1) * stride
+
 
 @dataclass(frozen=True)
 class Resize:
-    """`--multi-scale`: another size for each batch, the same on every rank.
+    """Brings batches to the sizes of `--multi-scale`, or leaves them as they are.
 
     Attributes:
         size_of: size in pixels by epoch and global batch; None where the size stays.
@@ -31,3 +48,11 @@ class Resize:
         scale_y, scale_x = height / images.shape[2], width / images.shape[3]
         resized = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
         return resized, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))
+
+
+def multi_scale(context: RunContext) -> Resize:
+    """Sizes of the run's batches: drawn for each under `--multi-scale`, else all as they are."""
+    seed, imgsz, stride = context.config.seed, context.imgsz, context.stride
+    if not context.config.multi_scale:
+        return Resize(None, stride)
+    return Resize(lambda epoch, batch: scaled_size(seed, epoch, batch, imgsz, stride), stride)

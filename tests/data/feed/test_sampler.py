@@ -23,7 +23,6 @@ from data.feed.sampler import (
     image_weights,
     near_batches,
     padded_shapes,
-    scaled_size,
     validation_shapes,
 )
 from tests.data.made_index import make_index
@@ -210,13 +209,6 @@ def test_a_loaded_image_fits_into_its_validation_shape(height: int, width: int, 
     sizes_hw = np.array([[height, width]], np.int32)
     shape = validation_shapes(sizes_hw, imgsz, stride)
     assert (shape % stride == 0).all() and (shape >= loaded_sizes(sizes_hw, imgsz)).all()
-
-
-def test_multi_scale_sizes() -> None:
-    sizes = [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
-    assert sizes == [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
-    assert set(sizes) == set(range(320, 960, 32))  # [0.5, 1.5) · 640
-    assert scaled_size(0, 0, 0, 32, 32) == 32
 
 
 def test_image_weights_by_hand() -> None:
