@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from utils.config import ValConfig
@@ -29,7 +30,7 @@ from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
-from utils.checkpoints.folder import open_run
+from utils.checkpoints.folder import new_run
 from utils.checkpoints.weights import load_weights, resolve_weights
 from utils.engine.memory import explain_out_of_memory
 from utils.engine.precision import half_precision
@@ -77,32 +78,35 @@ def validate(config: ValConfig, world: World) -> Metrics:
 
     imgsz = model.usable_imgsz(config.imgsz)
     store = open_images(index, imgsz, "none", "area", world)
-    run = open_run(config.project, config.name, config.exist_ok, world)
-    speed_task = config.task == "speed"
-    conf, iou = (SPEED_CONF, SPEED_IOU) if speed_task else (config.conf_thres, config.iou_thres)
-    precision = half_precision(world.accelerator) if config.half else None
-    settings = Settings(conf, iou, config.max_det, precision, augment=config.augment)
-    coco = CocoSink(index) if config.save_json else None
-    labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
-    pictures = PictureSink(run, index) if world.is_main else None
-    sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
+    with ExitStack() as stack:
+        run = stack.enter_context(new_run(config, world))
+        batch = f"{config.batch_size} images at {imgsz} px"
+        stack.enter_context(explain_out_of_memory(world.accelerator, batch, OUT_OF_MEMORY_REMEDIES))
+        coco = CocoSink(index) if config.save_json else None
+        labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
+        pictures = PictureSink(run, index) if world.is_main else None
+        sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-    model = fused_copy(model, world.accelerator)
-    log.info(summary(model, imgsz))
-    batch = f"{config.batch_size} images at {imgsz} px"
-    with (
-        explain_out_of_memory(world.accelerator, batch, OUT_OF_MEMORY_REMEDIES),
-        build_val_loader(
-            store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers
-        ) as loader,
-    ):
-        found = evaluate(model, loader, world, settings, sinks=sinks)
-    if coco is not None:
-        coco.write(run / "predictions.json", world)
-    if world.is_main:
-        report_validation(found, index, run, imgsz=imgsz, verbose=config.verbose)
-    world.barrier()
-    return found.metrics
+        model = fused_copy(model, world.accelerator)
+        log.info(summary(model, imgsz))
+        loader = stack.enter_context(
+            build_val_loader(store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers)
+        )
+        found = evaluate(model, loader, world, settings_of(config, world), sinks=sinks)
+        if coco is not None:
+            coco.write(run / "predictions.json", world)
+        if world.is_main:
+            report_validation(found, index, run, imgsz=imgsz, verbose=config.verbose)
+        world.barrier()
+        return found.metrics
+
+
+def settings_of(config: ValConfig, world: World) -> Settings:
+    """What the flags ask of a validation."""
+    speed = config.task == "speed"
+    conf, iou = (SPEED_CONF, SPEED_IOU) if speed else (config.conf_thres, config.iou_thres)
+    precision = half_precision(world.accelerator) if config.half else None
+    return Settings(conf, iou, config.max_det, precision, augment=config.augment)
 
 
 def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -> None:
