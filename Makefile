@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow test-gpu chaos bench
+.PHONY: fmt lint type test test-slow gpu chaos bench
 
 fmt:
 	uv run ruff format .
@@ -17,8 +17,11 @@ test:
 test-slow:
 	uv run pytest -m "slow and not gpu"
 
-test-gpu:
-	uv run pytest -m gpu
+PYTHON = $(if $(shell command -v uv),uv run python,python3)
+
+gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/models/heads tests/data/feed
+	$(PYTHON) -m tests.benchmarks.gpu --json gpu.json
 
 KILLS = 100
 

@@ -70,14 +70,22 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def plain_step(model: nn.Module, batch: Batch, hyp, imgsz: int, device: torch.device, dtype: torch.dtype):  # type: ignore[no-untyped-def]
-    """Forward, backward, clip, SGD and average, each in the obvious way, channels first."""
-    model = copy.deepcopy(model).to(device, memory_format=torch.contiguous_format).train()
+def plain_step(
+    model: nn.Module,
+    batch: Batch,
+    hyp,
+    imgsz: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    layout: torch.memory_format = torch.contiguous_format,
+):  # type: ignore[no-untyped-def]
+    """Forward, backward, clip, SGD and average, each in the obvious way; channels first, or in another layout."""
+    model = copy.deepcopy(model).to(device, memory_format=layout).train()
     average = copy.deepcopy(model).eval()
     criterion = model.head.criterion(hyp, imgsz=imgsz)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    chw = batch.images.permute(0, 3, 1, 2).contiguous()
+    chw = batch.images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     def step() -> int:
         images = chw.to(device).float() / 255

@@ -1,0 +1,154 @@
+"""yolov5s at 640 px on a GPU: training steps against eager ones, what the loader feeds, and validation.
+
+    uv run python -m tests.benchmarks.gpu --json gpu.json
+
+Data are drawn, weights are random: nothing is downloaded. Without a GPU it takes small sizes, to be tried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from data.feed.images import ImageStore
+from data.feed.loader import build_train_loader, build_val_loader
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from tests.benchmarks.rounds import machine, repeated, rounds
+from tests.benchmarks.step import made_batch, our_step, plain_step
+from tests.data.made_run import made_run
+from tests.system.tiny import make_data
+from utils.config import load_hyp
+from utils.engine.precision import Precision
+from utils.environment import Launch
+from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.measurement import Settings
+from utils.machine.accelerator import Accelerator
+from utils.machine.choose import choose_accelerator
+from utils.machine.limits import usable_cpus
+from utils.ranks.world import World
+from utils.types import DatasetIndex
+
+HYP = "hyp.scratch-low.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: images a second, and the ratio to the first of its group."""
+
+    group: str
+    name: str
+    images_per_s: float
+    ratio: float
+
+
+def training(model: DetectionModel, index: DatasetIndex, given: argparse.Namespace, device: Accelerator) -> list[Row]:
+    """Steps of one batch that is there already."""
+    hyp = load_hyp(HYP)
+    common = (model, made_batch(index, given.batch, given.imgsz), hyp, given.imgsz, device.device)
+    half = device.half_dtype
+    rivals: dict[str, Callable[[], int]] = {
+        f"eager, {_short(half)}, channels first": plain_step(*common, half, torch.contiguous_format),
+        f"eager, {_short(half)}, channels last": plain_step(*common, half, torch.channels_last),
+        f"Tessera, {_short(half)}": our_step(*common, half),
+        f"Tessera, {_short(device.native_dtype)}": our_step(*common, device.native_dtype),
+    }
+    if given.compile:
+        rivals[f"Tessera, {_short(device.native_dtype)}, --compile"] = our_step(
+            *common, device.native_dtype, compile=True
+        )
+    return _rows("training step", {name: _several(rival, given.steps) for name, rival in rivals.items()}, given.rounds)
+
+
+def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:
+    """Batches of the training loader, with a worker for every core, and nobody who trains on them."""
+    workers = usable_cpus()
+    run = made_run(load_hyp(HYP), imgsz=given.imgsz, batch_size=given.batch, epochs=10**6, workers=workers)
+    with build_train_loader(run, ImageStore(index, given.imgsz, "linear")) as loader:
+        stream = itertools.chain.from_iterable(map(loader.batches, itertools.count()))
+
+        def some() -> int:
+            return sum(len(batch) for batch in itertools.islice(stream, given.steps))
+
+        return _rows("loader", {f"{workers} workers, from files": some}, given.rounds)
+
+
+def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Namespace, device: Accelerator) -> list[Row]:
+    """Whole validations: decoding, forward, suppression, matching and metrics."""
+    world = World(accelerator=device)
+    fused = fused_copy(model, device)
+    workers = usable_cpus()
+    with build_val_loader(
+        ImageStore(index, given.imgsz, "area"), world, batch_size=given.batch, stride=32, workers=workers
+    ) as loader:
+
+        def measure(dtype: torch.dtype) -> Callable[[], int]:
+            settings = Settings(precision=Precision(device, dtype))
+            return lambda: evaluate(fused, loader, world, settings).metrics.images
+
+        rivals = {f"Tessera, {_short(dtype)}": measure(dtype) for dtype in (torch.float32, device.half_dtype)}
+        return _rows("validation", rivals, given.rounds)
+
+
+def _several(rival: Callable[[], int], steps: int) -> Callable[[], int]:
+    return lambda: sum(rival() for _ in range(steps))
+
+
+def _rows(group: str, rivals: dict[str, Callable[[], int]], count: int) -> list[Row]:
+    rates = rounds(rivals, count)
+    first = next(iter(rates.values()))
+    return [Row(group, name, rate, rate / first) for name, rate in rates.items()]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table; write it as JSON where asked."""
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    device = choose_accelerator("", Launch())
+    small = not device.measures_memory
+    flags.add_argument("--cfg", default="yolov5n.yaml" if small else "yolov5s.yaml")
+    flags.add_argument("--imgsz", type=int, default=64 if small else 640)
+    flags.add_argument("--batch", type=int, default=4 if small else 64)
+    flags.add_argument("--images", type=int, default=8 if small else 1024)
+    flags.add_argument("--steps", type=int, default=1 if small else 10, help="steps or batches a round")
+    flags.add_argument("--rounds", type=int, default=1 if small else 5)
+    flags.add_argument("--no-compile", dest="compile", action="store_false", default=not small)
+    flags.add_argument("--json", type=Path, help="write the table here too")
+    given = flags.parse_args(arguments)
+    device.activate()
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    drawn = min(given.images, 256)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("TESSERA_CACHE", folder)
+        spec = load_spec(str(make_data(Path(folder), train=drawn, val=drawn, size=given.imgsz)))
+        indexes = [repeated(build_index(spec, split), given.images // drawn) for split in ("train", "val")]
+        model = DetectionModel(given.cfg, names=indexes[0].names)
+        rows = [
+            *training(model, indexes[0], given, device),
+            *feeding(indexes[0], given),
+            *validating(model.to(device.device), indexes[1], given, device),
+        ]
+    print(f"{device.name}; {machine()}; {given.cfg} at {given.imgsz} px, {given.batch} images a batch")
+    for row in rows:
+        print(f"  {row.group:<16}{row.name:<36}{row.images_per_s:10.1f} images/s {row.ratio:6.2f} x")
+    if given.json:
+        about = {"device": device.name, "machine": machine(), "cfg": given.cfg, "imgsz": given.imgsz}
+        content = {**about, "batch": given.batch, "rows": [dataclasses.asdict(row) for row in rows]}
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The gate of a device. Every case runs on the stand-in in the default suite, and on CUDA with `make gpu`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import train
+import utils.ranks.launch
+from tests.system.tiny import make_data
+from tests.utils.engine.trainer import TINY
+from tests.utils.machine.stand_in import StandIn
+from utils.engine.step import TrainStep
+from utils.machine.accelerator import Accelerator
+from utils.machine.cuda import Cuda
+from utils.types import Metrics
+
+# torch reads it once, at its first use of cuBLAS, which may come before the case that needs it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
+
+
+@contextmanager
+def cuda_without_waiting() -> Iterator[None]:
+    """Inside, a synchronisation with the device is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Gate:
+    """One kind of device, for a test.
+
+    Attributes:
+        accelerator: a device of that kind.
+        current: what the training at hand computes on.
+        steps: optimizer steps that were made, by whichever training.
+        before_step: called before each step with the number of those made.
+    """
+
+    def __init__(self, accelerator: Accelerator, data: Path, project: Path) -> None:
+        self.accelerator = self.current = accelerator
+        self.data, self.project = data, project
+        self.cfg = project / "tiny.yaml"
+        self.steps = 0
+        self.before_step: Callable[[int], None] = lambda step: None
+
+    @property
+    def is_stand_in(self) -> bool:
+        return isinstance(self.accelerator, StandIn)
+
+    def no_waiting(self) -> AbstractContextManager[None]:
+        """Inside, waiting for the device is an error."""
+        return self.accelerator.no_waiting() if isinstance(self.accelerator, StandIn) else cuda_without_waiting()
+
+    def train(self, name: str, *, on_cpu: bool = False, **flags: Any) -> Metrics | None:
+        """A little training in this process, on the device or on the CPU; returns the metrics of its best epoch."""
+        common: dict[str, Any] = {
+            "data": str(self.data),
+            "cfg": str(self.cfg),
+            "imgsz": 64,
+            "batch_size": 8,
+            "epochs": 2,
+            "workers": 0,
+            "noplots": True,
+            "loggers": "none",
+            "amp": "off",
+            "project": str(self.project),
+            "name": name,
+        }
+        given = flags if "resume" in flags else {**common, **flags}
+        self.steps = 0
+        self.current = Accelerator() if on_cpu else self.accelerator
+        try:
+            return train.run(device="cpu" if on_cpu else self.device_flag, **given)
+        finally:
+            self.current = self.accelerator
+
+    @property
+    def device_flag(self) -> str:
+        """For --device; the stand-in is chosen whatever it says."""
+        return "" if self.is_stand_in else "0"
+
+    def folder(self, name: str) -> Path:
+        """The run directory of a training."""
+        return self.project / name
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images to train on, 8 to validate."""
+    return make_data(tmp_path_factory.mktemp("data"), train=8 * STEPS, val=8)
+
+
+@pytest.fixture(params=["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A device of each kind; a step that waits for it fails."""
+    with ExitStack() as stack:
+        accelerator: Accelerator = Cuda(torch.device("cuda", 0))
+        if request.param == "stand-in":
+            accelerator = stack.enter_context(StandIn())
+            monkeypatch.setattr(utils.ranks.launch, "choose_accelerator", lambda device, launch: gate.current)
+        gate = Gate(accelerator, data, tmp_path)
+        gate.cfg.write_text(yaml.safe_dump({**TINY, "nc": 3}))
+        step = TrainStep.__call__
+
+        def watched(self: TrainStep, *args: Any) -> Any:
+            gate.before_step(gate.steps)
+            gate.steps += 1
+            watch = gate.current is gate.accelerator and (gate.steps > 3 or gate.is_stand_in)  # the first ones set up
+            with gate.no_waiting() if watch else nullcontext():
+                return step(self, *args)
+
+        monkeypatch.setattr(TrainStep, "__call__", watched)
+        yield gate

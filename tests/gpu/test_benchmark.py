@@ -1,0 +1,19 @@
+"""The benchmark of `make gpu`, in small: that it runs and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.gpu import main
+
+
+def test_the_benchmark_prints_a_table_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "4", "--images", "8", "--steps", "1", "--rounds", "1"]
+    main([*small, "--no-compile", "--json", str(tmp_path / "gpu.json")])
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["group"] for row in found["rows"]} == {"training step", "loader", "validation"}
+    printed = capsys.readouterr().out
+    assert all(row["images_per_s"] > 0 and row["name"] in printed for row in found["rows"])

@@ -1,0 +1,137 @@
+"""Whole trainings on a device with a queue: stopped, resumed, diverged, and at the end of its memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+import val
+from models.detector import DetectionModel
+from tests.gpu.conftest import STEPS, Gate
+from tests.system.tiny import losses, tensors
+from tests.utils.machine.stand_in import StandIn
+from utils.errors import Diverged, Interrupted, UserError
+from utils.machine.accelerator import Accelerator
+
+
+def last(gate: Gate, name: str) -> dict[str, Any]:
+    """The checkpoint of a training."""
+    return torch.load(gate.folder(name) / "weights" / "last.pt", weights_only=True)
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Largest difference of the models' weights."""
+    mine, theirs = tensors(one["model"]), tensors(other["model"])
+    return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
+
+
+def test_a_training_is_that_of_the_cpu(gate: Gate) -> None:
+    found = gate.train("device")
+    assert gate.steps == 2 * STEPS and found is not None
+    expected = gate.train("cpu", on_cpu=True)
+    assert expected is not None
+    tolerance = 0.0 if gate.is_stand_in else 0.02
+    difference = (losses(gate.folder("device")) / losses(gate.folder("cpu")) - 1).abs().to_numpy().max()
+    assert difference <= tolerance
+    assert last(gate, "device")["ema_updates"] == last(gate, "cpu")["ema_updates"] == 2 * STEPS
+    assert abs(found.map - expected.map) <= 1e-3
+
+
+def test_a_validation_is_that_of_the_cpu(gate: Gate) -> None:
+    gate.train("run", epochs=1)
+    found = []
+    for on_cpu in (False, True):
+        weights = str(gate.folder("run") / "weights" / "last.pt")
+        flags = {"weights": weights, "data": str(gate.data), "imgsz": 64, "workers": 0, "project": str(gate.project)}
+        gate.current = Accelerator() if on_cpu else gate.accelerator
+        found.append(val.run(device="cpu" if on_cpu else gate.device_flag, **flags))
+    assert abs(found[0].map50 - found[1].map50) <= 1e-4 and abs(found[0].map - found[1].map) <= 1e-4
+
+
+def test_a_stop_arrives_a_step_late_and_the_run_resumes_where_it_was(gate: Gate) -> None:
+    def stop(step: int) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    gate.train("whole", deterministic=True)
+    gate.before_step = stop
+    with pytest.raises(Interrupted):
+        gate.train("stopped", deterministic=True)
+    gate.before_step = lambda step: None
+    stopped = last(gate, "stopped")
+    assert stopped["step"] == gate.steps == 3  # the flag of the second step is read after the third
+    gate.train("stopped", resume=str(gate.folder("stopped") / "weights" / "last.pt"))
+    whole, resumed = last(gate, "whole"), last(gate, "stopped")
+    assert resumed["step"] == whole["step"] == 2 * STEPS
+    assert difference(whole, resumed) == 0.0
+    assert losses(gate.folder("stopped")).equals(losses(gate.folder("whole")))
+
+
+def test_a_run_that_is_not_finite_ends_though_its_epochs_are_short(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags are read when a checkpoint is written, and the first step after it has none to read."""
+    forward = DetectionModel.forward
+
+    def spoiled(self: DetectionModel, images: Tensor) -> Any:
+        return forward(self, images * float("nan") if self.training else images)
+
+    monkeypatch.setattr(DetectionModel, "forward", spoiled)
+    with pytest.raises(Diverged, match=r"step 10 \(epoch 3, batch \d\).*10 steps in a row.*images: .*jpg"):
+        gate.train("lost", epochs=9, noval=True)
+    assert gate.steps <= 11
+
+
+def test_exhausted_memory_is_explained(gate: Gate) -> None:
+    limit(gate, 2 * 2**20)
+    with pytest.raises(UserError, match=r"a batch of 24 images a rank at 96 px.* free\. Give a smaller --batch-size"):
+        gate.train("large", batch_size=24, imgsz=96)
+
+
+def limit(gate: Gate, more: int) -> None:
+    """Let the device have no more than so many bytes besides those that are taken."""
+    if isinstance(gate.accelerator, StandIn):
+        gate.accelerator.capacity = gate.accelerator.allocated_memory() + more
+    else:
+        torch.cuda.empty_cache()
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
+
+
+@pytest.fixture(autouse=True)
+def unlimited() -> Any:
+    """Give memory back after a test that took it away."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_autobatch_and_a_run_at_its_batch(gate: Gate) -> None:
+    if isinstance(gate.accelerator, StandIn):
+        limit(gate, 8 * 2**20)
+    gate.train("auto", batch_size=-1, epochs=1, multi_scale=True)
+    batch = yaml.safe_load((gate.folder("auto") / "opt.yaml").read_text())["batch_size"]
+    assert 1 <= batch <= 24 and last(gate, "auto")["epoch"] == 1
+
+
+def test_deterministic_twice_equal(gate: Gate) -> None:
+    for name in ("one", "two"):
+        gate.train(name, deterministic=True, epochs=1)
+    assert difference(last(gate, "one"), last(gate, "two")) == 0.0
+
+
+@pytest.mark.parametrize("flags", [{"sync_bn": True}, {"multi_scale": True}, {"sync_bn": True, "multi_scale": True}])
+def test_other_ways_to_train(gate: Gate, flags: dict[str, bool]) -> None:
+    gate.train("other", epochs=1, **flags)
+    assert losses(gate.folder("other")).notna().all(axis=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("multi_scale", [False, True])
+def test_compiled(gate: Gate, multi_scale: bool) -> None:
+    gate.train("compiled", epochs=1, compile=True, multi_scale=multi_scale)
+    assert losses(gate.folder("compiled")).notna().all(axis=None)
