@@ -4,8 +4,9 @@
     uv run val.py --weights runs/train/exp/weights/best.pt --data shapes.yaml --verbose --save-json
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
 
-Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are shared out
-without padding, and the matches of all ranks are put in the order of the images before a figure is computed.
+Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
+among the ranks without padding, and the matches of all ranks are put in the order of the images before any figure is
+computed.
 
 From Python: `val.run(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
 """
@@ -58,7 +59,7 @@ SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task 
 
 
 def validate(config: ValConfig, world: World) -> Metrics:
-    """The command: measure config.weights on config.data, print and write what was asked for."""
+    """Measure config.weights on config.data; print and write what the flags ask for."""
     setup_logging(world.rank, world.size)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     model = DetectionModel(weights.model_yaml, names=weights.names or None)
@@ -110,7 +111,7 @@ def settings_of(config: ValConfig, world: World) -> Settings:
 
 
 def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -> None:
-    """Refuse a model that knows another number of classes than the dataset names.
+    """Refuse a model with another number of classes than the dataset names.
 
     Raises:
         UserError: names both.

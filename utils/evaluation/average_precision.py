@@ -140,7 +140,7 @@ def precision_steps(
     precision = found / np.maximum(listed, 1)
     envelope = np.maximum.accumulate(precision[::-1], 0)[::-1]
     recall = found / np.maximum(objects, 1)
-    # How many of RECALLS are at most `recall`: floor(100 · recall) + 1, less one where the grid's double lies a hair
+    # How many of RECALLS are at most `recall`: floor(100 · recall) + 1, less one where the grid's double lies just
     # above an equal recall (7 · 0.01 > 7 / 100), because pycocotools compares doubles.
     reached = (recall * (len(RECALLS) - 1) + 1e-9).astype(np.int64)
     reached += RECALLS[reached] <= recall

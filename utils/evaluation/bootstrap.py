@@ -23,10 +23,10 @@ class Intervals(NamedTuple):
 def bootstrap_interval(
     state: MatchState, rng: np.random.Generator, rounds: int = 500, level: float = 0.95
 ) -> Intervals:
-    """Interval of mAP over sets of N images drawn with replacement from the N images of `state`.
+    """Interval of mAP over sets of N images sampled with replacement from the N images of `state`.
 
-    An image drawn k times counts k times, its matches unchanged; a class that a round leaves without objects is left
-    out of that round's mean, as it would be in a validation.
+    An image sampled k times counts k times, its matches unchanged; a class without objects in a round is left out of
+    that round's mean, as it would be in a validation.
 
     Args:
         state: merged from all ranks.
@@ -51,8 +51,8 @@ def bootstrap_maps(state: MatchState, rng: np.random.Generator, rounds: int) -> 
         return maps
     for start in range(0, rounds, _CHUNK):
         size = min(_CHUNK, rounds - start)
-        drawn = rng.integers(n, size=(n, size)) * size + np.arange(size)
-        weights = np.bincount(drawn.ravel(), minlength=n * size).reshape(n, size).astype(np.float32)
+        sampled = rng.integers(n, size=(n, size)) * size + np.arange(size)
+        weights = np.bincount(sampled.ravel(), minlength=n * size).reshape(n, size).astype(np.float32)
         ap, present = average_precision(ranking, weights)
         classes = present.sum(0)
         means = np.stack((ap[:, 0].sum(0), ap.mean(1).sum(0))) / np.maximum(classes, 1)

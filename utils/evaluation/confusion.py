@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,7 +15,7 @@ class ConfusionMatrix:
 
     Detections at least `confidence` sure are paired with objects of any class by descending IoU above `iou`; each
     detection and each object has one partner at most. Where two detections overlap an object equally (two labels of one
-    box), the more confident one has it.
+    box), the more confident one takes it.
 
     Attributes:
         matrix: int64 (nc + 1, nc + 1). Rows are predicted, columns true classes; the last of each is background. So
@@ -58,11 +56,3 @@ class ConfusionMatrix:
                 self.matrix[predicted[row], true[column]] += 1
         self.matrix[:-1, -1] += np.bincount(predicted[unmatched_rows], minlength=self.nc)
         self.matrix[-1, :-1] += np.bincount(true[unmatched_columns], minlength=self.nc)
-
-    def merge(self, matrices: Sequence[NDArray[np.int64]]) -> None:
-        """Replace the counts by the sum of all ranks' `matrix`, this rank's own among them."""
-        self.matrix = np.sum(np.stack(matrices), 0)
-
-    def normalized(self) -> NDArray[np.float64]:
-        """Columns as shares of their sum, (nc + 1, nc + 1): what became of the objects of each class; 0 where none."""
-        return self.matrix / np.maximum(self.matrix.sum(0, keepdims=True), 1)

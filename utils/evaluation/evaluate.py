@@ -34,7 +34,7 @@ class Evaluation:
     """Everything a validation found, the same on every rank.
 
     Attributes:
-        metrics, curves: the figures, and what their plots draw.
+        metrics, curves: the figures, and the curves that are plotted.
         confusion: int64 (nc + 1, nc + 1), rows predicted, columns true, background last.
         matches: of all images, for the bootstrap.
     """

@@ -1,7 +1,7 @@
 """Detections of one image against its objects, by COCO's rules.
 
-Within each class, detections take their turn by descending score; each takes the unmatched object of highest IoU that
-reaches the threshold. This is `COCOeval.evaluateImg` of pycocotools with area "all" and no crowd regions, ties
+Within each class, detections choose in the order of descending score; each takes the unmatched object of highest IoU
+that reaches the threshold. This is `COCOeval.evaluateImg` of pycocotools with area "all" and no crowd regions, ties
 included: of equal scores the earlier detection goes first, of equal IoUs the later object is taken.
 
 Legend: D detections, G objects of the image, T = 10 IoU thresholds.
@@ -65,7 +65,7 @@ def match_image(
 
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
-    """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision as pycocotools has it."""
+    """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision, as in pycocotools."""
     # Copied by NumPy: labels are mapped read-only, which torch would warn of.
     a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
     return box_iou(a, b).nan_to_num_(0).numpy()  # 0 / 0: two boxes without an area
@@ -82,15 +82,15 @@ def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
     has_choice = candidate.sum(1) > 1
     contested = candidate[has_choice].any(0)  # objects that some detection with a choice may take
 
-    # A detection without a choice wants one object, and has it at the thresholds that it is the first to reach.
+    # A detection without a choice takes its only object, at the thresholds that it is the first to reach.
     best_so_far = np.maximum.accumulate(iou, 0)
     best_before = np.concatenate((np.zeros((1, iou.shape[1])), best_so_far[:-1]))
-    rows, wanted = np.arange(len(iou)), iou.argmax(1)
-    reached, taken = iou[rows, wanted, None], best_before[rows, wanted, None]
+    rows, best = np.arange(len(iou)), iou.argmax(1)
+    reached, taken = iou[rows, best, None], best_before[rows, best, None]
     correct = (reached >= IOU_THRESHOLDS) & (taken < IOU_THRESHOLDS)
 
-    # Around contested objects that is void, for a choice depends on all choices before it: one row after the other.
-    # Columns are reversed: argmax returns the first of equal values, the rule wants the last object.
+    # Not so around contested objects, where a choice depends on all choices before it: one row after the other.
+    # Columns are reversed: argmax returns the first of equal values, and the rule takes the last object.
     disputed = np.where(candidate, iou, 0.0)[:, contested][:, ::-1]
     if disputed.shape[1]:
         thresholds = np.arange(len(IOU_THRESHOLDS))

@@ -13,7 +13,7 @@ _PACKAGES = frozenset({"__main__", "train", "val", "data", "models", "utils"})
 def setup_logging(rank: int, size: int) -> None:
     """Send log records to stderr: all from information up on rank 0; errors alone, each with its rank, on the others.
 
-    Other packages are heard when they report errors, or warn through `warnings`. A second call replaces the first.
+    Of other packages, errors are shown, and what they report through `warnings`. A second call replaces the first.
 
     Args:
         rank, size: this rank among all.
@@ -22,7 +22,7 @@ def setup_logging(rank: int, size: int) -> None:
     for handler in [h for h in root.handlers if isinstance(h, _Console)]:
         root.removeHandler(handler)
     handler = _Console(logging.INFO if rank == 0 else logging.ERROR)
-    handler.addFilter(_is_heard)
+    handler.addFilter(_is_shown)
     handler.setFormatter(_Formatter(f"rank {rank}: " if rank > 0 and size > 1 else ""))
     root.addHandler(handler)
     for package in _PACKAGES:
@@ -52,6 +52,6 @@ class _Formatter(logging.Formatter):
         return f"{self._prefix}{level}{super().format(record)}"
 
 
-def _is_heard(record: logging.LogRecord) -> bool:
+def _is_shown(record: logging.LogRecord) -> bool:
     ours = record.name.partition(".")[0] in _PACKAGES or record.name == "py.warnings"
     return ours or record.levelno >= logging.ERROR

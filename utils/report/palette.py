@@ -1,6 +1,6 @@
-"""Colours of classes, and text that pictures can show: the two things that images with boxes and charts share.
+"""Colours of classes, and text that pictures can show: what images with boxes and charts share.
 
-Fonts are those that matplotlib brings along and those installed on the machine; nothing is downloaded.
+Fonts are those that come with matplotlib or are installed on the machine; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WIDE_FAMILIES = (
 
 
 def class_colour(class_id: int) -> tuple[int, int, int]:
-    """RGB, 0-255, of a class: always the same; after 24 classes the colours come round again."""
+    """RGB, 0-255, of a class: always the same; after 24 classes the colours repeat."""
     code = _COLOURS[class_id % len(_COLOURS)]
     return code >> 16, code >> 8 & 255, code & 255
 
@@ -76,7 +76,7 @@ def font_file(text: str) -> Path:
 
 
 def printable(text: str, limit: int = 1000) -> str:
-    """`text` in one line of at most `limit` characters, with "?" for each character that no font here can draw."""
+    """`text` in one line of at most `limit` characters, with "?" for each character that is in none of the fonts."""
     covered = frozenset().union(*(characters for _, characters in _fonts()))
     text = "".join(c if ord(c) in covered else "?" for c in " ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"

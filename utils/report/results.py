@@ -1,4 +1,4 @@
-"""results.csv: one row an epoch, whole at every moment. Only rank 0 writes it."""
+"""results.csv: one row an epoch. Only rank 0 writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A validation in words: the table of its classes and the lines around it."""
+"""A validation as text: the table of its classes and the lines around it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table_lines(table: pd.DataFrame) -> list[str]:
 
 
 def validation_line(metrics: Metrics) -> str:
-    """The row "all", to stand below `table_header`."""
+    """The row "all", below `table_header`."""
     return _aligned(_cells(_overall(metrics)))
 
 

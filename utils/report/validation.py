@@ -1,4 +1,4 @@
-"""What rank 0 says of a validation at its end: tables, interval, speed, charts."""
+"""The report of a validation: tables, interval, speed, charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.types import DatasetIndex
 def report_validation(
     found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool, plots: bool = True
 ) -> None:
-    """Print the figures and draw the plots of a validation; on rank 0."""
+    """Print the figures and plot the charts of a validation; on rank 0."""
     table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
     interval = bootstrap_interval(found.matches, sample_rng(0, 0, 0, "bootstrap"))
     print("\n".join((table_header(), *table)))

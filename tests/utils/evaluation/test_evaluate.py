@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from tests.system.tiny import make_data
+from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
 from utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
@@ -28,37 +28,25 @@ from utils.ranks.world import World
 BATCHES = 4  # of two images
 
 
-class Queued(Accelerator):
-    """CUDA's manners on the CPU: copies are complete when they were waited for, and kernels are tuned to shapes."""
+class Queued(StandIn):
+    """The stand-in, which also computes in half precision, counts copies to the host and tunes kernels to shapes."""
 
-    asynchronous = True
     computes_fp16 = True
     half_dtype = torch.bfloat16
+    tuned = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits = 0
-        self.uploads = 0
-        self.tuned = True
+        self.copies = 0
+        self.waited: list[str] = []
 
-    def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
-        self.uploads += 1
-        return super().upload(tensor)
+    def wait(self, what: str) -> None:
+        self.waited.append(what)
+        super().wait(what)
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-        host = torch.full_like(tensor, float("nan"))
-
-        def arrived() -> Tensor:
-            self.waits += 1
-            return host.copy_(tensor)
-
-        return arrived
-
-    def synchronize(self) -> None:
-        self.waits += 1
-
-    def moment(self) -> float:
-        return time.perf_counter()
+        self.copies += 1
+        return super().read_back(tensor)
 
     @contextmanager
     def untuned(self) -> Iterator[None]:
@@ -110,18 +98,17 @@ def assert_same(a: Evaluation, b: Evaluation) -> None:
 def test_a_queue_changes_no_figure_and_is_waited_for_once_a_batch(
     model: DetectionModel, loader: ValLoader, max_det: int
 ) -> None:
-    queued = Queued()
-    found = measured(model, loader, queued, max_det=max_det)
+    with Queued() as queued:
+        found = measured(model, loader, queued, max_det=max_det)
     assert_same(found, measured(model, loader, Accelerator(), max_det=max_det))
-    assert queued.waits == queued.uploads == BATCHES
+    assert queued.copies == BATCHES
+    assert queued.waited == ["cpu", "numpy"], "in the end, for the losses of all batches"
     ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("evaluation")]
     assert not ours, "the next fork must find no thread of ours"
     assert all(stage > 0 for stage in found.metrics.speed_ms)
 
 
-def test_the_next_batch_is_launched_before_this_one_is_waited_for(
-    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_batch_is_launched_before_this_one_is_waited_for(model: DetectionModel, loader: ValLoader) -> None:
     order: list[str] = []
 
     class Logged(Queued):
@@ -139,9 +126,7 @@ def test_the_next_batch_is_launched_before_this_one_is_waited_for(
     assert order == ["launched", *["launched", "read"] * (BATCHES - 1), "read"]
 
 
-def test_kernels_are_not_tuned_to_each_shape(
-    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_not_tuned_to_each_shape(model: DetectionModel, loader: ValLoader) -> None:
     queued = Queued()
     tuned: list[bool] = []
     hook = model.register_forward_pre_hook(lambda *_: tuned.append(queued.tuned))

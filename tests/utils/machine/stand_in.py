@@ -13,6 +13,7 @@ is one, and so is every result of an operation on one.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -120,6 +121,10 @@ class StandIn(Accelerator):
     def synchronize(self) -> None:
         """As in Accelerator."""
         self.wait("synchronize")
+
+    def moment(self) -> float:
+        """As in Accelerator."""
+        return time.perf_counter()
 
     def free_memory(self) -> int:
         """As in Accelerator."""

@@ -64,7 +64,7 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
 
 
 def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str], images: int) -> None:
-    """Bars of objects a class, each named as long as the names can be told apart."""
+    """Bars of objects a class, with their names while these are legible."""
     positions = np.arange(len(counts))
     axes.bar(positions, counts, color=[class_hex(i) for i in range(len(counts))], width=0.8)
     style(axes, f"Objects: {int(counts.sum()):,}   Classes: {len(counts):,}   Images: {images:,}", "", "Objects")

@@ -54,7 +54,7 @@ class Channel:
         self._thread.start()
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:
-        """Queue a call (None ends the thread), unless the tracker is off or turns out to hang."""
+        """Queue a call (None ends the thread), unless the tracker is off or hangs."""
         since = self._busy_since
         if self.alive and since is not None and time.monotonic() - since > self._limits.call_s:
             self._switch_off(f"a call has not returned for {self._limits.call_s:g} s")

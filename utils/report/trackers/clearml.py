@@ -10,7 +10,7 @@ from utils.report.trackers.tracker import Tracker, project_name
 
 
 class ClearML(Tracker):
-    """ClearML (clear.ml/docs). Its configuration file or CLEARML_* variables are obeyed."""
+    """ClearML (clear.ml/docs). Its configuration file or CLEARML_* variables apply."""
 
     module = package = "clearml"
 
@@ -20,7 +20,7 @@ class ClearML(Tracker):
             task_name=run.name,
             reuse_last_task_id=False,
             continue_last_task=previous_id or False,
-            # What is to be reported is reported here; patching argparse, torch.save and matplotlib is not wanted.
+            # Everything is reported here; it must not patch argparse, torch.save and matplotlib.
             auto_connect_arg_parser=False,
             auto_connect_frameworks=False,
         )
@@ -28,7 +28,7 @@ class ClearML(Tracker):
         if previous_id is None:
             self._task.connect(dict(config), name="config")
         else:
-            self._task.set_initial_iteration(0)  # epochs go on counting by themselves
+            self._task.set_initial_iteration(0)  # our epochs already continue from there
         self._reports = self._task.get_logger()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:

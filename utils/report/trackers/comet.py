@@ -10,7 +10,7 @@ from utils.report.trackers.tracker import Tracker, project_name
 
 
 class Comet(Tracker):
-    """Comet (comet.com/docs). Its configuration file or COMET_* variables are obeyed."""
+    """Comet (comet.com/docs). Its configuration file or COMET_* variables apply."""
 
     module = "comet_ml"
     package = "comet-ml"

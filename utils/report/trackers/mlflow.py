@@ -11,7 +11,7 @@ from utils.report.trackers.tracker import Tracker, project_name
 
 
 class MLflow(Tracker):
-    """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI is obeyed."""
+    """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI applies."""
 
     module = package = "mlflow"
 

@@ -10,7 +10,7 @@ from utils.report.trackers.tracker import Tracker, project_name
 
 
 class Wandb(Tracker):
-    """Weights & Biases (docs.wandb.ai). WANDB_MODE, WANDB_ENTITY and their kin are obeyed."""
+    """Weights & Biases (docs.wandb.ai). WANDB_MODE, WANDB_ENTITY and the like apply."""
 
     module = package = "wandb"
 
@@ -23,7 +23,7 @@ class Wandb(Tracker):
             config=dict(config),
             id=previous_id,
             resume="allow",
-            # A login prompt in the middle of the progress bar would be answered by nobody.
+            # Nobody would answer a login prompt in the middle of the progress bar.
             settings=api.Settings(login_timeout=30, init_timeout=90),
         )
         self.run_id = str(self._run.id)
