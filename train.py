@@ -52,7 +52,6 @@ from utils.checkpoints.weights import intersect_weights, load_weights, resolve_w
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
-from utils.engine.memory import explain_out_of_memory
 from utils.engine.multi_scale import largest_size, multi_scale
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
@@ -64,6 +63,7 @@ from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
+from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.agreement import facts, require_agreement
 from utils.ranks.ddp import smart_DDP
 from utils.ranks.failures import run_rank

@@ -33,7 +33,6 @@ from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import new_run
 from utils.checkpoints.weights import load_weights, resolve_weights
-from utils.engine.memory import explain_out_of_memory
 from utils.engine.precision import half_precision
 from utils.errors import UserError
 from utils.evaluation.coco import CocoSink
@@ -41,6 +40,7 @@ from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
+from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World, torch_distributed_zero_first

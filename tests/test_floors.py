@@ -107,6 +107,22 @@ def test_some_libraries_have_one_home(path: Path) -> None:
                 assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"
 
 
+def test_rooms_and_files_stay_small() -> None:
+    for folder in {path.parent for path in FILES} - {ROOT}:
+        found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(found) <= MAX_FILES, f"{folder} has {len(found)} files; give it a wall"
+    for path in FILES:
+        lines, limit = len(path.read_text().splitlines()), MAX_LINES_OF_TRAIN if path.name == "train.py" else MAX_LINES
+        assert lines <= limit, f"{path} has {lines} lines, at most {limit} are allowed"
+
+
+def test_a_package_says_its_subject_and_exports_nothing() -> None:
+    for path in FILES:
+        if path.name == "__init__.py":
+            (docstring,) = ast.parse(path.read_text()).body
+            assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant), path
+
+
 def test_environment_is_read_in_one_place() -> None:
     for path in FILES:
         if path.name != "environment.py":

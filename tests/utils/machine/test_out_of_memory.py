@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.utils.machine.stand_in import StandIn
-from utils.engine.memory import explain_out_of_memory
 from utils.errors import UserError
 from utils.machine.accelerator import Accelerator
+from utils.machine.out_of_memory import explain_out_of_memory
 
 
 def test_the_message_says_batch_size_what_was_free_and_the_remedies() -> None:
