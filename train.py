@@ -33,6 +33,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
@@ -267,10 +268,11 @@ def build_model(
     return model
 
 
-def label_sizes(index: DatasetIndex, imgsz: int) -> Any:
+def label_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
     """Widths and heights of all labels (M, 2), in pixels at the training size."""
-    scale = imgsz / index.sizes_hw.max(1)
-    return (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale.repeat(np.diff(index.box_offsets))[:, None]
+    scale = (imgsz / index.sizes_hw.max(1)).repeat(np.diff(index.box_offsets))
+    sizes: NDArray[np.float64] = (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale[:, None]
+    return sizes
 
 
 def choose_batch_size(

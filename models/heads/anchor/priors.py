@@ -20,6 +20,7 @@ from models.heads.anchor.layers import AnchorLayers
 
 SUFFICIENT_RECALL = 0.98
 SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
+MUTATED_SHARE, MUTATION_SIGMA = 0.9, 0.1  # of the sides in a generation; largest standard deviation of their factors
 LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
 
 
@@ -190,9 +191,9 @@ def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator, itera
 
     for _ in range(iterations):
         # |p - c|² without |p|², which is the same for every centre
-        owner = ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
-        size = np.bincount(owner, minlength=k)
-        total = np.stack([np.bincount(owner, points[:, side], k) for side in (0, 1)], 1)
+        closest = ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
+        size = np.bincount(closest, minlength=k)
+        total = np.stack([np.bincount(closest, points[:, side], k) for side in (0, 1)], 1)
         moved = np.where(size[:, None] > 0, total / np.maximum(size, 1)[:, None], centres)
         if np.array_equal(moved, centres):
             break
@@ -206,14 +207,14 @@ def _evolve(
     anchor_t: float,
     rng: np.random.Generator,
     generations: int,
-    probability: float = 0.9,
-    sigma: float = 0.1,
 ) -> NDArray[np.float64]:
     """Multiply sides by random factors, normal around 1 and within 0.3-3, and keep what is fitter."""
     best = _fitness(log_wh, anchors, anchor_t)
     for _ in range(generations):
-        mutated = rng.random(anchors.shape) < probability
-        factor = np.where(mutated, 1 + rng.standard_normal(anchors.shape) * rng.random() * sigma, 1.0).clip(0.3, 3.0)
+        mutated = rng.random(anchors.shape) < MUTATED_SHARE
+        factor = np.where(mutated, 1 + rng.standard_normal(anchors.shape) * rng.random() * MUTATION_SIGMA, 1.0).clip(
+            0.3, 3.0
+        )
         candidate = np.maximum(anchors * factor, SMALLEST_SIDE)
         fitness = _fitness(log_wh, candidate, anchor_t)
         if fitness > best:

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 from models.detector import DetectionModel
 from models.heads.anchor.head import Detect
 from models.heads.anchor.priors import best_possible_recall, check_anchors, kmeans_anchors, set_anchors
+from utils.config import TrainConfig, load_hyp
+from utils.ranks.world import World
 
 COCO_PX = np.array(
     [
@@ -169,3 +171,18 @@ def test_a_real_head_takes_its_anchors() -> None:
     head = DetectionModel("yolov5n.yaml", nc=3).head
     set_anchors(head, COCO_PX * 2)
     np.testing.assert_allclose(check_anchors(head, np.full((3, 2), 80.0), 4.0, rng()).anchors_px, COCO_PX * 2)
+
+
+def test_a_head_fits_its_own_anchors_unless_asked_not_to(caplog: pytest.LogCaptureFixture) -> None:
+    hyp = load_hyp("hyp.scratch-low.yaml")
+    caplog.set_level("INFO")
+    head = Head()
+    before = head.anchors.clone()
+    head.prepare(tiny_labels(), TrainConfig(data="made", noautoanchor=True), hyp, World())
+    assert torch.equal(head.anchors, before) and not caplog.messages
+    head.prepare(tiny_labels(), TrainConfig(data="made", seed=4), hyp, World())
+    assert not torch.equal(head.anchors, before) and "AutoAnchor: new anchors raise" in caplog.text
+    same = Head()
+    same.prepare(tiny_labels(), TrainConfig(data="made", seed=4), hyp, World())
+    assert torch.equal(head.anchors, same.anchors), "a function of the labels and the seed"
+    assert torch.equal(head.priors, head.anchors) and head.priors.data_ptr() != head.anchors.data_ptr()
