@@ -51,7 +51,7 @@ class Resize:
 
 
 def multi_scale(context: RunContext) -> Resize:
-    """Sizes of the run's batches: drawn for each under `--multi-scale`, else all as they are."""
+    """Sizes of the run's batches: chosen for each at random under `--multi-scale`, else all as they are."""
     seed, imgsz, stride = context.config.seed, context.imgsz, context.stride
     if not context.config.multi_scale:
         return Resize(None, stride)

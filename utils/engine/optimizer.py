@@ -55,17 +55,17 @@ def build_optimizer(
     return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=fused)
 
 
-def step_where(wanted: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Step an optimizer where `wanted`, bool () on its device, is true; else leave it and its parameters alone.
+def step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Step an optimizer where `taken`, bool () on its device, is true; else leave it and its parameters alone.
 
     Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. Others
     cannot, so the host reads the flag.
     """
     if not optimizer.defaults["fused"]:
-        if wanted:
+        if taken:
             optimizer.step()
         return
-    optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
+    optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

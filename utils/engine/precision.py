@@ -55,13 +55,13 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     accelerator = world.accelerator
     if amp == "fp16" and not accelerator.computes_fp16:
         raise ConfigError(f"--amp fp16 needs a CUDA device, this run is on {accelerator.kind}. Use --amp auto.")
-    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}.get(amp) or accelerator.native_dtype
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}.get(amp) or accelerator.native_dtype
     # The narrowest of the ranks' choices serves all: gradients are averaged between like and like.
-    choices = world.all_gather(str(wanted))
+    choices = world.all_gather(str(dtype))
     if len(set(choices)) > 1:
-        wanted = torch.float32
-    precision = Precision(accelerator, wanted)
-    if amp == "auto" and wanted != torch.float32:
+        dtype = torch.float32
+    precision = Precision(accelerator, dtype)
+    if amp == "auto" and dtype != torch.float32:
         sound = world.all_gather(_sound(precision, model, images))
         if not all(sound):
             bad = [rank for rank, good in enumerate(sound) if not good]

@@ -54,7 +54,7 @@ class NoProfile:
 
 
 class Profile(NoProfile):
-    """Measures one rank; on CUDA every stage waits for the device, which costs some overlap but tells the truth.
+    """Measures one rank; on CUDA every stage waits for the device, at the cost of some overlap, so that its time is its own.
 
     Writes profile.csv, a row of seconds for each epoch, and profile.json, a trace of the fifth to ninth step for
     chrome://tracing or Perfetto, where there are so many.
@@ -128,6 +128,6 @@ class Profile(NoProfile):
         log.info(f"A trace of a few steps is in {path}")
 
 
-def open_profile(wanted: bool, run: Path, world: World) -> NoProfile:
+def open_profile(on: bool, run: Path, world: World) -> NoProfile:
     """`--profile` measures rank 0; the others, and all without it, measure nothing."""
-    return Profile(run, world.accelerator) if wanted and world.is_main else NoProfile()
+    return Profile(run, world.accelerator) if on and world.is_main else NoProfile()

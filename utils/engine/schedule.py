@@ -64,12 +64,12 @@ class Schedule:
     def window(self, iteration: int) -> int:
         """Batches of the optimizer step that begins at `iteration`; it never reaches into the next epoch.
 
-        The wanted number grows during the warm-up, so the step ends at the first batch by which it is reached.
+        The number of batches grows during the warm-up, so the step ends at the first batch by which it is reached.
         """
         left = self.batches_per_epoch - iteration % self.batches_per_epoch
         for size in range(1, left + 1):
-            wanted = max(round(self._warm(iteration + size - 1, 1.0, NOMINAL_BATCH / self.batch_size)), 1)
-            if size >= wanted:
+            needed = max(round(self._warm(iteration + size - 1, 1.0, NOMINAL_BATCH / self.batch_size)), 1)
+            if size >= needed:
                 return size
         return left
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from utils.engine.flags import FlagReader, StepFlags
 from utils.engine.multi_scale import Resize
 from utils.engine.optimizer import MAX_GRAD_NORM, step_where
 from utils.engine.profile import NoProfile
-from utils.engine.running_statistics import RunningStatistics
 from utils.engine.state import TrainState
 from utils.ranks.ddp import average_statistics, gradients_stay_local
 from utils.types import Batch
@@ -165,3 +164,31 @@ class TrainStep:
                 average_statistics(self._model, self._world)
             state.ema.update(state.model, finite if self._accelerator.asynchronous else bool(finite))
         return finite
+
+
+class RunningStatistics:
+    """BatchNorm's running statistics before a step: a forward that is not finite would spoil them for good."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        live = [t for m in norms for t in (m.running_mean, m.running_var, m.num_batches_tracked) if t is not None]
+        self._live = [
+            kind for kind in ([t for t in live if t.is_floating_point() == real] for real in (True, False)) if kind
+        ]
+        self._kept: list[Tensor] = []
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Keep the present values."""
+        self._kept = [_flat(live) for live in self._live]
+
+    @torch.no_grad()
+    def restore_unless(self, finite: Tensor) -> None:
+        """Put the kept values back where `finite`, bool () on the device, is false."""
+        for live, kept in zip(self._live, self._kept, strict=True):
+            parts = torch.where(finite, _flat(live), kept).split([t.numel() for t in live])
+            torch._foreach_copy_(live, [part.view_as(t) for part, t in zip(parts, live, strict=True)])
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

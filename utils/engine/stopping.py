@@ -1,4 +1,4 @@
-"""EarlyStopping: one decision, taken on rank 0 and told to all."""
+"""EarlyStopping: one decision, taken on rank 0 and broadcast."""
 
 from __future__ import annotations
 

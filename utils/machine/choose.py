@@ -28,31 +28,31 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
             raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or fix the driver.")
         return Accelerator()
     try:
-        wanted = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
+        numbers = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
     except ValueError:
         raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
-    if launch.size == 1 and len(wanted) > 1 and word not in ("", "cuda"):
+    if launch.size == 1 and len(numbers) > 1 and word not in ("", "cuda"):
         raise ConfigError(
             f"--device {device}: one process computes on one device. For all of them start one process each: "
-            f"torchrun --standalone --nproc-per-node {len(wanted)} train.py --device {device} …"
+            f"torchrun --standalone --nproc-per-node {len(numbers)} train.py --device {device} …"
         )
-    missing = [number for number in wanted if not 0 <= number < present]
+    missing = [number for number in numbers if not 0 <= number < present]
     if missing:
         raise ConfigError(
             f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
             + (f", or numbers from 0 to {present - 1}." if present else ".")
         )
     if launch.size == 1:
-        return Cuda(torch.device("cuda", wanted[0]))
-    if len(wanted) == 1:  # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
-        return Cuda(torch.device("cuda", wanted[0]))
-    if launch.local_rank >= len(wanted):
+        return Cuda(torch.device("cuda", numbers[0]))
+    if len(numbers) == 1:  # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
+        return Cuda(torch.device("cuda", numbers[0]))
+    if launch.local_rank >= len(numbers):
         raise ConfigError(
             f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
-            f"but {len(wanted)} devices. Start at most {len(wanted)} ranks a node, or use --device cpu.",
+            f"but {len(numbers)} devices. Start at most {len(numbers)} ranks a node, or use --device cpu.",
             reporter=launch.rank,  # the first ranks have devices and see no mistake
         )
-    return Cuda(torch.device("cuda", wanted[launch.local_rank]))
+    return Cuda(torch.device("cuda", numbers[launch.local_rank]))
 
 
 def accelerator_of(device: torch.device) -> Accelerator:
