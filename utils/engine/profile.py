@@ -54,7 +54,7 @@ class NoProfile:
 
 
 class Profile(NoProfile):
-    """Measures one rank; on CUDA every stage waits for the device, which costs some overlap, so that its time is its own.
+    """Measures one rank; on CUDA every stage waits for the device, which costs some overlap and makes its time its own.
 
     Writes profile.csv, a row of seconds for each epoch, and profile.json, a trace of the fifth to ninth step for
     chrome://tracing or Perfetto, where there are so many.
