@@ -64,7 +64,7 @@ from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
-from utils.ranks.agreement import facts, require_agreement
+from utils.ranks.agreement import require_agreement, run_fingerprint
 from utils.ranks.ddp import smart_DDP
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import check_batch_size, open_world
@@ -122,7 +122,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
         world.set_activity("building the model")
         raw_model = build_model(config, train_index.names, world, resumed)
-        require_agreement(facts(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
+        require_agreement(run_fingerprint(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
         if not resumed:
             raw_model.head.prepare(label_sizes(train_index, imgsz), config, hyp, world)

@@ -43,14 +43,13 @@ def control_timeout_s() -> float:
 
 @dataclass(frozen=True)
 class Launch:
-    """Where this process stands in a distributed job, as its launcher says.
+    """The place of this process in a distributed job, as its launcher gives it.
 
     Attributes:
         rank, local_rank: this process among all, and on its node.
         size, local_size: how many processes there are, in all and on this node.
         address, port: where rank 0 listens for the rendezvous; None with a single process.
         launcher: "torchrun", "slurm" or "plain".
-        attempt: how often torchrun has restarted the job before.
         has_store: torchrun itself keeps a store at the address, which outlives the ranks.
     """
 
@@ -61,7 +60,6 @@ class Launch:
     address: str | None = None
     port: int | None = None
     launcher: str = "plain"
-    attempt: int = 0
     has_store: bool = False
 
     @classmethod
@@ -83,10 +81,9 @@ class Launch:
                 address=env.get("MASTER_ADDR", "127.0.0.1"),
                 port=int(env.get("MASTER_PORT", "29500")),
                 launcher="torchrun",
-                attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
                 has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
-        # An interactive `srun --pty bash` sets these with one task: that is a plain start.
+        # An interactive `srun --pty bash` sets these with one task, which is a plain start.
         if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
             return cls(
                 rank=int(env["SLURM_PROCID"]),
@@ -94,7 +91,7 @@ class Launch:
                 size=int(env["SLURM_NTASKS"]),
                 local_size=_slurm_tasks_on_node(env),
                 address=env.get("MASTER_ADDR") or first_slurm_host(_slurm_nodes(env)),
-                # One port a job, so that two jobs on one node do not meet.
+                # One port a job, so that two jobs on one node do not join each other.
                 port=int(env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000),
                 launcher="slurm",
             )
@@ -102,7 +99,7 @@ class Launch:
 
 
 def _slurm_nodes(env: Mapping[str, str]) -> str:
-    """The nodes of this step; where that is not said, of the job."""
+    """The nodes of this step, or of the job where SLURM gives only those."""
     return env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
 
 

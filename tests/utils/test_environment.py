@@ -18,7 +18,7 @@ def test_torchrun() -> None:
     }
     launch = Launch.from_environment(env={**env, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert (launch.rank, launch.size, launch.local_rank, launch.local_size) == (3, 6, 1, 2)
-    assert (launch.address, launch.port, launch.launcher, launch.attempt) == ("a", 5, "torchrun", 2)
+    assert (launch.address, launch.port, launch.launcher) == ("a", 5, "torchrun")
 
 
 def test_the_environment_wins_over_the_flag() -> None:

@@ -1,4 +1,4 @@
-"""Before anything is trained: do all ranks run the same thing on the same data?"""
+"""Before the first step: do all ranks run the same code, flags and model on the same data?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from utils.errors import UserError
 from utils.ranks.world import World
 from utils.types import DatasetIndex
 
-# May differ between ranks: what is each one's own, and paths of which the content is compared.
+# May differ between ranks: settings of one rank, and paths, of which the content is compared.
 _OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume", "data", "hyp"})
 
 
-def facts(config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module) -> dict[str, str]:
-    """What must be equal on all ranks, by name; each value is short enough for a message."""
+def run_fingerprint(
+    config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module
+) -> dict[str, str]:
+    """What must be equal on all ranks, by name: values and hashes short enough for a message."""
     flags = {f"--{k.replace('_', '-')}": str(v) for k, v in config.as_dict().items() if k not in _OWN}
     values = {f"hyp {key}": f"{value:g}" for key, value in hyp.as_dict().items()}
     data = {f"{split} data": f"{len(index)} images, {index.content_hash()}" for split, index in indexes.items()}
@@ -49,8 +51,8 @@ def require_agreement(mine: Mapping[str, str], world: World) -> None:
         for rank, theirs in enumerate(everyone):
             ranks_of.setdefault(theirs.get(name, "missing"), []).append(rank)
         if len(ranks_of) > 1:
-            said = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
-            lines.append(f"{name}: {said}")
+            found = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
+            lines.append(f"{name}: {found}")
     if lines:
         raise UserError(
             "the ranks do not agree, and would train different things:\n  "

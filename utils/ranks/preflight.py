@@ -14,6 +14,7 @@ import torch
 
 from utils.environment import cache_dir
 from utils.ranks.world import World
+from utils.text import gib
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _SMALL_DISK = 2 * 2**30
 
 
 class Host(NamedTuple):
-    """What one rank sees around it; sizes in bytes, None where there is no such place."""
+    """The surroundings of one rank; sizes in bytes, None where there is no such place."""
 
     name: str
     device: str
@@ -33,7 +34,7 @@ class Host(NamedTuple):
 
 
 def preflight(world: World) -> None:
-    """Tell ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
+    """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
     speed = all_reduce_mib_s(world)
     hosts = world.all_gather(_here(world))
     if not world.is_main:
@@ -45,7 +46,7 @@ def preflight(world: World) -> None:
     if world.size > 1:
         line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
-    line += f"; free: /dev/shm {_gib(shm)}, disk {_gib(min(h.disk_free for h in hosts))}"
+    line += f"; free: /dev/shm {'none' if shm is None else gib(shm)}, disk {gib(min(h.disk_free for h in hosts))}"
     log.info(line)
     for advice in advise(hosts, speed, world.size):
         log.warning(advice)
@@ -70,15 +71,15 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
     if size > 1 and speed_mib_s < _SLOW_MIB_S:
         lines.append(
             f"the all-reduce does only {speed_mib_s:.0f} MiB/s: check which interface is used "
-            f"(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation talks less."
+            f"(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation sends less."
         )
     for host in {h.name: h for h in hosts}.values():
         if host.shm_free is not None and host.shm_free < _SMALL_SHM:
             lines.append(
-                f"{host.name}: /dev/shm has only {_gib(host.shm_free)}: start the container with --shm-size=8g."
+                f"{host.name}: /dev/shm has only {gib(host.shm_free)}: start the container with --shm-size=8g."
             )
         if host.disk_free < _SMALL_DISK:
-            lines.append(f"{host.name}: only {_gib(host.disk_free)} of disk are free where runs and caches go.")
+            lines.append(f"{host.name}: only {gib(host.disk_free)} of disk are free where runs and caches go.")
     if len({h.device for h in hosts}) > 1:
         lines.append("the ranks compute on different devices: the slowest sets the pace.")
     return lines
@@ -93,7 +94,3 @@ def _here(world: World) -> Host:
         shutil.disk_usage(shm).free if shm.is_dir() else None,
         min(shutil.disk_usage(place).free for place in (cache, Path.cwd())),
     )
-
-
-def _gib(size: int | None) -> str:
-    return "none" if size is None else f"{size / 2**30:.1f} GiB"

@@ -58,7 +58,6 @@ class World:
         memory: Store | None = None,
     ) -> None:
         launch = launch or Launch()
-        self.launch = launch
         self.rank, self.size = launch.rank, launch.size
         self.local_rank, self.local_size = launch.local_rank, launch.local_size
         self.accelerator = accelerator or Accelerator()

@@ -1,0 +1,38 @@
+"""The CUDA kernels between which BatchNorm's statistics are summed compute what plain torch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_fused_parts_are_the_plain_ones(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": generator}
+    x, dy = (
+        (torch.randn(6, 16, 10, 12, **options) * 2 + shift).to(dtype).contiguous(memory_format=memory_format)
+        for shift in (3, 0)
+    )
+    x[:, 3] = 1  # a constant channel
+    weight, bias = torch.rand(16, **options), torch.rand(16, **options)
+    plain, fused = BatchNormParts(), FusedBatchNormParts()
+    mean, var = plain.statistics(x)
+    torch.testing.assert_close(fused.statistics(x), (mean, var), rtol=1e-4, atol=1e-5)
+    inv_std = torch.rsqrt(var + 1e-3)
+    tolerance = {"rtol": 2 * torch.finfo(dtype).eps + 1e-4, "atol": 1e-3}
+    ours, theirs = (parts.normalise(x, weight, bias, mean, inv_std) for parts in (plain, fused))
+    assert theirs.dtype == dtype and theirs.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(theirs, ours, **tolerance)
+    sums = plain.sums(dy, x, mean, inv_std, weight)
+    torch.testing.assert_close(fused.sums(dy, x, mean, inv_std, weight), sums, rtol=1e-3, atol=1e-2)
+    count = torch.tensor(6 * 10 * 12.0, device="cuda")
+    ours, theirs = (
+        parts.gradient(dy, x, (mean, inv_std), weight, torch.stack(sums), count) for parts in (plain, fused)
+    )
+    assert theirs.dtype == dtype
+    torch.testing.assert_close(theirs, ours, **tolerance)
