@@ -47,12 +47,6 @@ def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     return np.maximum(np.rint(sizes_hw * ratio), 1).astype(np.int64)
 
 
-def loaded_size(size_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
-    """`loaded_sizes` of one image."""
-    height, width = loaded_sizes(np.array(size_hw), imgsz).tolist()
-    return height, width
-
-
 class ImageStore:
     """The images of an index, long side `imgsz`; may be pickled, forked and shared by worker processes.
 
