@@ -16,7 +16,7 @@ from utils.types import Detections
 
 _POSITION_BITS = 31
 _LAST_POSITION = 2**_POSITION_BITS - 1
-_SCORES_AT_ONCE = 2**25  # bounds the memory of their keys, 8 bytes each
+_SCORES_AT_ONCE = 2**24  # bounds the memory of their keys, 8 bytes each
 
 
 @dataclass(frozen=True)
