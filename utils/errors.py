@@ -1,4 +1,4 @@
-"""Errors that a user can mend.
+"""Errors that a user can fix.
 
 A `UserError` carries one complete message: where, what was found, what was expected, the remedy. The scripts print it
 without a traceback and exit with its code; every other exception is a defect of the program and keeps its traceback,
@@ -70,10 +70,10 @@ _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def lost_worker(found: str) -> UserError:
-    """What to say of a loader worker that ended too soon."""
+    """The error for a loader worker that ended too soon."""
     return UserError(
-        f"a loader worker is gone ({found}). Where memory or /dev/shm ran out, dmesg tells of it: use fewer --workers "
-        f"or a smaller batch. A training goes on with --resume from its last checkpoint."
+        f"a loader worker is gone ({found}). Where memory or /dev/shm ran out, dmesg reports it: use fewer --workers "
+        f"or a smaller batch. Resume a training from its last checkpoint with --resume."
     )
 
 
@@ -89,7 +89,7 @@ def explained(error: BaseException) -> UserError | None:
             return lost_worker(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
             said = textwrap.shorten(str(link), 600, placeholder=" …")
-            return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or mend what it names.")
+            return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or fix what it names.")
         if _NOT_DETERMINISTIC in str(link):
             said = str(link).partition(",")[0]
             return UserError(f"--deterministic: {said} on this device. Leave --deterministic out, or use --device cpu.")

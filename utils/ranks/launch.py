@@ -39,7 +39,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
     if launch.size == 1:
-        # A rank that is alone, because the others are gone or never were, can be restarted too.
+        # A single rank can be restarted too: the others may have left the job, or never been in it.
         yield World(launch, accelerator, memory=connect_to_store(launch) if launch.has_store else None)
         return
     joined = open_store(launch)

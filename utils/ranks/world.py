@@ -225,7 +225,7 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
 
 
 def _require_done(store: Store, key: str) -> None:
-    """Wait until `key` is there; raise the error that it tells of."""
+    """Wait until `key` is there; raise the error that it holds."""
     pause = 0.01
     while not store.check([key]):
         time.sleep(pause)
