@@ -216,7 +216,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 figures = EpochFigures(losses.tolist(), metrics, rates, seconds, bar.data_wait, trained)
                 journal.epoch(epoch, figures)
             with profile.stage("saving"):
-                saver.after_epoch(epoch, wanted=last or stop or not config.nosave, is_best=is_best, done=last or stop)
+                saver.after_epoch(epoch, save=last or stop or not config.nosave, is_best=is_best, done=last or stop)
             profile.epoch(epoch, time.perf_counter() - started)
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")

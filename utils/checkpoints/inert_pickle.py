@@ -6,7 +6,7 @@ what would have been done; only tensors are made real, from checked slices of th
 vocabulary is refused and named.
 
 Why not `pickle.Unpickler` with stubs for `find_class`, nor `torch.load(weights_only=True)`: both hash a dict's key
-before anyone can look at it, and a megabyte of nested tuples as a key overflows the C stack and kills the process. The
+before anyone can look at it, and 200,000 nested tuples as a key overflow the C stack, which kills the process. The
 former's memo is an array that one opcode of five bytes grows by gigabytes (CPython issue 115952); the latter corrupted
 memory in the releases before 2.10 (CVE-2026-24747).
 """

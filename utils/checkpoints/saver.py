@@ -96,12 +96,12 @@ class Saver:
         if stop:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
-    def after_epoch(self, epoch: int, *, wanted: bool, is_best: bool, done: bool) -> None:
+    def after_epoch(self, epoch: int, *, save: bool, is_best: bool, done: bool) -> None:
         """Save after `epoch`: last.pt; best.pt too where it is the best; epochN.pt where one is due.
 
         Args:
             epoch: from 0.
-            wanted: False under --nosave, except after the last epoch.
+            save: False under --nosave, except after the last epoch.
             is_best: of all epochs so far.
             done: the training ends here anyway; the files are written on return.
 
@@ -110,7 +110,7 @@ class Saver:
             Interrupted: on every rank, where one was asked to stop and there is something left to train.
         """
         stop = any(self._context.world.all_gather(self._interruption.requested)) and not done
-        if not (wanted or stop):
+        if not (save or stop):
             return
         names = ["last.pt"]  # the newest, which a bare --resume looks for, is written last
         if is_best:

@@ -74,12 +74,12 @@ def intersect_weights(
         UserError: no layer's weights fit: the architecture is another one.
     """
     patterns = [re.compile(pattern) for pattern in exclude]
-    wanted, offered = (
+    own, offered = (
         {name: tensor for name, tensor in state.items() if not any(p.search(name) for p in patterns)}
         for state in (model_state, checkpoint_state)
     )
-    fitting = {k: t for k, t in offered.items() if k in wanted and t.shape == wanted[k].shape}
-    different = differences(wanted, offered)
+    fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
+    different = differences(own, offered)
     # Counters and a head's anchors have the same shape in every size of a family: they do not show a fit.
     if not any(name.endswith(".weight") and tensor.ndim >= 2 for name, tensor in fitting.items()):
         raise UserError(
@@ -88,8 +88,8 @@ def intersect_weights(
             f"weights, or no --cfg."
         )
     report = f"{len(fitting)} of {len(model_state)} tensors fitted"
-    if len(wanted) < len(model_state):
-        report += f"; {len(model_state) - len(wanted)} left out as asked"
+    if len(own) < len(model_state):
+        report += f"; {len(model_state) - len(own)} left out as asked"
     if different:
         report += f"; did not fit: {different}"
     return fitting, report

@@ -84,7 +84,7 @@ def test_the_newest_checkpoint_counts_wherever_its_run_stands(tmp_path: Path) ->
     assert newest_last_checkpoint(tmp_path) == tmp_path / "team" / "exp" / "weights" / "last.pt"
 
 
-def test_no_checkpoint_tells_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_reported_with_the_places_tried(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--resume: .*none/\*\*/weights/last\.pt \(no such folder\)"):
         newest_last_checkpoint(tmp_path / "none")
     (tmp_path / "exp4").mkdir()

@@ -81,7 +81,7 @@ def test_loads_in_a_fresh_process(tmp_path: Path) -> None:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Start a child process that does `work` and nothing of pytest's; its exit code tells whether that went well."""
+    """Start a child process that does `work` and nothing of pytest's; its exit code is 0 where that went well."""
     process = os.fork()
     if process == 0:
         try:

@@ -382,11 +382,11 @@ def test_deeply_nested_names_do_not_crash(tmp_path: Path) -> None:
 
 def test_nested_tuples_as_a_key_do_not_overflow_the_stack(tmp_path: Path) -> None:
     """Hashing them ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not."""
-    deep = b"\x80\x02}N" + b"\x85" * 100_000 + b"K\x01s."
+    deep = b"\x80\x02}N" + b"\x85" * 200_000 + b"K\x01s."
     with pytest.raises(UserError, match="a key that is a tuple"):
         load_legacy(archive(tmp_path / "key.pt", deep))
     with pytest.raises(UserError, match="a key that is a tuple"):
-        load_legacy(archive(tmp_path / "item.pt", b"\x80\x04\x8f(N" + b"\x85" * 100_000 + b"\x90."))
+        load_legacy(archive(tmp_path / "item.pt", b"\x80\x04\x8f(N" + b"\x85" * 200_000 + b"\x90."))
 
 
 def test_a_nested_value_is_not_printed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
 
 def save_epoch(saver: Saver) -> None:
     """In the middle of a run; the file may be written later."""
-    saver.after_epoch(0, wanted=True, is_best=False, done=False)
+    saver.after_epoch(0, save=True, is_best=False, done=False)
 
 
 class SlowDisk:
@@ -101,7 +101,7 @@ def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDi
     disk.go.set()
     with open_saver(tmp_path, state, save_period=1) as saver:
         train(state, 1)
-        saver.after_epoch(0, wanted=True, is_best=True, done=True)
+        saver.after_epoch(0, save=True, is_best=True, done=True)
         assert disk.calls == ["epoch0.pt"] and saver.best.name == "best.pt"
         files = [saver.folder / name for name in ("epoch0.pt", "best.pt", "last.pt")]
         assert len({path.read_bytes() for path in files}) == 1
@@ -110,7 +110,7 @@ def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDi
         assert files[2].stat().st_mtime_ns >= files[1].stat().st_mtime_ns >= files[0].stat().st_mtime_ns
         files[0].write_bytes(b"changed")  # in place
         assert load_checkpoint(files[1])["step"] == load_checkpoint(files[2])["step"] == 1
-        saver.after_epoch(1, wanted=True, is_best=False, done=True)
+        saver.after_epoch(1, save=True, is_best=False, done=True)
         assert disk.calls == ["epoch0.pt", "epoch1.pt"]
         assert saver.best.name == "best.pt"
 
@@ -163,7 +163,7 @@ def test_at_a_stop_and_at_the_end_the_files_are_there_or_the_error_is(
 
         monkeypatch.setattr(module, "copy_checkpoint" if copies else "save_checkpoint", broken)
         with pytest.raises(RuntimeError, match="a defect"):
-            saver.after_epoch(0, wanted=True, is_best=True, done=True)
+            saver.after_epoch(0, save=True, is_best=True, done=True)
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
 
 

@@ -18,7 +18,7 @@ from utils.machine.accelerator import Accelerator
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-def test_going_on_is_exact(tmp_path: Path, optimizer: str) -> None:
+def test_resuming_is_exact(tmp_path: Path, optimizer: str) -> None:
     straight = make_state(optimizer=optimizer)
     train(straight, 4)
     save_checkpoint(tmp_path / "last.pt", full(straight))
@@ -35,13 +35,13 @@ def test_going_on_is_exact(tmp_path: Path, optimizer: str) -> None:
 
 def test_generators() -> None:
     state = rng_state(Accelerator())
-    drawn = (random.random(), np.random.rand(), torch.rand(3))  # noqa: NPY002
+    sampled = (random.random(), np.random.rand(), torch.rand(3))  # noqa: NPY002
     np.random.randn()  # noqa: NPY002 - leaves a cached value behind
     middle = rng_state(Accelerator())
     more = (np.random.randn(), random.gauss(0, 1))  # noqa: NPY002
     set_rng_state(state, Accelerator())
     again = (random.random(), np.random.rand(), torch.rand(3))  # noqa: NPY002
-    assert drawn[:2] == again[:2] and torch.equal(drawn[2], again[2])
+    assert sampled[:2] == again[:2] and torch.equal(sampled[2], again[2])
     set_rng_state(middle, Accelerator())
     assert (np.random.randn(), random.gauss(0, 1)) == more  # noqa: NPY002
 
@@ -56,7 +56,7 @@ def test_other_ranks_keep_their_generators(tmp_path: Path) -> None:
     torch.manual_seed(5)
     restore_state(state, load_checkpoint(tmp_path / "last.pt"), rank=1, size=2)
     assert torch.equal(torch.rand(4), expected)
-    assert state.progress.losses.tolist() == [0, 0, 0]  # rank 0 goes on with the sum over all ranks
+    assert state.progress.losses.tolist() == [0, 0, 0]  # rank 0 has the sum over all ranks
 
 
 def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
 
 
 def test_resumed_losses_are_not_the_checkpoints_own(tmp_path: Path) -> None:
-    """Two runs that go on from one loaded checkpoint do not write into each other."""
+    """Two runs that resume from one loaded checkpoint do not write into each other."""
     state = make_state()
     train(state, 1)
     saved = full(state)
@@ -89,7 +89,7 @@ def test_resumed_losses_are_not_the_checkpoints_own(tmp_path: Path) -> None:
     assert torch.equal(saved["epoch_losses"], before)
 
 
-def test_going_on_with_another_model_is_refused() -> None:
+def test_resuming_with_another_model_is_refused() -> None:
     saved = full(make_state(nc=2))
     with pytest.raises(UserError, match=r"model\.2\.weight is \(3, 4, 1, 1\), in the checkpoint \(2, 4, 1, 1\)"):
         restore_state(make_state(nc=3), saved)
@@ -107,14 +107,14 @@ def one_group(name: str, weight_decay: float = 0.0) -> TrainState:
 
 
 @pytest.mark.parametrize(("before", "after"), [("SGD", "AdamW"), ("Adam", "SGD")])
-def test_going_on_with_another_optimizer_is_refused(before: str, after: str) -> None:
+def test_resuming_with_another_optimizer_is_refused(before: str, after: str) -> None:
     started = one_group(before)
     train(started, 2)
     with pytest.raises(UserError, match="--optimizer"):
         restore_state(one_group(after), full(started))
 
 
-def test_going_on_with_other_frozen_layers_is_refused() -> None:
+def test_resuming_with_other_frozen_layers_is_refused() -> None:
     started, other = one_group("SGD"), one_group("SGD")
     other.optimizer = torch.optim.SGD([*other.model.parameters()][1:], lr=0.01)
     with pytest.raises(UserError, match="--freeze"):
