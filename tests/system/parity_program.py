@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 import train
+from data.feed.shared_memory import SharedMemory
 from data.source.index import build_index
 from data.source.spec import load_spec
 from utils.config import TrainConfig, load_hyp
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
-from utils.engine.multi_scale import Resize
+from utils.engine.multi_scale import multi_scale
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
 from utils.engine.schedule import Schedule
@@ -59,21 +60,20 @@ def run(words: list[str], world: World) -> None:
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
         model = train.build_model(config, index.names, world).to(memory_format=torch.channels_last)
-        loader = train.open_train_loader(stack, index, config, hyp, world, config.imgsz, 32, config.batch_size)
+        context = RunContext(config, hyp, world, config.imgsz, 32, config.batch_size, Path())
+        loader = train.open_train_loader(context, index, SharedMemory(world), stack)
+        criterion = model.head.criterion(hyp, imgsz=config.imgsz)
         optimizer = build_optimizer(model, config.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model)
-        precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(3))
+        precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(len(criterion.names)))
         state = TrainState(model, ema, optimizer, precision, EarlyStopping(0), progress)
-        context = RunContext(config, hyp, world, config.imgsz, 32, config.batch_size, Path())
-        resize = Resize(train.size_of_batch(config, config.imgsz, 32), 32)
-        criterion = model.head.criterion(hyp, imgsz=config.imgsz)
-        step = TrainStep(smart_DDP(model, sync_bn=config.sync_bn), state, criterion, context, resize)
+        resize = multi_scale(context)
+        step = TrainStep(smart_DDP(model, config.sync_bn, world=world), state, criterion, context, resize)
         model.train()
         seen: list[list[tuple[torch.Tensor, ...]]] = []
         windows: list[int] = []
         sizes: list[int] = []
-        size_of = train.size_of_batch(config, config.imgsz, 32)
         losses: list[torch.Tensor] = []
         states: list[dict[str, torch.Tensor]] = []
         iteration = schedule.warmup_iterations if after_warmup else 0
@@ -87,7 +87,7 @@ def run(words: list[str], world: World) -> None:
                 progress.epoch, progress.step_in_epoch = epoch, first
                 result = step(drawn, window)
                 assert not result.flags.skipped
-                sizes += [size_of(epoch, first + k) if size_of else config.imgsz for k in range(window)]
+                sizes += [resize.size_of(epoch, first + k) if resize.size_of else config.imgsz for k in range(window)]
                 seen.append([(b.images.clone(), b.indices.clone(), objects_per_image(b)) for b in drawn])
                 windows.append(window)
                 losses.append(world.sum(result.losses.clone()))
