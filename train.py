@@ -184,12 +184,12 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             raw_model.train()
             first = progress.step_in_epoch
             with EpochBar(f"{epoch}/{config.epochs - 1}", batches, world, criterion.names, start=first) as bar:
-                drawn = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
+                stream = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
-                    result = step(itertools.islice(drawn, window), window, lambda: interruption.requested > 0)
+                    result = step(itertools.islice(stream, window), window, lambda: interruption.requested > 0)
                     interruption.defer()  # from now on there is something to save
                     bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
                     guard.note(result.flags)
@@ -314,7 +314,7 @@ def open_val_loader(context: RunContext, index: DatasetIndex, memory: SharedMemo
 
 
 def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, config: TrainConfig) -> None:
-    """`--image-weights`: draw images of weak classes more often from this epoch on."""
+    """`--image-weights`: sample images of weak classes more often from this epoch on."""
     if config.image_weights:
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
 

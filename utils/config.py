@@ -146,16 +146,16 @@ class TrainConfig(Options):
     batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
     rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
-    resume: str = option("", "go on from PATH; bare: from the newest last.pt under --project", bare="newest")
+    resume: str = option("", "resume PATH; bare: the newest last.pt under --project", bare="newest")
     nosave: bool = option(False, "save after the final epoch only", kind=bool)
     noval: bool = option(False, "validate after the final epoch only", kind=bool)
     noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
-    noplots: bool = option(False, "draw no pictures", kind=bool)
+    noplots: bool = option(False, "make no pictures", kind=bool)
     evolve: int = option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
     cache: CacheMode = option(
         "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
     )
-    image_weights: bool = option(False, "draw images of weak classes more often", kind=bool)
+    image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
     multi_scale: bool = option(False, "vary the size by ±50 %% a batch", kind=bool)
     single_cls: bool = option(False, "all classes become one", kind=bool)
@@ -177,7 +177,9 @@ class TrainConfig(Options):
     compile: bool = option(False, "torch.compile the model", kind=bool)
     close_mosaic: int = option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
     deterministic: bool = option(False, "bit-reproducible kernels", kind=bool)
-    profile: bool = option(False, "tell where the time goes: a table an epoch, a trace of a few steps", kind=bool)
+    profile: bool = option(
+        False, "measure where the time is spent: a table an epoch, a trace of a few steps", kind=bool
+    )
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
     loggers: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--log")
     check_data: bool = option(False, "check the dataset, print every problem, and end", kind=bool)

@@ -80,7 +80,7 @@ def lost_worker(found: str) -> UserError:
 def explained(error: BaseException) -> UserError | None:
     """The user's error that an exception of torch stands for, or one that led to it; None where it is a defect.
 
-    torch raises a lost worker's end wherever the rank happens to be.
+    torch raises the end of a lost worker at whatever the rank is doing.
     """
     link: BaseException | None = error
     while link is not None:

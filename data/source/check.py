@@ -150,7 +150,7 @@ def _decode(path: str) -> _Decoded | str:
 
 
 def _check_shared(check: DatasetCheck, owners: dict[bytes, dict[str, str]]) -> None:
-    """Note equal files in two splits: metrics on what was trained on say nothing."""
+    """Note equal files in two splits: metrics on images that were trained on mean nothing."""
     shared: dict[tuple[str, str], list[str]] = {}
     for places in owners.values():
         splits = list(places)

@@ -19,7 +19,7 @@ from data.source.decode import read_image
 from utils.errors import UserError
 
 MIN_SIDE = 10  # pixels
-_MAX_PIXELS = 1 << 30  # what OpenCV decodes unless told otherwise
+_MAX_PIXELS = 1 << 30  # OpenCV's own limit
 _HEAD = 4096  # bytes; enough for most files
 _MORE = (1 << 16, 1 << 20)  # for the metadata of cameras: preview, colour profile
 TAIL = 4096  # bytes; where the end mark must be; some cameras add a trailer after it

@@ -30,7 +30,7 @@ class DivergenceGuard:
         self._in_a_row = 0
 
     def note(self, flags: StepFlags) -> None:
-        """Count a step; flags that were not read yet say nothing of any step.
+        """Count a step; flags that were not read yet do not count.
 
         Raises:
             Diverged: on every rank.

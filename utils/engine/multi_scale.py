@@ -23,7 +23,7 @@ def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> i
 
 
 def largest_size(imgsz: int, stride: int) -> int:
-    """The largest that `scaled_size` comes to."""
+    """The largest value of `scaled_size`."""
     return max((imgsz * 3 // 2 - 1) // stride, 1) * stride
 
 

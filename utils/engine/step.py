@@ -167,7 +167,7 @@ class TrainStep:
 
 
 class RunningStatistics:
-    """BatchNorm's running statistics before a step: a forward that is not finite would spoil them for good."""
+    """BatchNorm's running statistics before a step: a forward that is not finite would ruin them for good."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -1,6 +1,6 @@
 """Where a rank computes. One object owns all that differs between devices; no other file asks for a device's type.
 
-The base class is the CPU. What a device does in another way, its subclass says.
+The base class is the CPU; subclasses override what differs.
 """
 
 from __future__ import annotations

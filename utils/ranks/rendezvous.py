@@ -91,7 +91,7 @@ def require_own_devices(store: Store, rank: int, size: int, identity: str) -> No
     for device, ranks in ranks_of.items():
         if device and len(ranks) > 1:
             raise ConfigError(
-                f"ranks {', '.join(map(str, ranks))} have one CUDA device together ({device}). Start as many ranks a "
+                f"ranks {', '.join(map(str, ranks))} share one CUDA device ({device}). Start as many ranks a "
                 f"node as it has devices, give each task its own (srun --gpus-per-task=1), or use --device cpu."
             )
 

@@ -127,7 +127,7 @@ class World:
             ) from error
 
     def set_activity(self, activity: str) -> None:
-        """Publish what this rank is about to do: a rank that waits for it in vain prints that."""
+        """Publish what this rank is about to do: a rank that times out while waiting for it prints that."""
         if self._heartbeat is not None:
             self._heartbeat.activity = activity
 

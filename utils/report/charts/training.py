@@ -25,7 +25,6 @@ _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Images per second", {"images_per_s": "train"}),
 )
 _LOSS_COLUMN = re.compile(r"train/(.+)_loss")
-_LONG_NAMES = {"obj": "objectness", "cls": "class"}  # of losses, for a title
 _SERIES_COLOURS = {
     "train": BLUE,
     "val": RED,
@@ -39,7 +38,7 @@ _FROM_ZERO = ("Precision", "Recall", "mAP")
 
 def _loss_panel(name: str) -> tuple[str, dict[str, str]]:
     """Title and columns of the panel of one loss."""
-    title = f"{_LONG_NAMES.get(name, name)} loss"
+    title = f"{name} loss"
     return title[0].upper() + title[1:], {f"train/{name}_loss": "train", f"val/{name}_loss": "val"}
 
 
