@@ -174,7 +174,7 @@ def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: l
     frame[[column for column in frame if column.startswith(("metrics/", "val/"))]] = np.nan
     plot_results(frame, tmp_path / "results.png")
     titles = [axes.get_title() for axes in figures[0].axes]
-    assert titles == ["Box loss", "Objectness loss", "Class loss", "Learning rate", "Images per second"]
+    assert titles == ["Box loss", "Obj loss", "Cls loss", "Learning rate", "Images per second"]
     assert all(axes.lines for axes in figures[0].axes)
 
 
