@@ -14,13 +14,13 @@ class RunContext:
     """A training run as every part of it sees it.
 
     Attributes:
-        config: the flags, as given.
+        config: the flags, as given; once AutoBatch has chosen, with its batch size.
         hyp: the hyperparameters, as given.
         world: the ranks, and this one's accelerator.
         imgsz: training size in pixels, a multiple of `stride`.
         stride: the model's largest stride in pixels.
         batch_size: images a global batch, over all ranks, as asked for or as AutoBatch chose.
-        folder: the run's folder on rank 0's host.
+        folder: the run's folder on rank 0's host; before it is made, the folder of runs.
     """
 
     config: TrainConfig
