@@ -30,19 +30,19 @@ def predict_augmented(model: DetectionModel, images: Tensor, clip_tails: bool = 
     assert not model.training
     predictions = []
     for view, (scale, mirrored) in enumerate(VIEWS):
-        image, ratio_xy = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
+        image, (ratio_x, ratio_y) = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
         decoded, _ = model(image)
         rows = model.head.rows_per_level(image.shape[-2:])
         if clip_tails and len(rows) > 1 and view == 0:
             decoded = decoded[:, : -rows[-1]]
         elif clip_tails and len(rows) > 1 and view == len(VIEWS) - 1:
             decoded = decoded[:, rows[0] :]
-        xy, wh, scores = decoded.split((2, 2, decoded.shape[-1] - 4), -1)
-        ratio = torch.tensor(ratio_xy, device=decoded.device)
-        xy, wh = xy / ratio, wh / ratio
+        x, y, w, h, scores = decoded.split((1, 1, 1, 1, decoded.shape[-1] - 4), -1)
+        # Divided by numbers of Python's: a tensor of the two would be copied to the device, and the host would wait.
+        x, y, w, h = x / ratio_x, y / ratio_y, w / ratio_x, h / ratio_y
         if mirrored:
-            xy = torch.stack((images.shape[-1] - xy[..., 0], xy[..., 1]), -1)
-        predictions.append(torch.cat((xy, wh, scores), -1))
+            x = images.shape[-1] - x
+        predictions.append(torch.cat((x, y, w, h, scores), -1))
     return torch.cat(predictions, 1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -124,14 +125,14 @@ class Accelerator:
         if not self.asynchronous:
             yield from batches
             return
-        ahead: tuple[Batch, Callable[[], Tensor]] | None = None
+        # What was handed over is no longer held here: after the last batch a validation needs its memory.
+        ahead: deque[tuple[Batch, Callable[[], Tensor]]] = deque()
         for batch in batches:
-            following = batch, self.upload(batch.images)
-            if ahead is not None:
-                yield _arrived(*ahead)
-            ahead = following
-        if ahead is not None:
-            yield _arrived(*ahead)
+            ahead.append((batch, self.upload(batch.images)))
+            if len(ahead) > 1:
+                yield _arrived(*ahead.popleft())
+        while ahead:
+            yield _arrived(*ahead.popleft())
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to copy `tensor` to the device, beside what it computes.
@@ -173,7 +174,7 @@ class Accelerator:
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Time between two moments, once the device has passed both."""
+        """Time between two moments; waits until the device has passed `end`."""
         return float(end - start)
 
     def untuned(self) -> AbstractContextManager[None]:
@@ -206,7 +207,7 @@ class Accelerator:
         """Begin to measure `peak_memory` anew, with the freed blocks given back."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` means that the device's memory is exhausted."""
+        """Whether `error` means that the memory of the device, or of the host, is exhausted."""
         return isinstance(error, MemoryError) or (
             isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)
         )

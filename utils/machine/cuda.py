@@ -140,6 +140,7 @@ class Cuda(Accelerator):
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """As in Accelerator."""
+        end.synchronize()  # without it, elapsed_time raises where the device has not passed `end`
         return start.elapsed_time(end) / 1000
 
     @contextmanager
@@ -180,6 +181,6 @@ class Cuda(Accelerator):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """As in Accelerator; whichever library says it."""
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error):
             return True
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -4,6 +4,7 @@ What differs from the CPU, as on CUDA:
 
 - What is sent to it is not there at once: an upload is noise until it is waited for.
 - Flags are read a step late.
+- A moment of its queue has passed only once something later, or the moment itself, was waited for.
 - Reading a value of it stalls: `waits` counts such reads, and inside `no_waiting()` they are errors.
 - Its memory ends: tensors beyond `capacity` bytes raise torch.OutOfMemoryError.
 
@@ -17,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +45,14 @@ WAITING = {
 WAITING |= {"nonzero", "equal", "allclose", "masked_select", "unique", "bincount", "argwhere"}
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A point in the stand-in's queue: its number, from 1, and the host's time."""
+
+    number: int
+    time: float
+
+
 class StandIn(Accelerator):
     """The stand-in; a context manager, inside which it keeps the books of its tensors.
 
@@ -64,6 +74,7 @@ class StandIn(Accelerator):
         self.deterministic = False
         self._values: weakref.WeakSet[Any] = weakref.WeakSet()  # storages that are the device's
         self._live = self._peak = 0
+        self._moments = self._passed = 0  # how many there were, and how many of them the device is known to have passed
         self._may_wait = True
         self._modes = ExitStack()
 
@@ -116,15 +127,28 @@ class StandIn(Accelerator):
         with torch.no_grad():
             values = tensor.clone()
         self._values.discard(values.untyped_storage())
-        return lambda: values
+        moments = self._moments
+
+        def arrived() -> Tensor:
+            self._passed = max(self._passed, moments)
+            return values
+
+        return arrived
 
     def synchronize(self) -> None:
         """As in Accelerator."""
         self.wait("synchronize")
 
-    def moment(self) -> float:
+    def moment(self) -> Moment:
         """As in Accelerator."""
-        return time.perf_counter()
+        self._moments += 1
+        return Moment(self._moments, time.perf_counter())
+
+    def seconds(self, start: Moment, end: Moment) -> float:
+        """As in Accelerator; a moment that nothing has waited for yet is waited for."""
+        if end.number > self._passed:
+            self.wait("seconds")
+        return end.time - start.time
 
     def free_memory(self) -> int:
         """As in Accelerator."""
@@ -148,7 +172,7 @@ class StandIn(Accelerator):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """As in Accelerator."""
-        return isinstance(error, torch.OutOfMemoryError)
+        return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
     # The books
 
@@ -165,6 +189,7 @@ class StandIn(Accelerator):
         if not self._may_wait:
             raise RuntimeError(f"the host waits for the device: {what}")
         self.waits += 1
+        self._passed = self._moments
 
     def allocate(self, storage: torch.UntypedStorage) -> None:
         """Take memory for a value.

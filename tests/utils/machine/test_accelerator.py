@@ -38,10 +38,31 @@ def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
         RuntimeError("GET was unable to find an engine to execute this computation"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 64 bytes"),
     ],
 )
 def test_cuda_knows_every_kind_of_out_of_memory(error: Exception) -> None:
     assert Cuda().is_out_of_memory(error)
+
+
+class Event:
+    """A CUDA event; like torch's, it has no time before it is complete."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.milliseconds, self.complete = milliseconds, False
+
+    def synchronize(self) -> None:
+        self.complete = True
+
+    def elapsed_time(self, end: Event) -> float:
+        if not end.complete:
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return end.milliseconds - self.milliseconds
+
+
+def test_cuda_waits_for_a_moment_before_it_asks_for_its_time() -> None:
+    assert Cuda().seconds(Event(1000), Event(3000)) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)

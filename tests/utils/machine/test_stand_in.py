@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -63,3 +65,28 @@ def test_memory_ends_and_comes_back() -> None:
         assert device.peak_memory() == 2**19 + 2**18
         del other
         assert device.allocated_memory() == 2**19 and device.free_memory() == 2**19
+
+
+def test_the_last_batch_is_free_once_it_was_used() -> None:
+    """An epoch's stream stays open while its model is validated."""
+    with StandIn() as device:
+        stream = device.in_advance([made_batch(seed) for seed in range(3)])
+        for _ in range(3):
+            images = weakref.ref(next(stream).images)
+            assert images() is None
+        assert next(stream, None) is None
+
+
+def test_a_moment_that_was_not_waited_for_stalls() -> None:
+    with StandIn() as device:
+        value = device.send(torch.ones(3))
+        start, middle = device.moment(), device.moment()
+        arrived, end = device.read_back(value), device.moment()
+        with device.no_waiting():
+            with pytest.raises(RuntimeError, match="the host waits for the device: seconds"):
+                device.seconds(start, middle)
+            arrived()
+            assert device.seconds(start, middle) >= 0
+            with pytest.raises(RuntimeError, match="the host waits for the device: seconds"):
+                device.seconds(start, end)
+        assert device.seconds(start, end) >= 0 and device.waits == 1
