@@ -109,6 +109,10 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption("before the first step was done"))
         accelerator = world.accelerator
+        context: RunContext | None = None
+        stack.enter_context(
+            explain_out_of_memory(accelerator, lambda: work_in_words(config, context), OUT_OF_MEMORY_REMEDIES)
+        )
         accelerator.set_deterministic(config.deterministic)
         init_seeds(config.seed + 1 + world.rank)
         world.from_main(lambda: check_trackers(config.logger_names))
@@ -152,7 +156,6 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         batches = loader.batches_per_epoch
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
 
-        stack.enter_context(explain_out_of_memory(accelerator, batch_in_words(context), OUT_OF_MEMORY_REMEDIES))
         journal = stack.enter_context(
             Journal(context, train_index, criterion.names, start_epoch=progress.epoch, resumed=resumed is not None)
         )
@@ -285,10 +288,12 @@ def choose_batch_size(
     return auto_batch_size(Trial(context, model, criterion, precision, size), most, context.world)
 
 
-def batch_in_words(context: RunContext) -> str:
-    """The batch of a rank, for a message."""
-    scale = f" (up to {largest_size(context.imgsz, context.stride)} px)" if context.config.multi_scale else ""
-    return f"{context.rank_batch_size} images a rank at {context.imgsz} px{scale}"
+def work_in_words(config: TrainConfig, context: RunContext | None) -> str:
+    """What takes the memory, for a message: the batch of a rank; the model where that is not known yet."""
+    if context is None or context.batch_size < 1:
+        return f"the model at {config.imgsz} px, before its first batch"
+    scale = f" (up to {largest_size(context.imgsz, context.stride)} px)" if config.multi_scale else ""
+    return f"a batch of {context.rank_batch_size} images a rank at {context.imgsz} px{scale}"
 
 
 def open_train_loader(context: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:

@@ -81,8 +81,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
     store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world))
-        batch = f"{config.batch_size} images at {imgsz} px"
-        stack.enter_context(explain_out_of_memory(world.accelerator, batch, OUT_OF_MEMORY_REMEDIES))
+        work = f"a batch of {config.batch_size} images at {imgsz} px"
+        stack.enter_context(explain_out_of_memory(world.accelerator, lambda: work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(run, index) if world.is_main else None

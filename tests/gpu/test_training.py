@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+import train
 import val
 from models.detector import DetectionModel
 from tests.gpu.conftest import STEPS, Gate
@@ -90,6 +91,31 @@ def test_exhausted_memory_is_explained(gate: Gate) -> None:
     limit(gate, 2 * 2**20)
     with pytest.raises(UserError, match=r"a batch of 24 images a rank at 96 px.* free\. Give a smaller --batch-size"):
         gate.train("large", batch_size=24, imgsz=96)
+
+
+@pytest.mark.parametrize(
+    ("part", "work"),
+    [
+        ("choose_precision", "the model at 64 px, before its first batch"),
+        ("build_optimizer", "a batch of 8 images a rank at 64 px"),
+        ("ModelEMA", "a batch of 8 images a rank at 64 px"),
+    ],
+)
+def test_memory_that_ends_before_the_first_step_is_explained(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, part: str, work: str
+) -> None:
+    """As what a run keeps beside its model is made, where the device has no room for as much again."""
+    make = getattr(train, part)
+
+    def tight(*args: Any, **kwargs: Any) -> Any:
+        limit(gate, 2**20)
+        kept = [p.detach().clone() for p in args[2 if part == "choose_precision" else 0].parameters()]
+        return make(*args, **kwargs), kept
+
+    monkeypatch.setattr(train, part, tight)
+    with pytest.raises(UserError, match=rf"out of memory on .*: {work}.* free\. Give a smaller --batch-size"):
+        gate.train("tight", cfg="yolov5n.yaml", optimizer="AdamW")
+    assert not gate.folder("tight").exists()
 
 
 def limit(gate: Gate, more: int) -> None:

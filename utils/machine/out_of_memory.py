@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from utils.errors import UserError
@@ -11,12 +11,12 @@ from utils.text import gib
 
 
 @contextmanager
-def explain_out_of_memory(accelerator: Accelerator, batch: str, remedies: str) -> Iterator[None]:
+def explain_out_of_memory(accelerator: Accelerator, work: Callable[[], str], remedies: str) -> Iterator[None]:
     """Inside, exhausted memory is the user's error: with what was computed, and what was free.
 
     Args:
         accelerator: of this rank.
-        batch: such as "64 images a rank at 640 px".
+        work: what is computed, as far as it is known by then, such as "a batch of 64 images a rank at 640 px".
         remedies: sentences.
 
     Raises:
@@ -28,4 +28,4 @@ def explain_out_of_memory(accelerator: Accelerator, batch: str, remedies: str) -
         if not accelerator.is_out_of_memory(error):
             raise
         free = f", {gib(accelerator.free_memory())} were free" if accelerator.measures_memory else ""
-        raise UserError(f"out of memory on {accelerator.name}: a batch of {batch}{free}. {remedies}") from error
+        raise UserError(f"out of memory on {accelerator.name}: {work()}{free}. {remedies}") from error
