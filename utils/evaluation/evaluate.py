@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from utils.types import Batch, Metrics
 
 TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
 TOLERANCE = 1e-4  # of mAP50 and mAP50-95, for the two to be equal
+LOSS_TOLERANCE = 0.01  # of each loss, as a share of it
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def evaluate(
     batches = accelerator.in_advance(loader)
     found = measurement(settings.precision or Precision(accelerator, torch.float32))
     with accelerator.untuned():
-        if settings.try_half and accelerator.computes_fp16:
+        if settings.try_half and accelerator.half_is_faster:
             half = measurement(Precision(accelerator, accelerator.half_dtype))
             for batch in _first_images(batches, -(-TRIAL_IMAGES // world.size)):
                 found.add([batch], sinks)
@@ -83,16 +84,13 @@ def evaluate(
                 found = half
         found.add(batches, sinks)
 
-    total = None if found.meter is None else found.meter.total()
-    shares = world.all_gather((found.matches.state(), found.confusion.matrix, total, found.clock.seconds()))
+    shares = world.all_gather((found.matches.state(), found.confusion.matrix, _totals(found), found.clock.seconds()))
     states, matrices, totals, seconds = zip(*shares, strict=True)
     state = merge(states)
     metrics, curves = summarize(state, nc)
     images_seen = max(metrics.images, 1)
     preparation, inference, nms = (1000 * sum(s[stage] for s in seconds) / images_seen for stage in Stopwatch.STAGES)
-    if found.meter is not None:
-        metrics = dataclasses.replace(metrics, losses=found.meter.losses(totals))
-    metrics = dataclasses.replace(metrics, speed_ms=(preparation, inference, nms))
+    metrics = dataclasses.replace(metrics, losses=_losses(found, totals), speed_ms=(preparation, inference, nms))
     return Evaluation(metrics, curves, sum(matrices), state)
 
 
@@ -111,7 +109,28 @@ def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
 
 
 def _agree(exact: Measurement, half: Measurement, nc: int, world: World) -> bool:
-    """Whether both measure the same mAP on the images of all ranks so far; the same answer on every rank."""
-    shares = world.all_gather((exact.matches.state(), half.matches.state()))
-    ours, theirs = (summarize(merge(states), nc)[0] for states in zip(*shares, strict=True))
-    return max(abs(ours.map - theirs.map), abs(ours.map50 - theirs.map50)) <= TOLERANCE
+    """Whether both measure the same on the images of all ranks so far; the same answer on every rank.
+
+    A model that finds nothing yet is no evidence: its mAP is 0 in any precision, with infinite numbers too.
+    """
+    shares = world.all_gather([(found.matches.state(), _totals(found)) for found in (exact, half)])
+    (ours, our_losses), (theirs, their_losses) = (
+        (summarize(merge([state for state, _ in of_ranks]), nc)[0], _losses(found, [total for _, total in of_ranks]))
+        for found, of_ranks in zip((exact, half), zip(*shares, strict=True), strict=True)
+    )
+    return (
+        ours.map50 > 0
+        and max(abs(ours.map - theirs.map), abs(ours.map50 - theirs.map50)) <= TOLERANCE
+        and bool(np.isfinite(our_losses).all())
+        and np.allclose(their_losses, our_losses, rtol=LOSS_TOLERANCE, atol=0)
+    )
+
+
+def _totals(found: Measurement) -> NDArray[np.float64] | None:
+    """What this rank's losses are made of so far; None where there are none."""
+    return None if found.meter is None else found.meter.total()
+
+
+def _losses(found: Measurement, totals: Iterable[NDArray[np.float64] | None]) -> tuple[float, ...]:
+    """The losses over all ranks, from the totals of each; () without a criterion."""
+    return () if found.meter is None else found.meter.losses(totals)

@@ -48,8 +48,8 @@ class Settings:
     Attributes:
         conf, iou, max_det: of non-maximum suppression.
         precision: to compute in; None = float32.
-        try_half: use half precision where the device computes it natively and the first images show the same mAP in
-            it; instead of `precision`.
+        try_half: use half precision where it is faster on the device and the first images show the same mAP and the
+            same losses in it; instead of `precision`.
         augment: test-time augmentation (no losses then).
     """
 

@@ -37,6 +37,7 @@ class Cuda(Accelerator):
     pins_memory = True
     measures_memory = True
     computes_fp16 = True
+    half_is_faster = True
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(device)

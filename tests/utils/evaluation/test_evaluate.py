@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ BATCHES = 4  # of two images
 class Queued(StandIn):
     """The stand-in, which also computes in half precision, counts copies to the host and tunes kernels to shapes."""
 
-    computes_fp16 = True
+    half_is_faster = True
     half_dtype = torch.bfloat16
     tuned = True
 
@@ -143,6 +144,7 @@ def test_half_precision_is_used_where_it_measures_the_same(
     dtypes: list[torch.dtype] = []
     hook = model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
     queued = Queued()
+    monkeypatch.setattr("utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
     in_half = measured(model, loader, queued, precision=Precision(queued, torch.bfloat16))
     exact = measured(model, loader, queued)
     for tolerance, expected in ((1.0, in_half), (-1.0, exact)):
@@ -155,3 +157,26 @@ def test_half_precision_is_used_where_it_measures_the_same(
     measured(model, loader, Accelerator(), try_half=True)
     assert dtypes == [torch.float32] * BATCHES, "a CPU measures in float32 as ever"
     hook.remove()
+
+
+@pytest.mark.parametrize("case", ["finds nothing", "other losses"])
+def test_half_precision_is_not_used_without_evidence(
+    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """In a first epoch nothing is found: an mAP of 0 is the same in any precision, whatever the numbers are."""
+    monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    model = copy.deepcopy(model)
+    if case == "finds nothing":
+        monkeypatch.setattr("utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
+        for parameter in model.head.parameters():
+            torch.nn.init.constant_(parameter, -1000.0 if parameter.ndim == 1 else 0.0)
+    else:
+        monkeypatch.setattr("utils.evaluation.evaluate.TOLERANCE", 1.0)
+        model.head.register_forward_hook(
+            lambda _, __, output: (output[0], [raw if raw.dtype == torch.float32 else 2 * raw for raw in output[1]])
+        )
+    dtypes: list[torch.dtype] = []
+    model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
+    found = measured(model, loader, Queued(), try_half=True)
+    assert (found.metrics.map50 == 0) == (case == "finds nothing")
+    assert dtypes == [torch.float32, torch.bfloat16] * 2 + [torch.float32] * (BATCHES - 2)
