@@ -198,6 +198,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                     guard.note(result.flags)
                     saver.after_step(result.flags.stop)
                     profile.step()
+                interruption.defer()  # also where the stopped run had done the epoch's last step
                 saver.settle()
             trained = (batches - first) * batch_size / bar.seconds
             losses = world.sum(progress.mean_losses().to(world.device))

@@ -32,6 +32,10 @@ class UserError(ValueError):
         super().__init__(message)
         self.reporter = reporter
 
+    def reported_by(self, rank: int) -> UserError:
+        """The same mistake, which `rank` alone reports."""
+        return type(self)(str(self), reporter=rank)
+
 
 class ConfigError(UserError):
     """A mistake in flags, hyperparameters or a configuration YAML. The scripts exit with code 2."""
@@ -52,11 +56,15 @@ class Interrupted(KeyboardInterrupt):
         reporter: as in UserError.
     """
 
-    def __init__(self, message: str, number: int, *, saved: bool = False) -> None:
+    def __init__(self, message: str, number: int, *, saved: bool = False, reporter: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = 128 + (number or signal.SIGTERM)
-        self.saved = saved
-        self.reporter: int | None = None
+        self.saved, self.reporter = saved, reporter
+        self._number = number
+
+    def reported_by(self, rank: int) -> Interrupted:
+        """The same end, which `rank` alone reports."""
+        return type(self)(str(self), self._number, saved=self.saved, reporter=rank)
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -12,6 +12,17 @@ from pathlib import Path
 from typing import IO, Literal
 
 
+def _umask() -> int:
+    mask = os.umask(0o077)  # there is no way to read it alone
+    os.umask(mask)
+    return mask
+
+
+# The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders. Read once, at the
+# import: of two threads that read it at a time, the second would find the first one's and set that for good.
+UMASK = _umask()
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path`; on success flush it to disk and rename it into place.
@@ -26,7 +37,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~umask())
+        temporary.chmod(0o666 & ~UMASK)
         temporary.replace(path)
         _fsync_folder(path.parent)
     finally:
@@ -68,13 +79,6 @@ class SharedFile:
 def _identity(file: IO[bytes]) -> tuple[int, int]:
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
-
-
-def umask() -> int:
-    """The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -28,7 +28,7 @@ class SharedMemory:
     def __init__(self, world: World, folder: Path = FOLDER) -> None:
         self.folder = folder
         self.promised = 0
-        self._ranks = world.local_size
+        self._world = world
         # Measured once, before anything is used: later, free space is smaller by the promises that are in use.
         self._free_at_start = world.node_first(self._free())
 
@@ -45,15 +45,15 @@ class SharedMemory:
     @property
     def room_of_a_rank(self) -> int:
         """The equal share of each of the node's ranks in `room`."""
-        return self.room // self._ranks
+        return self.room // self._world.local_size
 
     def promise(self, size: int) -> None:
         """Set `size` bytes of this node aside."""
         self.promised += size
 
-    def promise_each_rank(self, size: int) -> None:
-        """Set `size` bytes aside for every rank of this node."""
-        self.promised += size * self._ranks
+    def promise_ranks(self, size: int) -> None:
+        """Set `size` bytes aside for this rank, and for the others of its node what they ask for; all ranks call it."""
+        self.promised += sum(self._world.node_gather(size))
 
     def _free(self) -> int:
         return shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0

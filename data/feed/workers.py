@@ -10,7 +10,6 @@ import signal
 import torch
 
 from data.feed.shared_memory import SharedMemory
-from utils.machine.limits import affinity, cpu_quota, share_of_cpus
 from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
@@ -21,15 +20,15 @@ PREFETCH = 2  # batches each worker prepares ahead
 
 
 def cap_workers(asked: int, world: World) -> int:
-    """Workers for this rank: as asked, but no more than its part of the processors; see `share_of_cpus`.
+    """Workers for this rank: as asked, but no more than its processors.
 
     At least 1 where any were asked for: even a single processor overlaps decoding with a GPU's work.
     """
-    return min(asked, share_of_cpus(affinity(), world.node_affinities, cpu_quota()))
+    return min(asked, world.cpus)
 
 
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
-    """Workers whose batches fit into what is left of shared memory; that much is promised to them.
+    """Workers whose batches fit into what is left of shared memory; that much is promised to them. All ranks call it.
 
     Args:
         workers: as many as the processors allow.
@@ -37,18 +36,15 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         world: this rank.
         memory: the node's account.
     """
-    if workers == 0 or not memory.exists:
-        return workers
     # Each worker holds a finished batch for every one it prepares ahead; the rank holds up to two more.
     room = memory.room_of_a_rank // max(batch_bytes, 1)
-    affordable = min(workers, max((room - 2) // PREFETCH, 0))
+    affordable = min(workers, max((room - 2) // PREFETCH, 0)) if memory.exists else workers
     if affordable < workers and world.is_main:
         log.warning(
             f"{memory.folder} has room for the batches of {affordable} loader workers a rank, not {workers}: using "
             f"{affordable}. Give the container more (docker run --shm-size=8g, or --ipc=host)."
         )
-    if affordable:
-        memory.promise_each_rank((PREFETCH * affordable + 2) * batch_bytes)
+    memory.promise_ranks((PREFETCH * affordable + 2) * batch_bytes if affordable and memory.exists else 0)
     return affordable
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from utils.errors import UserError
-from utils.files import umask
+from utils.files import UMASK
 
 MAX_UNPACKED_BYTES = 400 << 30
 MAX_MEMBERS = 10_000_000
@@ -67,7 +67,7 @@ def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, 
                     raise UserError(
                         f"{archive}: '{member.name}' is damaged. Delete the archive and run the command again."
                     )
-        staging.chmod(0o777 & ~umask())
+        staging.chmod(0o777 & ~UMASK)
         _merge(staging, target)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
         raise UserError(f"{archive}: damaged ({error}). Delete it and run the command again.") from error

@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class _Interrupted(Exception):
+class _TransientError(Exception):
     """A failure that may pass: try again."""
 
 
@@ -136,7 +136,7 @@ class _Download:
         while True:
             try:
                 return self._transfer(file)
-            except _Interrupted as error:
+            except _TransientError as error:
                 # Only bytes never reached before count: a server that always starts over must not keep us for ever.
                 size = file.seek(0, os.SEEK_END)
                 failures = 1 if size > furthest else failures + 1
@@ -167,7 +167,7 @@ class _Download:
                 match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
                 if match is None or int(match[1]) != offset or int(match[2]) != (known or {}).get("total"):
                     file.truncate(0)
-                    raise _Interrupted("the file changed on the server during the download")
+                    raise _TransientError("the file changed on the server during the download")
                 total = int(match[2])
             elif response.status == 200:
                 offset = 0
@@ -175,10 +175,10 @@ class _Download:
                 total = self._remember(response.headers)
             else:
                 file.truncate(0)
-                raise _Interrupted(f"the server answered {response.status}, expected 200 or 206")
+                raise _TransientError(f"the server answered {response.status}, expected 200 or 206")
             received = self._receive(response, file, offset, total)
         if total is not None and received != total:
-            raise _Interrupted(f"the connection ended after {received:,} of {total:,} bytes")
+            raise _TransientError(f"the connection ended after {received:,} of {total:,} bytes")
 
     def _remember(self, headers: http.client.HTTPMessage) -> int | None:
         """Write down which file the server is sending; return its length, where it says so."""
@@ -256,7 +256,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    """The response, or `_Interrupted` where trying again may help, or a UserError where it will not."""
+    """The response, or `_TransientError` where trying again may help, or a UserError where it will not."""
     url = request.full_url
     try:
         return _opener().open(request, timeout=timeout_s)
@@ -267,7 +267,7 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
             request.remove_header("If-range")
             return _open(request, timeout_s)
         if error.code in _TRANSIENT_STATUS:
-            raise _Interrupted(f"the server answered {error.code} {error.reason}") from error
+            raise _TransientError(f"the server answered {error.code} {error.reason}") from error
         advice = (
             "Check the address" if error.code in (404, 410) else "The server refuses; check the address and your access"
         )
@@ -278,9 +278,9 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
                 f"Cannot download {url}: its certificate is not valid ({error.reason.verify_message}). Check the clock "
                 "and the certificates of this machine."
             ) from error
-        raise _Interrupted(f"{error.reason}") from error
+        raise _TransientError(f"{error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Interrupted(f"{error or type(error).__name__}") from error
+        raise _TransientError(f"{error or type(error).__name__}") from error
 
 
 def _read(response: IO[bytes]) -> bytes:
@@ -288,4 +288,4 @@ def _read(response: IO[bytes]) -> bytes:
     try:
         return response.read(_BLOCK)
     except (OSError, http.client.HTTPException) as error:
-        raise _Interrupted(f"the connection broke ({error or type(error).__name__})") from error
+        raise _TransientError(f"the connection broke ({error or type(error).__name__})") from error

@@ -11,7 +11,6 @@ from unittest import mock
 import cv2
 import numpy as np
 
-from data.feed import workers as workers_module
 from data.feed.cache import open_images
 from data.feed.images import ImageStore
 from data.feed.loader import build_train_loader
@@ -20,6 +19,7 @@ from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 from utils.config import load_hyp
+from utils.ranks import world as world_module
 from utils.ranks.world import World
 from utils.types import DatasetIndex
 
@@ -53,7 +53,7 @@ def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) ->
     run = made_run(load_hyp(hyp), imgsz=imgsz, batch_size=16, epochs=2, workers=workers)
     store = CountedStore(index, imgsz, "linear")
     with (
-        mock.patch.object(workers_module, "share_of_cpus", lambda *_: workers),
+        mock.patch.object(world_module, "share_of_cpus", lambda *_: workers),
         build_train_loader(run, store) as batches,
     ):
         samples = sum(len(batch) for epoch in range(2) for batch in batches.batches(epoch))

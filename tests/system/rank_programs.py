@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from data.feed import workers
 from data.feed.loader import build_train_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
@@ -184,7 +183,7 @@ def decodes(world: World, data: str) -> None:
     run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
     store = CountedStore(index, 64, "linear")
     with (
-        mock.patch.object(workers, "share_of_cpus", lambda *_: 2),
+        mock.patch.object(world, "cpus", 2),
         build_train_loader(run, store) as batches,
     ):
         samples = 0

@@ -71,6 +71,20 @@ def test_a_signal_stops_after_the_step(
     assert_goes_on(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
+def test_a_signal_before_the_first_step_of_a_resumed_run_that_had_done_the_epochs_last_one(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path]
+) -> None:
+    """It begins with the validation, and a signal there is noted, as in any validation."""
+    stopped = train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2"), fault=f"0 step {STEPS} SIGTERM")
+    assert stopped.code == 143, stopped.said
+    last = tmp_path / "exp" / "weights" / "last.pt"
+    again = train(tmp_path, 1, "--resume", str(last), "--device", "cpu", fault="0 validation 1 SIGTERM")
+    assert again.code == 143, again.said
+    assert "Stopped as asked in the end of epoch 0." in again.err, again.said
+    assert torch.load(last, weights_only=True)["epoch"] == 1
+    assert_goes_on(tmp_path / "exp", 1, undisturbed[1])
+
+
 @pytest.mark.parametrize(
     ("ranks", "fault", "code", "sentence"),
     [

@@ -29,7 +29,8 @@ class Saver:
     After an epoch the state is copied to the host, and a thread of rank 0 writes the copy while the next epoch is
     trained. The next save waits for it, and so does the end of that epoch's steps: no process may be forked during a
     write, for it would hold the unfinished file open. A write that fails is an error on every rank, at the next of
-    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step.
+    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step. They
+    write it also where the write before failed, and warn of that: the disk may have room again.
 
     Args:
         context: of the run.
@@ -70,9 +71,7 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._thread.shutdown(wait=True)
-        failure = self._writing.exception() if self._writing else None
-        if failure is not None:
-            log.warning(f"The last checkpoint was not written: {failure}")
+        self._warn_of_failure()
 
     def settle(self) -> None:
         """Bring the state up to the last step, and wait for the file that is being written; every rank.
@@ -129,10 +128,11 @@ class Saver:
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:
-            self._finish_writing()
             if wait:
+                self._warn_of_failure()
                 self._write(names, self._content(losses))
             else:
+                self._finish_writing()
                 self._writing = self._thread.submit(self._write, names, snapshot(self._content(losses)))
 
         world.from_main(write)
@@ -158,6 +158,13 @@ class Saver:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def _warn_of_failure(self) -> None:
+        """Wait for the file that is being written, and warn of what went wrong with it."""
+        writing, self._writing = self._writing, None
+        failure = writing.exception() if writing is not None else None
+        if failure is not None:
+            log.warning(f"The last checkpoint was not written: {failure}")
 
     def _interrupt(self, where: str) -> None:
         last = self.folder / "last.pt"

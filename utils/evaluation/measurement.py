@@ -34,7 +34,6 @@ from utils.evaluation.match_state import Accumulator
 from utils.evaluation.matching import ImageMatches, match_image
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch
-from utils.machine.limits import usable_cpus
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
 
@@ -100,7 +99,7 @@ class Measurement:
         self.meter = LossMeter(criterion) if criterion is not None and not settings.augment else None
         self._model, self._index, self._settings, self._precision = model, index, settings, precision
         self._accelerator = world.accelerator
-        self._threads = min(_MOST_THREADS, max(usable_cpus() // world.local_size, 1))
+        self._threads = min(_MOST_THREADS, world.cpus)
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
         self._rules = Suppression(
             settings.conf,

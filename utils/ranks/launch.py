@@ -102,9 +102,7 @@ def _with_reporter(
         first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
     if first.reporter != mine.reporter:
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)
-    if isinstance(raised, (UserError, Interrupted)):
-        raised.reporter = rank
-    return raised
+    return raised.reported_by(rank) if isinstance(raised, (UserError, Interrupted)) else raised
 
 
 def _is_lost_connection(error: BaseException) -> bool:

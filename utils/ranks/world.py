@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from utils.environment import Launch, control_timeout_s
 from utils.errors import Interrupted, UserError, exit_code_of
 from utils.machine.accelerator import Accelerator
-from utils.machine.limits import affinity
+from utils.machine.limits import affinity, cpu_quota, share_of_cpus
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import PeerError
 from utils.ranks.heartbeat import Heartbeat
@@ -44,7 +44,7 @@ class World:
         rank, size: this rank among all.
         local_rank, local_size: this rank on its node.
         node: number of this node, from 0 in the order of ranks.
-        node_affinities: numbers of the processors that each rank of this node may run on.
+        cpus: this rank's part of its node's processors, at least 1; see `share_of_cpus`.
         device: the accelerator as torch knows it.
     """
 
@@ -65,16 +65,16 @@ class World:
         self.collectives = collectives or Collectives()
         self.store = store
         self._heartbeat, self._memory = heartbeat, memory
+        mine = affinity()
         hosts, local_ranks, affinities = zip(
-            *self.all_gather((socket.gethostname(), self.local_rank, affinity())), strict=True
+            *self.all_gather((socket.gethostname(), self.local_rank, mine)), strict=True
         )
         firsts = [rank for rank, local in enumerate(local_ranks) if local == 0]
         node_firsts = [_first_of_node(rank, hosts, firsts) for rank in range(self.size)]
         self._node_first = node_firsts[self.rank]
         self.node = firsts.index(self._node_first)
-        self.node_affinities = [
-            a for a, first in zip(affinities, node_firsts, strict=True) if first == self._node_first
-        ]
+        self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self._node_first]
+        self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
 
     @property
     def is_main(self) -> bool:
@@ -145,6 +145,11 @@ class World:
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""
         return self.all_gather(value)[self._node_first]
+
+    def node_gather(self, value: T) -> list[T]:
+        """Return the value of every rank of this node, by rank; all ranks of all nodes call it."""
+        values = self.all_gather(value)
+        return [values[rank] for rank in self._node_ranks]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

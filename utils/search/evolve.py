@@ -36,7 +36,7 @@ _FIGURES = ("generation", "fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:
 
 
 @dataclass(frozen=True)
-class Trial:
+class HypTrial:
     """One training of a search.
 
     Attributes:
@@ -52,12 +52,12 @@ class Trial:
     fitness: float
 
     @classmethod
-    def of(cls, hyp: Hyp, metrics: Metrics) -> Trial:
+    def of(cls, hyp: Hyp, metrics: Metrics) -> HypTrial:
         """A trial from the metrics of its training."""
         return cls(hyp, metrics.precision, metrics.recall, metrics.map50, metrics.map, metrics.fitness)
 
 
-def mutate(trials: Sequence[Trial], start: Hyp, rng: np.random.Generator) -> Hyp:
+def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> Hyp:
     """Hyperparameters of the next trial: `start` first, then mutations of the best.
 
     The parent is sampled from the best five, in proportion to how far its fitness is above the lowest of them. Each
@@ -84,7 +84,7 @@ def mutate(trials: Sequence[Trial], start: Hyp, rng: np.random.Generator) -> Hyp
     return Hyp(**values)
 
 
-def read_trials(path: Path) -> list[Trial]:
+def read_trials(path: Path) -> list[HypTrial]:
     """Trials of an evolve.csv, in order; [] where there is no file.
 
     Raises:
@@ -102,11 +102,11 @@ def read_trials(path: Path) -> list[Trial]:
                 f"{path}:{number}: not a line that a search has written ({error}). Remove it, or move the file."
             ) from error
         scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
-        trials.append(Trial(hyp, *scores, figures["fitness"]))
+        trials.append(HypTrial(hyp, *scores, figures["fitness"]))
     return trials
 
 
-def write_trials(path: Path, trials: Sequence[Trial]) -> None:
+def write_trials(path: Path, trials: Sequence[HypTrial]) -> None:
     """Write an evolve.csv whole or not at all."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -117,7 +117,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
         file.write(text.getvalue().encode())
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial:
+def best_trial(trials: Sequence[HypTrial]) -> HypTrial:
     """The trial of the highest fitness, of at least one."""
     return max(trials, key=lambda trial: trial.fitness)
 
@@ -149,17 +149,17 @@ def evolve(
         one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
         try:
             metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, loggers="none"), hyp, world)
-            trials.append(Trial.of(hyp, metrics))
+            trials.append(HypTrial.of(hyp, metrics))
         except Diverged as error:
             log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
-            trials.append(Trial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
+            trials.append(HypTrial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
         world.from_main(partial(record_trials, folder, generation, trials))
     best = best_trial(trials)
     log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
     return metrics
 
 
-def record_trials(folder: Path, generation: int, trials: Sequence[Trial]) -> None:
+def record_trials(folder: Path, generation: int, trials: Sequence[HypTrial]) -> None:
     """Write the table of a search and its best set; remove the files of the training itself."""
     write_trials(folder / "evolve.csv", trials)
     write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import math
 import multiprocessing
 import random
 import shutil
@@ -22,7 +21,6 @@ import torch
 
 from data.feed import loader as loader_module
 from data.feed import sampler as sampler_module
-from data.feed import workers as workers_module
 from data.feed.cache import open_images
 from data.feed.dataset import TrainDataset, ValDataset
 from data.feed.images import ImageStore
@@ -35,14 +33,14 @@ from data.feed.loader import (
 from data.feed.recent import RecentImages
 from data.feed.sampler import EpochOrder, EpochSampler
 from data.feed.shared_memory import SharedMemory
-from data.feed.workers import affordable_workers, cap_workers
+from data.feed.workers import affordable_workers
 from tests.data.counted import CountedStore
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 from utils.config import Hyp
 from utils.engine.context import RunContext
 from utils.errors import UserError
-from utils.machine.limits import share_of_cpus
+from utils.ranks import world as world_module
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Draw
 
@@ -60,13 +58,14 @@ def rank(number: int, size: int) -> Any:
         is_main=number == 0,
         node_first=lambda value: value,
         accelerator=SimpleNamespace(pins_memory=False),
-        node_affinities=[frozenset()] * size,
+        node_gather=lambda value: [value] * size,
+        cpus=16,
     )
 
 
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 16)
+    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 16)
 
 
 @pytest.fixture
@@ -356,34 +355,6 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
         if source != (1, 1, 1, 1):
             assert len(set(source)) == 4, source
     assert all(item[3:] == (1, 1) for item in everything)
-
-
-@pytest.mark.parametrize(
-    ("asked", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
-)
-def test_workers_are_capped_by_the_processors_of_the_node(
-    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
-) -> None:
-    monkeypatch.setattr(workers_module, "share_of_cpus", share_of_cpus)
-    monkeypatch.setattr(workers_module, "affinity", lambda: frozenset(range(cpus)))
-    monkeypatch.setattr(workers_module, "cpu_quota", lambda: math.inf)
-    world = rank(0, ranks)
-    world.node_affinities = [frozenset(range(cpus))] * ranks
-    assert cap_workers(asked, world) == workers
-
-
-@pytest.mark.parametrize(("quota", "workers"), [(math.inf, 8), (64, 8), (32, 4)])
-def test_workers_of_a_rank_with_processors_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, quota: float, workers: int
-) -> None:
-    """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
-    tasks = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
-    monkeypatch.setattr(workers_module, "share_of_cpus", share_of_cpus)
-    monkeypatch.setattr(workers_module, "affinity", lambda: tasks[3])
-    monkeypatch.setattr(workers_module, "cpu_quota", lambda: quota)
-    world = rank(3, 8)
-    world.node_affinities = tasks
-    assert cap_workers(8, world) == workers
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")

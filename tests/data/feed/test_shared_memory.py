@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from data.feed import workers as workers_module
 from data.feed.cache import open_images
 from data.feed.loader import build_train_loader, build_val_loader
 from data.feed.shared_memory import SharedMemory
@@ -18,6 +19,7 @@ from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 from utils.config import load_hyp
 from utils.errors import UserError
+from utils.ranks import world as world_module
 from utils.ranks.world import World
 from utils.types import DatasetIndex
 
@@ -39,7 +41,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 2)
+    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 2)
     room = 6 * BATCH_BYTES + CACHE_BYTES - 1  # two workers hold two batches each and the rank two: one byte too few
     for size in (room, room + 1):
         free(monkeypatch, size)
@@ -57,7 +59,7 @@ def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, mon
 def test_caches_then_the_workers_of_the_validation(
     index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers_module, "share_of_cpus", lambda *_: 2)
+    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 2)
     padded = 4 * 96 * 96 * 3
     free(monkeypatch, 2 * CACHE_BYTES + 3 * padded)  # one worker takes four batches
     memory = SharedMemory(World())
@@ -71,7 +73,7 @@ def test_caches_then_the_workers_of_the_validation(
 
 def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
-    first: Any = SimpleNamespace(local_size=2, is_main=True, node_first=lambda value: value)
+    first: Any = SimpleNamespace(local_size=2, is_main=True, node_first=lambda n: n, node_gather=lambda n: [n, n])
     memory = SharedMemory(first)
     assert affordable_workers(2, 50, first, memory) == 2
     assert memory.promised == 2 * 6 * 50 and memory.room == 400 and memory.room_of_a_rank == 200
@@ -79,7 +81,43 @@ def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkey
     assert memory.room == 400
     free(monkeypatch, 300)  # and others something as well
     assert memory.room == 300
-    late: Any = SimpleNamespace(local_size=2, is_main=False, node_first=lambda _: 1000)
+    late: Any = SimpleNamespace(local_size=2, is_main=False, node_first=lambda _: 1000, node_gather=lambda n: [n, n])
     assert SharedMemory(late).room == 300
     memory.promise(500)
     assert memory.room == 0
+
+
+class NodeOfTwo(SimpleNamespace):
+    """Two ranks of one node, each in a thread of its own: what the account looks at of a World."""
+
+    def __init__(self, number: int, given: dict[int, Any], in_step: threading.Barrier) -> None:
+        super().__init__(local_size=2, is_main=number == 0)
+        self._number, self._given, self._in_step = number, given, in_step
+
+    def node_gather(self, value: Any) -> list[Any]:
+        self._given[self._number] = value
+        self._in_step.wait(20)
+        values = [self._given[0], self._given[1]]
+        self._in_step.wait(20)
+        return values
+
+    def node_first(self, value: Any) -> Any:
+        return self.node_gather(value)[0]
+
+
+@pytest.mark.parametrize(("first", "second", "promised"), [(2, 3, 6 + 8), (0, 3, 8), (2, 0, 6)])
+def test_ranks_with_different_workers_promise_what_each_of_them_takes(
+    monkeypatch: pytest.MonkeyPatch, first: int, second: int, promised: int
+) -> None:
+    free(monkeypatch, 2000)
+    given: dict[int, Any] = {}
+    in_step = threading.Barrier(2)
+
+    def promise(number: int, workers: int) -> tuple[int, int, int]:
+        world: Any = NodeOfTwo(number, given, in_step)
+        memory = SharedMemory(world)
+        return affordable_workers(workers, 50, world, memory), memory.promised, memory.room
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(promise, (0, 1), (first, second)))
+    assert found == [(first, promised * 50, 2000 - promised * 50), (second, promised * 50, 2000 - promised * 50)]

@@ -15,7 +15,7 @@ import torch
 from tests.utils.checkpoints.made_state import assert_equal, make_state, train
 from utils.checkpoints import saver as module
 from utils.checkpoints.format import copy_checkpoint, load_checkpoint, save_checkpoint
-from utils.checkpoints.saver import Saver, snapshot
+from utils.checkpoints.saver import Saver, due, snapshot
 from utils.checkpoints.state import dump_state
 from utils.config import TrainConfig, load_hyp
 from utils.engine.context import RunContext
@@ -136,6 +136,35 @@ def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
     assert (saver.folder / "last.pt").read_bytes() == before
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_stop_writes_its_file_also_where_the_write_before_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, passes: bool
+) -> None:
+    fails = iter([True, not passes])
+
+    def full_disk(path: Path, content: Mapping[str, Any]) -> None:
+        step = content["step"]
+        if next(fails):
+            raise UserError(f"{path}: step {step} does not fit")
+        save_checkpoint(path, content)
+
+    monkeypatch.setattr(module, "save_checkpoint", full_disk)
+    state = make_state()
+    with caplog.at_level(logging.WARNING), open_saver(tmp_path, state) as saver:
+        train(state, 1)
+        save_epoch(saver)
+        train(state, 1)
+        if passes:
+            with pytest.raises(Interrupted):
+                saver.after_step(stop=True)
+            assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
+        else:
+            with pytest.raises(UserError, match="step 2 does not fit"):
+                saver.after_step(stop=True)
+    assert caplog.text.count("The last checkpoint was not written") == 1
+    assert "step 1 does not fit" in caplog.text
+
+
 def test_a_step_that_is_saved_is_on_the_disk_before_the_next(tmp_path: Path, disk: SlowDisk) -> None:
     state = make_state()
     with open_saver(tmp_path, state, save_steps=2) as saver:
@@ -222,3 +251,8 @@ def test_a_copy_that_does_not_fit_leaves_the_old_file(tmp_path: Path, monkeypatc
         copy_checkpoint(tmp_path / "best.pt", tmp_path / "last.pt")
     assert (tmp_path / "last.pt").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
+@pytest.mark.parametrize(("count", "period", "is_due"), [(3, 3, True), (4, 3, False), (4, 0, False), (4, -1, False)])
+def test_due(count: int, period: int, is_due: bool) -> None:
+    assert due(count, period) is is_due

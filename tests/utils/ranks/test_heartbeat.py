@@ -102,3 +102,13 @@ def test_who_is_not_the_first_to_see_a_failure_prints_nothing(capfd: pytest.Capt
     one.close()
     assert said == [""]
     assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_ended_regularly_is_not_missed() -> None:
+    store, said = HashStore(), []
+    ended = Heartbeat(store, 1, 2, "node7", 60)
+    ended.close()
+    heartbeat = Heartbeat(store, 0, 2, "node6", 0.2, lambda message, code: said.append(message))
+    time.sleep(1)
+    heartbeat.close()
+    assert said == []

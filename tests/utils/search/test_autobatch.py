@@ -29,6 +29,14 @@ def test_a_batch_that_was_measured_and_does_not_fit_is_not_chosen() -> None:
     assert fit_batch([1, 2], [100, 600], 500) == 1
 
 
+def test_autobatch_fits_a_line_and_takes_what_is_free() -> None:
+    assert fit_batch([1, 2, 4, 8], [110, 120, 140, 180], 505) == 40
+    assert fit_batch([], [], 500) == 0
+    assert fit_batch([1], [600], 500) == 0
+    assert fit_batch([1, 2], [100, 100], 500) == 2
+    assert auto_batch_size(lambda n: (0, 0), 100, World()) == 16
+
+
 class Linear:
     """A device on which a batch takes `image` bytes an image in training, and `validation` an image in validation."""
 

@@ -11,7 +11,7 @@ import pytest
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.errors import Diverged, UserError
 from utils.ranks.world import World
-from utils.search.evolve import Trial, best_trial, evolve, mutate, read_trials, write_trials
+from utils.search.evolve import HypTrial, best_trial, evolve, mutate, read_trials, write_trials
 from utils.types import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")
@@ -19,8 +19,8 @@ NONE = np.zeros(0, np.int64)
 NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0)
 
 
-def trial(hyp: Hyp, fitness: float) -> Trial:
-    return Trial(hyp, 0.5, 0.4, 0.3, 0.2, fitness)
+def trial(hyp: Hyp, fitness: float) -> HypTrial:
+    return HypTrial(hyp, 0.5, 0.4, 0.3, 0.2, fitness)
 
 
 def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:

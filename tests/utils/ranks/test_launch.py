@@ -1,0 +1,39 @@
+"""Who reports a job's failure."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from torch.distributed import HashStore
+
+from utils.errors import ConfigError, Diverged, Interrupted, UserError
+from utils.ranks.failures import PeerError
+from utils.ranks.launch import _with_reporter
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("no such file"),
+        ConfigError("no such flag"),
+        Diverged("the loss"),
+        Interrupted("Stopped", signal.SIGINT),
+        Interrupted("Stopped", 0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: UserError | Interrupted) -> None:
+    """And leaves the one that was caught as it is."""
+    store = HashStore()
+    raised = _with_reporter(error, 3, store, None)
+    assert isinstance(raised, (UserError, Interrupted)) and type(raised) is type(error)
+    assert (str(raised), raised.exit_code, raised.reporter) == (str(error), error.exit_code, 3)
+    assert error.reporter is None
+    second = _with_reporter(error, 1, store, None)
+    assert isinstance(second, PeerError) and second.exit_code == error.exit_code
+
+
+def test_a_defect_is_raised_as_it_is() -> None:
+    error = ZeroDivisionError()
+    assert _with_reporter(error, 1, None, None) is error

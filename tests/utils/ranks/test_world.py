@@ -1,0 +1,100 @@
+"""What a rank knows of its node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from data.feed.workers import cap_workers
+from utils.environment import Launch
+from utils.evaluation import measurement as measurement_module
+from utils.evaluation.measurement import Measurement, Settings
+from utils.ranks import world as world_module
+from utils.ranks.world import World
+
+
+class OfSeveral(World):
+    """A rank of several nodes that runs alone; of the others it knows the host and the processors.
+
+    Args:
+        rank: its number.
+        nodes: affinities of the ranks of each node, in the order of ranks.
+    """
+
+    def __init__(self, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> None:
+        self.ranks = [
+            (f"node{node}", local, cpus) for node, ranks in enumerate(nodes) for local, cpus in enumerate(ranks)
+        ]
+        node = int(self.ranks[rank][0].removeprefix("node"))
+        super().__init__(
+            Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks), local_size=len(nodes[node]))
+        )
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Of hosts and processors, what `ranks` has; else each rank's number beside this one's value."""
+        if isinstance(value, tuple) and len(value) == 3:
+            return list(self.ranks)
+        return [(number, value) for number in range(self.size)]
+
+
+@pytest.fixture
+def quota(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> float:
+    """Of the control groups; infinite unless a test says another."""
+    found = getattr(request, "param", math.inf)
+    monkeypatch.setattr(world_module, "cpu_quota", lambda: found)
+    return float(found)
+
+
+def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> OfSeveral:
+    own = [cpus for ranks in nodes for cpus in ranks][rank]
+    monkeypatch.setattr(world_module, "affinity", lambda: own)
+    return OfSeveral(rank, nodes)
+
+
+@pytest.mark.usefixtures("quota")
+@pytest.mark.parametrize(
+    ("asked", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
+)
+def test_workers_are_capped_by_the_processors_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
+) -> None:
+    assert cap_workers(asked, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks])) == workers
+
+
+TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [(math.inf, 8), (64, 8), (32, 4), (8, 1)], indirect=["quota"])
+def test_workers_and_threads_of_a_rank_with_processors_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int
+) -> None:
+    """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
+    world = open_rank(monkeypatch, 3, [TASKS])
+    assert world.cpus == cpus
+    assert cap_workers(8, world) == cpus
+    threads = []
+
+    class Pool(measurement_module.ThreadPoolExecutor):
+        def __init__(self, most: int, name: str) -> None:
+            threads.append(most)
+            super().__init__(most, name)
+
+    monkeypatch.setattr(measurement_module, "ThreadPoolExecutor", Pool)
+    model: Any = SimpleNamespace(head=SimpleNamespace(has_objectness=True))
+    index: Any = SimpleNamespace(names=["a", "b"])
+    precision: Any = None
+    Measurement(model, index, world, Settings(), precision, None).add([])
+    assert threads == [min(cpus, 4)]
+
+
+@pytest.mark.usefixtures("quota")
+def test_only_the_ranks_of_the_node_share_its_processors_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = frozenset(range(12))
+    world = open_rank(monkeypatch, 3, [[everything] * 2, [everything] * 3])
+    assert world.cpus == 4 and world.node == 1
+    assert world.node_gather("mine") == [(2, "mine"), (3, "mine"), (4, "mine")]
+    assert world.node_first("mine") == (2, "mine")

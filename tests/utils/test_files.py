@@ -1,0 +1,81 @@
+"""Files that are whole or not there, their mode, and files that several processes share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from utils.files import SharedFile, atomic_write
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    with atomic_write(path) as file:
+        file.write(b"old")
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
+        file.write(b"half of the n")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_threads_that_write_files_leave_the_processs_mask_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read the mask is to set it: a thread that set it to 0 and one that read that 0 left it at 0 for good."""
+    in_step, modes = threading.Barrier(2), []
+    real = os.umask
+    before = real(0o077)
+    real(before)
+
+    def umask(mask: int) -> int:
+        found = real(mask)
+        in_step.wait(20)
+        return found
+
+    def write(name: str) -> None:
+        with atomic_write(tmp_path / name) as file:
+            file.write(b"content")
+        modes.append((tmp_path / name).stat().st_mode & 0o777)
+
+    monkeypatch.setattr(os, "umask", umask)
+    try:
+        threads = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        after = real(before)
+    assert after == before
+    assert modes == [0o666 & ~before] * 2
+
+
+def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_place(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile(dir=tmp_path) as file, tempfile.TemporaryFile(dir=tmp_path) as other:
+        file.write(b"what is shared")
+        file.flush()
+        shared = SharedFile.of(file)
+        with shared.open("rb") as opened:
+            assert opened.read() == b"what is shared"
+            assert SharedFile.of(opened).identity == shared.identity
+        with pytest.raises(FileNotFoundError, match="another file"):
+            dataclasses.replace(SharedFile.of(other), identity=shared.identity).open("r+b")
+    with pytest.raises(OSError):
+        shared.open("rb")
+
+
+def test_a_named_file_is_whatever_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "named"
+    path.write_bytes(b"old")
+    with path.open("rb") as file:
+        shared = SharedFile.of(file)
+    path.unlink()
+    path.write_bytes(b"new")
+    with shared.open("rb") as opened:
+        assert opened.read() == b"new"
