@@ -25,7 +25,7 @@ gpu:
 
 gpu-stand-in:
 	$(PYTHON) -m pytest -m "not gpu" tests/gpu
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu.json
+	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
 
 KILLS = 100
 

@@ -28,6 +28,7 @@ from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
+from tests.utils.engine.trainer import TINY
 from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
@@ -69,8 +70,8 @@ def training(model: DetectionModel, index: DatasetIndex, given: argparse.Namespa
 
 
 def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:
-    """Batches of the training loader, with a worker for every core, and nobody who trains on them."""
-    workers = usable_cpus()
+    """Batches of the training loader, and nobody who trains on them."""
+    workers = given.workers
     run = made_run(load_hyp(HYP), imgsz=given.imgsz, batch_size=given.batch, epochs=10**6, workers=workers)
     with build_train_loader(run, ImageStore(index, given.imgsz, "linear")) as loader:
         stream = itertools.chain.from_iterable(map(loader.batches, itertools.count()))
@@ -85,7 +86,7 @@ def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Names
     """Whole validations: decoding, forward, suppression, matching and metrics."""
     world = World(accelerator=device)
     fused = fused_copy(model, device)
-    workers = usable_cpus()
+    workers = given.workers
     with build_val_loader(
         ImageStore(index, given.imgsz, "area"), world, batch_size=given.batch, stride=32, workers=workers
     ) as loader:
@@ -115,12 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("--json", type=Path, help="write the table here too")
     flags.add_argument("--rounds", type=int)
     flags.add_argument("--steps", type=int, help="steps or batches a round")
-    small = flags.parse_known_args(arguments)[0].stand_in or not torch.cuda.is_available()
+    stand_in = flags.parse_known_args(arguments)[0].stand_in
+    small = stand_in or not torch.cuda.is_available()
     flags.set_defaults(rounds=1 if small else 5, steps=2 if small else 10)
-    flags.add_argument("--cfg", default="yolov5n.yaml" if small else "yolov5s.yaml")
+    flags.add_argument("--cfg", default="tiny" if stand_in else "yolov5n.yaml" if small else "yolov5s.yaml")
     flags.add_argument("--imgsz", type=int, default=64 if small else 640)
     flags.add_argument("--batch", type=int, default=4 if small else 64)
     flags.add_argument("--images", type=int, default=8 if small else 1024)
+    flags.add_argument("--workers", type=int, default=0 if small else usable_cpus())
     flags.add_argument("--no-compile", dest="compile", action="store_false", default=not small)
     given = flags.parse_args(arguments)
     with ExitStack() as stack:
@@ -137,7 +140,7 @@ def measure(given: argparse.Namespace, device: Accelerator) -> None:
         os.environ.setdefault("TESSERA_CACHE", folder)
         spec = load_spec(str(make_data(Path(folder), train=drawn, val=drawn, size=given.imgsz)))
         indexes = [repeated(build_index(spec, split), given.images // drawn) for split in ("train", "val")]
-        model = DetectionModel(given.cfg, names=indexes[0].names)
+        model = DetectionModel({**TINY, "nc": 3} if given.cfg == "tiny" else given.cfg, names=indexes[0].names)
         rows = [
             *training(model, indexes[0], given, device),
             *feeding(indexes[0], given),
