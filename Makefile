@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow gpu chaos bench
+.PHONY: fmt lint type test test-slow gpu gpu-stand-in chaos bench
 
 fmt:
 	uv run ruff format .
@@ -20,8 +20,12 @@ test-slow:
 PYTHON = $(if $(shell command -v uv),uv run python,python3)
 
 gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/models/heads tests/data/feed
+	$(PYTHON) -m pytest -m gpu tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --json gpu.json
+
+gpu-stand-in:
+	$(PYTHON) -m pytest -m "not gpu" tests/gpu
+	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
 
 KILLS = 100
 

@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -24,9 +25,11 @@ from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import machine, repeated, rounds
-from tests.benchmarks.step import made_batch, our_step, plain_step
+from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
+from tests.utils.engine.trainer import TINY
+from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
 from utils.environment import Launch
@@ -52,26 +55,23 @@ class Row:
 
 
 def training(model: DetectionModel, index: DatasetIndex, given: argparse.Namespace, device: Accelerator) -> list[Row]:
-    """Steps of one batch that is there already."""
-    hyp = load_hyp(HYP)
-    common = (model, made_batch(index, given.batch, given.imgsz), hyp, given.imgsz, device.device)
+    """Steps on one batch, copied to the device beside the step before, as in a training."""
+    case = Case(model, made_batch(index, given.batch, given.imgsz), given.imgsz, device, given.steps)
     half = device.half_dtype
-    rivals: dict[str, Callable[[], int]] = {
-        f"eager, {_short(half)}, channels first": plain_step(*common, half, torch.contiguous_format),
-        f"eager, {_short(half)}, channels last": plain_step(*common, half, torch.channels_last),
-        f"Tessera, {_short(half)}": our_step(*common, half),
-        f"Tessera, {_short(device.native_dtype)}": our_step(*common, device.native_dtype),
+    rivals = {
+        f"eager, {_short(half)}, channels first": plain_step(case, half, torch.contiguous_format),
+        f"eager, {_short(half)}, channels last": plain_step(case, half, torch.channels_last),
+        f"Tessera, {_short(half)}": our_step(case, half),
+        f"Tessera, {_short(device.native_dtype)}": our_step(case, device.native_dtype),
     }
     if given.compile:
-        rivals[f"Tessera, {_short(device.native_dtype)}, --compile"] = our_step(
-            *common, device.native_dtype, compile=True
-        )
-    return _rows("training step", {name: _several(rival, given.steps) for name, rival in rivals.items()}, given.rounds)
+        rivals[f"Tessera, {_short(device.native_dtype)}, --compile"] = our_step(case, device.native_dtype, compile=True)
+    return _rows("training step", rivals, given.rounds)
 
 
 def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:
-    """Batches of the training loader, with a worker for every core, and nobody who trains on them."""
-    workers = usable_cpus()
+    """Batches of the training loader, and nobody who trains on them."""
+    workers = given.workers
     run = made_run(load_hyp(HYP), imgsz=given.imgsz, batch_size=given.batch, epochs=10**6, workers=workers)
     with build_train_loader(run, ImageStore(index, given.imgsz, "linear")) as loader:
         stream = itertools.chain.from_iterable(map(loader.batches, itertools.count()))
@@ -86,7 +86,7 @@ def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Names
     """Whole validations: decoding, forward, suppression, matching and metrics."""
     world = World(accelerator=device)
     fused = fused_copy(model, device)
-    workers = usable_cpus()
+    workers = given.workers
     with build_val_loader(
         ImageStore(index, given.imgsz, "area"), world, batch_size=given.batch, stride=32, workers=workers
     ) as loader:
@@ -97,10 +97,6 @@ def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Names
 
         rivals = {f"Tessera, {_short(dtype)}": measure(dtype) for dtype in (torch.float32, device.half_dtype)}
         return _rows("validation", rivals, given.rounds)
-
-
-def _several(rival: Callable[[], int], steps: int) -> Callable[[], int]:
-    return lambda: sum(rival() for _ in range(steps))
 
 
 def _rows(group: str, rivals: dict[str, Callable[[], int]], count: int) -> list[Row]:
@@ -116,17 +112,26 @@ def _short(dtype: torch.dtype) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table; write it as JSON where asked."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    device = choose_accelerator("", Launch())
-    small = not device.measures_memory
-    flags.add_argument("--cfg", default="yolov5n.yaml" if small else "yolov5s.yaml")
+    flags.add_argument("--stand-in", action="store_true", help="on the tests' stand-in for a GPU, in small sizes")
+    flags.add_argument("--json", type=Path, help="write the table here too")
+    flags.add_argument("--rounds", type=int)
+    flags.add_argument("--steps", type=int, help="steps or batches a round")
+    stand_in = flags.parse_known_args(arguments)[0].stand_in
+    small = stand_in or not torch.cuda.is_available()
+    flags.set_defaults(rounds=1 if small else 5, steps=2 if small else 10)
+    flags.add_argument("--cfg", default="tiny" if stand_in else "yolov5n.yaml" if small else "yolov5s.yaml")
     flags.add_argument("--imgsz", type=int, default=64 if small else 640)
     flags.add_argument("--batch", type=int, default=4 if small else 64)
     flags.add_argument("--images", type=int, default=8 if small else 1024)
-    flags.add_argument("--steps", type=int, default=1 if small else 10, help="steps or batches a round")
-    flags.add_argument("--rounds", type=int, default=1 if small else 5)
+    flags.add_argument("--workers", type=int, default=0 if small else usable_cpus())
     flags.add_argument("--no-compile", dest="compile", action="store_false", default=not small)
-    flags.add_argument("--json", type=Path, help="write the table here too")
     given = flags.parse_args(arguments)
+    with ExitStack() as stack:
+        measure(given, stack.enter_context(StandIn()) if given.stand_in else choose_accelerator("", Launch()))
+
+
+def measure(given: argparse.Namespace, device: Accelerator) -> None:
+    """Everything on `device`."""
     device.activate()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -135,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("TESSERA_CACHE", folder)
         spec = load_spec(str(make_data(Path(folder), train=drawn, val=drawn, size=given.imgsz)))
         indexes = [repeated(build_index(spec, split), given.images // drawn) for split in ("train", "val")]
-        model = DetectionModel(given.cfg, names=indexes[0].names)
+        model = DetectionModel({**TINY, "nc": 3} if given.cfg == "tiny" else given.cfg, names=indexes[0].names)
         rows = [
             *training(model, indexes[0], given, device),
             *feeding(indexes[0], given),

@@ -21,9 +21,10 @@ from data.feed.images import ImageStore
 from data.feed.loader import TrainLoader, build_train_loader
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import indexed, machine, parser, repeated
-from tests.benchmarks.step import made_batch, our_step, plain_step
+from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from utils.config import load_hyp
+from utils.machine.accelerator import Accelerator
 from utils.machine.malloc import keep_freed_memory
 from utils.ranks.launch import open_world
 from utils.ranks.world import World, torch_distributed_zero_first
@@ -151,7 +152,7 @@ def peak_program(which: str, data: str) -> None:
         keep_freed_memory()
     dtype = torch.bfloat16 if which == "bf16" else torch.float32
     model = DetectionModel("yolov5n.yaml", names=index.names)
-    step = make(model, made_batch(index, 16, 320), load_hyp("hyp.scratch-low.yaml"), 320, torch.device("cpu"), dtype)
+    step = make(Case(model, made_batch(index, 16, 320), 320, Accelerator()), dtype)
     for _ in range(5):
         step()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

@@ -7,7 +7,11 @@ uv run python -m tests.benchmarks.step --cfg yolov5s.yaml --imgsz 640 --batch 64
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,7 +22,7 @@ from data.feed.loader import build_train_loader
 from models.detector import DetectionModel
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from tests.data.made_run import made_run
-from utils.config import TrainConfig, load_hyp
+from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -28,10 +32,13 @@ from utils.engine.state import Progress, TrainState
 from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
 from utils.environment import Launch
+from utils.machine.accelerator import Accelerator
 from utils.machine.choose import choose_accelerator
-from utils.machine.malloc import keep_freed_memory
+from utils.ranks.ddp import smart_DDP
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex
+
+WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be halved until gradients are finite
 
 
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
@@ -70,29 +77,44 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+@dataclass(frozen=True)
+class Case:
+    """What rivals train.
+
+    Attributes:
+        model: copied by each rival.
+        batch: the one that every step trains on.
+        imgsz: side of its images in pixels.
+        accelerator: where they compute.
+        steps: of a round; the device is waited for after the last one.
+    """
+
+    model: DetectionModel
+    batch: Batch
+    imgsz: int
+    accelerator: Accelerator
+    steps: int = 1
+    hyp: Hyp = field(default_factory=lambda: load_hyp("hyp.scratch-low.yaml"))
+
+
 def plain_step(
-    model: nn.Module,
-    batch: Batch,
-    hyp,
-    imgsz: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    layout: torch.memory_format = torch.contiguous_format,
-):  # type: ignore[no-untyped-def]
+    case: Case, dtype: torch.dtype, layout: torch.memory_format = torch.contiguous_format
+) -> Callable[[], int]:
     """Forward, backward, clip, SGD and average, each in the obvious way; channels first, or in another layout."""
-    model = copy.deepcopy(model).to(device, memory_format=layout).train()
+    accelerator, batch, size_hw = case.accelerator, case.batch, (case.imgsz, case.imgsz)
+    device = accelerator.device
+    model = copy.deepcopy(case.model).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     average = copy.deepcopy(model).eval()
-    criterion = model.head.criterion(hyp, imgsz=imgsz)
+    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
-    def step() -> int:
+    def step() -> None:
         images = chw.to(device).float() / 255
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             predictions = model(images)
-        host = criterion.assign(batch.targets, len(batch), (imgsz, imgsz))
-        assignment = choose_accelerator(device.type, Launch()).send(host)
+        assignment = accelerator.send(criterion.assign(batch.targets, len(batch), size_hw))
         loss, _ = criterion(predictions, assignment)
         scaler.scale(loss * len(batch)).backward()
         scaler.unscale_(optimizer)
@@ -105,61 +127,66 @@ def plain_step(
             for key, value in average.state_dict().items():
                 if value.is_floating_point():
                     value.mul_(0.9999).add_(state[key], alpha=0.0001)
-        _wait()
-        return len(batch)
-
-    return step
-
-
-def our_step(
-    model: DetectionModel,
-    batch: Batch,
-    hyp,
-    imgsz: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    stages=None,
-    compile=False,
-):  # type: ignore[no-untyped-def]
-    """utils/engine/step.py as train.py sets it up."""
-    if device.type == "cpu":
-        keep_freed_memory()
-    model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
-    if compile:
-        model.compile()
-    accelerator = choose_accelerator(device.type, Launch())
-    state = TrainState(
-        model,
-        ModelEMA(model),
-        build_optimizer(model, "SGD", hyp, len(batch), fused=accelerator.fused_optimizers),
-        Precision(accelerator, dtype),
-        EarlyStopping(0),
-        Progress(torch.zeros(3)),
-    )
-    world = World(accelerator=accelerator)
-    context = RunContext(TrainConfig(), hyp, world, imgsz, 32, len(batch), Path())
-    step = TrainStep(model, state, model.head.criterion(hyp, imgsz=imgsz), context, profile=stages)
-    pinned = batch.pin_memory() if device.type == "cuda" else batch
 
     def run() -> int:
-        result = step([pinned], 1)
-        assert not result.flags.skipped
-        _wait()
-        return len(batch)
+        for _ in range(case.steps):
+            step()
+        accelerator.synchronize()
+        return case.steps * len(batch)
 
     return run
 
 
-def backward_of_loss(
-    model: DetectionModel, batch: Batch, hyp, imgsz: int, device: torch.device, dtype: torch.dtype
-) -> float:  # type: ignore[no-untyped-def]
+def our_step(
+    case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False
+) -> Callable[[], int]:
+    """utils/engine/step.py as train.py sets it up and feeds it; the loss scale of float16 is found before it returns.
+
+    Raises:
+        RuntimeError: no step of the first ones has a finite gradient.
+    """
+    accelerator, batch = case.accelerator, case.batch
+    accelerator.activate()
+    model = copy.deepcopy(case.model)
+    model.to(accelerator.device, memory_format=accelerator.memory_format).train()  # type: ignore[call-overload]
+    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
+    state = TrainState(
+        model,
+        ModelEMA(model),
+        build_optimizer(model, "SGD", case.hyp, len(batch), fused=accelerator.fused_optimizers),
+        Precision(accelerator, dtype),
+        EarlyStopping(0),
+        Progress(torch.zeros(len(criterion.names))),
+    )
+    world = World(accelerator=accelerator)
+    context = RunContext(TrainConfig(), case.hyp, world, case.imgsz, model.stride, len(batch), Path())
+    step = TrainStep(smart_DDP(model, compile=compile, world=world), state, criterion, context, profile=stages)
+    source = batch.pin_memory() if accelerator.pins_memory else batch
+    for _ in range(WARM_UP):
+        step([dataclasses.replace(source, images=accelerator.send(source.images))], 1)
+        if not step.settle().skipped:
+            break
+    else:
+        raise RuntimeError(f"none of {WARM_UP} steps in {dtype} has a finite gradient")
+
+    def run() -> int:
+        for arrived in accelerator.in_advance(itertools.repeat(source, case.steps)):
+            step([arrived], 1)
+        accelerator.synchronize()
+        return case.steps * len(batch)
+
+    return run
+
+
+def backward_of_loss(case: Case, dtype: torch.dtype) -> float:
     """Seconds from the loss back to the predictions."""
-    model = copy.deepcopy(model).to(device, memory_format=torch.channels_last).train()
-    criterion = model.head.criterion(hyp, imgsz=imgsz)
-    accelerator = choose_accelerator(device.type, Launch())
+    accelerator, batch = case.accelerator, case.batch
+    model = copy.deepcopy(case.model)
+    model.to(accelerator.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
     with torch.no_grad(), Precision(accelerator, dtype).autocast():
-        predictions = model(batch.images_on(device))
-    assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (imgsz, imgsz)))
+        predictions = model(batch.images_on(accelerator.device))
+    assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (case.imgsz, case.imgsz)))
     spent = []
     for _ in range(10):
         leaves = [prediction.detach().requires_grad_() for prediction in predictions]
@@ -178,36 +205,35 @@ def main() -> None:
     flags.add_argument("--imgsz", type=int, default=320)
     flags.add_argument("--batch", type=int, default=16)
     flags.add_argument("--device", default="cpu")
+    flags.add_argument("--steps", type=int, default=1, help="steps a round, after which the device is waited for")
     flags.add_argument("--compile", action="store_true", help="time torch.compile too")
     given = flags.parse_args()
     torch.manual_seed(0)
-    device = torch.device(given.device)
+    accelerator = choose_accelerator(given.device, Launch())
     index = indexed(given.data)
-    hyp = load_hyp("hyp.scratch-low.yaml")
     model = DetectionModel(given.cfg, names=index.names)
-    batch = made_batch(index, given.batch, given.imgsz)
-    common = (model, batch, hyp, given.imgsz, device)
-    rival = Apart if device.type == "cpu" else lambda make, *arguments: make(*arguments)
-    half = torch.float16 if device.type == "cuda" else torch.bfloat16
+    case = Case(model, made_batch(index, given.batch, given.imgsz), given.imgsz, accelerator, given.steps)
+    rival = Apart if accelerator.kind == "cpu" else lambda make, *arguments: make(*arguments)
+    half = torch.float16 if accelerator.computes_fp16 else torch.bfloat16
     rivals = {
-        "plain: eager, NCHW, fp32": rival(plain_step, *common, torch.float32),
-        f"plain: eager, NCHW, {half}": rival(plain_step, *common, half),
-        "Tessera, fp32": rival(our_step, *common, torch.float32),
-        "Tessera, bf16": rival(our_step, *common, torch.bfloat16),
+        "plain: eager, NCHW, fp32": rival(plain_step, case, torch.float32),
+        f"plain: eager, NCHW, {half}": rival(plain_step, case, half),
+        "Tessera, fp32": rival(our_step, case, torch.float32),
+        "Tessera, bf16": rival(our_step, case, torch.bfloat16),
     }
     if given.compile:
-        rivals["Tessera, bf16, --compile"] = our_step(*common, torch.bfloat16, compile=True)
+        rivals["Tessera, bf16, --compile"] = our_step(case, torch.bfloat16, compile=True)
     show(rounds(rivals, given.rounds), "plain: eager, NCHW, fp32")
     for dtype in (torch.float32, torch.bfloat16):
         stages = Stages()
-        run = our_step(*common, dtype, stages)
+        run = our_step(dataclasses.replace(case, steps=1), dtype, stages)
         for _ in range(3):
             run()
         stages.seconds.clear()
         for _ in range(10):
             run()
         total = sum(stages.seconds.values())
-        loss_backward = 10 * backward_of_loss(model, batch, hyp, given.imgsz, device, dtype)
+        loss_backward = 10 * backward_of_loss(case, dtype)
         rest = loss_backward + total - stages.seconds["forward"] - stages.seconds["backward"] - stages.seconds["copy"]
         spent = ", ".join(f"{name} {100 * seconds:.1f} ms" for name, seconds in stages.seconds.items())
         print(f"  {dtype}: {spent}; of the backward {100 * loss_backward:.1f} ms are the loss's")

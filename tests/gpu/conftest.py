@@ -15,17 +15,26 @@ import yaml
 import train
 import utils.ranks.launch
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import TINY
+from tests.utils.engine.trainer import TINY, Trainer
 from tests.utils.machine.stand_in import StandIn
 from utils.engine.step import TrainStep
 from utils.machine.accelerator import Accelerator
 from utils.machine.cuda import Cuda
-from utils.types import Metrics
+from utils.types import Batch, Metrics
 
 # torch reads it once, at its first use of cuBLAS, which may come before the case that needs it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+TOLERANCE = 0.02  # of a loss after 20 steps: each step multiplies a difference in the last digit
 STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to run the cases for a GPU where there is none."""
+    if config.option.markexpr == "gpu" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"make gpu: torch {torch.__version__} finds no CUDA device; make gpu-stand-in needs none."
+        )
 
 
 @contextmanager
@@ -123,3 +132,12 @@ def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(TrainStep, "__call__", watched)
         yield gate
+
+
+def pinned(gate: Gate, batch: Batch) -> Batch:
+    """As the loader hands it over."""
+    return batch.pin_memory() if gate.accelerator.pins_memory else batch
+
+
+def made_trainer(gate: Gate, dtype: torch.dtype = torch.float32, optimizer: str = "SGD") -> Trainer:
+    return Trainer(gate.accelerator, dtype, optimizer, cfg=TINY if gate.is_stand_in else "yolov5n.yaml")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,36 +12,83 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.gpu.conftest import Gate
+from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.system.jobs import train
 from tests.system.tiny import flags, losses
-from utils.machine.cuda import Cuda
+from tests.utils.engine.trainer import made_batch
+from utils.ranks.collectives import Collectives
+from utils.ranks.ddp import average_statistics
+from utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from utils.ranks.world import World
 
 
-def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate) -> None:
+@pytest.fixture
+def one_rank(gate: Gate) -> Iterator[World]:
+    """The only rank of a process group with the device's backend; it sends what several ranks would."""
     accelerator = gate.accelerator
     accelerator.activate()
     dist.init_process_group(
         accelerator.backend, store=dist.HashStore(), rank=0, world_size=1, device_id=accelerator.group_device
     )
+    collectives = Collectives()
     try:
-        tensor = accelerator.send(torch.arange(3.0))
-        work = dist.all_reduce(tensor, async_op=True)
-        work.wait()
-        assert tensor.tolist() == [0, 1, 2]
-        model = nn.Linear(3, 1, bias=False).to(accelerator.device)
-        wrapped = DistributedDataParallel(model, device_ids=accelerator.device_ids, gradient_as_bucket_view=True)
-        wrapped(tensor[None]).sum().backward()
-        assert model.weight.grad is not None and model.weight.grad.tolist() == [[0, 1, 2]]
+        yield World(accelerator=accelerator, collectives=collectives)
     finally:
+        collectives.close()
         dist.destroy_process_group()
+
+
+def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate, one_rank: World) -> None:
+    accelerator, sizes = gate.accelerator, (3, 5)
+    tensor = accelerator.send(torch.arange(3.0))
+    norms = nn.Sequential(*map(nn.BatchNorm1d, sizes)).to(accelerator.device)
+    one_rank.size = 2  # of which the other one is missing: sums are its own, and means half of that
+    one_rank.sum(tensor)  # the first message sets up
+    with gate.no_waiting():
+        one_rank.collectives.all_reduce(tensor)
+        later = one_rank.sum_later(tensor)
+        average_statistics(norms, one_rank)
+        summed = later()
+    assert summed.tolist() == tensor.tolist() == [0, 1, 2]
+    for norm, size in zip(norms, sizes, strict=True):
+        assert norm.running_mean.tolist() == [0] * size and norm.running_var.tolist() == [0.5] * size
+    model = nn.Linear(3, 1, bias=False).to(accelerator.device)
+    wrapped = DistributedDataParallel(model, device_ids=accelerator.device_ids, gradient_as_bucket_view=True)
+    wrapped(tensor[None]).sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[0, 1, 2]]
+
+
+def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(
+    gate: Gate, one_rank: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the device's own parts, whose two messages a layer the host does not wait for."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    trainers = [made_trainer(gate) for _ in range(2)]
+    norms = [module for module in trainers[1].model.modules() if type(module) is nn.BatchNorm2d]
+    assert norms
+    for norm in norms:
+        SyncBatchNorm2d.convert(norm, one_rank.collectives, gate.accelerator)
+        assert isinstance(norm, SyncBatchNorm2d) and norm.parts is gate.accelerator.batch_norm is not None
+    for number in range(8):
+        losses = []
+        for trainer in trainers:
+            for group in trainer.state.optimizer.param_groups:
+                group["lr"] = 0.002
+            batch = pinned(gate, made_batch(number % 4, images=8))
+            with gate.no_waiting() if number > 2 else nullcontext():
+                losses.append(trainer.step([batch], 1).losses)
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-4 if number < 3 else TOLERANCE, atol=1e-5)
+    plain, shared = (trainer.model.state_dict() for trainer in trainers)
+    for name in plain:
+        if "running" in name:
+            torch.testing.assert_close(shared[name], plain[name], rtol=TOLERANCE, atol=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("more", [(), ("--sync-bn",)])
 def test_two_ranks(data: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two CUDA devices, found {torch.cuda.device_count()} on {Cuda().name}; {sys.platform}")
+        pytest.skip(f"needs two CUDA devices, found {torch.cuda.device_count()}")
     words = list(flags(data, tmp_path, "--epochs", "1", "--amp", "off", *more))
     words[words.index("--device") + 1] = "0,1"
     outcome = train(tmp_path, 2, *words)

@@ -7,21 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.conftest import Gate
+from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
 from utils.engine.flags import StepFlags
-from utils.types import Batch
-
-TOLERANCE = 0.02  # of a loss after 20 steps: each step multiplies a difference in the last digit
-
-
-def pinned(gate: Gate, batch: Batch) -> Batch:
-    """As the loader hands it over."""
-    return batch.pin_memory() if gate.accelerator.pins_memory else batch
-
-
-def made_trainer(gate: Gate, dtype: torch.dtype = torch.float32, optimizer: str = "SGD") -> Trainer:
-    return Trainer(gate.accelerator, dtype, optimizer, cfg=TINY if gate.is_stand_in else "yolov5n.yaml")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -367,17 +367,3 @@ def test_workers_are_capped_by_shared_memory(
     with caplog.at_level(logging.WARNING):
         assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_come_pinned_for_a_gpu(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
-    plain = stream(train_loader(index, hyp))
-    world = rank(0, 1)
-    world.accelerator = SimpleNamespace(pins_memory=True)
-    loader = train_loader(index, hyp, world, workers=workers)
-    batch = next(loader.batches(0))
-    assert batch.images.is_pinned()
-    assert fingerprint(batch) == plain[0]
-    assert stream(loader) == plain  # and closes
-    assert not multiprocessing.active_children()

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from utils.machine.accelerator import Accelerator
+from utils.machine.batch_norm import BatchNormParts
 
 # Methods that bring a value to the host, and operations whose result's size depends on values.
 WAITING = {
@@ -64,6 +65,7 @@ class StandIn(Accelerator):
         uploads: batches and tensors sent to it.
     """
 
+    batch_norm = BatchNormParts()
     asynchronous = True
     measures_memory = True
 
