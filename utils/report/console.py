@@ -27,6 +27,7 @@ def setup_logging(rank: int, size: int) -> None:
     root.addHandler(handler)
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(logging.INFO)
+    logging.captureWarnings(False)  # a second call alone would not replace a hook that somebody has changed since
     logging.captureWarnings(True)
 
 

@@ -35,6 +35,8 @@ def test_rank_0_is_heard_and_others_only_with_errors_and_their_rank(capsys: pyte
         return [line for line in err.splitlines() if not line.startswith("  ")]
 
     with warnings.catch_warnings():
+        setup_logging(0, 2)  # a run in a context whose end puts the hook of `warnings` back
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
         setup_logging(0, 2)
         setup_logging(0, 2)  # a second run in the same process must not print everything twice
