@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from data.feed.sampler import validation_shapes
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from models.suppression import Suppression, non_max_suppression
@@ -186,9 +188,12 @@ class Trial:
     def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
         accelerator = self._context.world.accelerator
         fused = fused_copy(state.ema.model, accelerator)
-        batch = accelerator.send(made_up_batch(images, self._context.imgsz).images_on(accelerator.device))
+        imgsz = self._context.imgsz
+        square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
+        batch = accelerator.send(made_up_batch(images, int(square.max())).images_on(accelerator.device))
         rules = Suppression(conf=0.001, iou=0.6, has_objectness=self._model.head.has_objectness)
-        non_max_suppression(fused(batch)[0], rules, accelerator.widest)
+        with accelerator.untuned():
+            non_max_suppression(fused(batch)[0], rules, accelerator.widest)
         accelerator.synchronize()
 
 

@@ -13,7 +13,8 @@ from utils.config import load_hyp
 from utils.engine.precision import Precision
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.search.autobatch import Trial, auto_batch_size, fit_batch
+from utils.search.autobatch import Trial, auto_batch_size, fit_batch, made_up_batch
+from utils.types import Batch
 
 MIB = 2**20
 
@@ -121,3 +122,18 @@ def test_the_chosen_batch_fits_and_fills_its_share() -> None:
         assert 0.6 * 8 * MIB < max(trial(batch)) <= 0.9 * 8 * MIB
         with pytest.raises(torch.OutOfMemoryError):
             trial(batch * 2)
+
+
+def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def made(images: int, size: int) -> Batch:
+        sizes.append(size)
+        return made_up_batch(images, size)
+
+    monkeypatch.setattr("utils.search.autobatch.made_up_batch", made)
+    with StandIn() as device:
+        trial = made_trial(device, 64)
+        trial(1)
+    stride = trial._context.stride
+    assert sizes == [64, 64, 64, 64 + stride]
