@@ -58,7 +58,7 @@ def test_the_others_wait_for_the_first_rank_of_the_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "message"), [("zero_first_fails", "the data is not here"), ("main_fails", "folder is read-only")]
 )
-def test_a_mistake_on_the_first_rank_lets_the_others_go_and_is_told_once(program: str, message: str) -> None:
+def test_a_mistake_on_the_first_rank_lets_the_others_go_and_is_reported_once(program: str, message: str) -> None:
     outcome = torchrun(PROGRAM, program, timeout=60)
     assert outcome.code != 0
     assert outcome.err.count(f"error: {message}") == 1, outcome.said

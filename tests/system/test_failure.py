@@ -130,7 +130,7 @@ def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ranks_that_differ_are_told_how(data: Path, tmp_path: Path) -> None:
+def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: Path) -> None:
     other = make_data(tmp_path / "other", train=24, val=4)
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text((ROOT / "data" / "hyps" / "hyp.shapes.yaml").read_text())
@@ -186,7 +186,7 @@ def test_without_its_launcher_a_job_ends(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_tells_where_it_is_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> None:
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
         job.tell_where()

@@ -37,7 +37,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return Runs()
 
 
-def assert_goes_on(run: Path, ranks: int, whole: Path, *more: str) -> None:
+def assert_resumes(run: Path, ranks: int, whole: Path, *more: str) -> None:
     """A resume ends with the bits of the undisturbed run."""
     resumed = train(run.parent, ranks, "--resume", str(run / "weights" / "last.pt"), "--device", "cpu", *more)
     assert resumed.code == 0, resumed.said
@@ -68,7 +68,7 @@ def test_a_signal_stops_after_the_step(
     assert "Traceback" not in stopped.err
     state = torch.load(last, weights_only=True)
     assert (state["step"], state["step_in_epoch"]) == (step, STEPS if step == steps else (step - 1) % STEPS + 1)
-    assert_goes_on(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
+    assert_resumes(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
 def test_a_signal_before_the_first_step_of_a_resumed_run_that_had_done_the_epochs_last_one(
@@ -82,7 +82,7 @@ def test_a_signal_before_the_first_step_of_a_resumed_run_that_had_done_the_epoch
     assert again.code == 143, again.said
     assert "Stopped as asked in the end of epoch 0." in again.err, again.said
     assert torch.load(last, weights_only=True)["epoch"] == 1
-    assert_goes_on(tmp_path / "exp", 1, undisturbed[1])
+    assert_resumes(tmp_path / "exp", 1, undisturbed[1])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed
     stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} SIGUSR1")
     assert stopped.code != 0
     assert stopped.err.count("Stopped as asked in epoch 1 after batch 3") == 1, stopped.said
-    assert_goes_on(tmp_path / "exp", 2, undisturbed[2], "--workers", "0")
+    assert_resumes(tmp_path / "exp", 2, undisturbed[2], "--workers", "0")
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_a_signal_to_the_launcher_stops_all(
     assert stopped.code != 0
     assert stopped.err.count("Stopped as asked") == 1, stopped.said
     assert "DataLoader" not in stopped.err, stopped.said
-    assert_goes_on(tmp_path / "exp", 2, undisturbed[2])
+    assert_resumes(tmp_path / "exp", 2, undisturbed[2])
 
 
 @pytest.mark.slow
@@ -171,11 +171,11 @@ def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undistu
     assert killed.code == -9, killed.said
     assert torch.load(tmp_path / "exp" / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2
     (tmp_path / "exp" / "weights" / ".last.pt.torn.tmp").write_bytes(b"half")  # what a kill while saving leaves
-    assert_goes_on(tmp_path / "exp", 1, undisturbed[1])
+    assert_resumes(tmp_path / "exp", 1, undisturbed[1])
 
 
 @pytest.mark.slow
-def test_another_number_of_ranks_goes_on_with_the_same_stream(data: Path, tmp_path: Path) -> None:
+def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
     more = ("--sync-bn", "--amp", "off", "--epochs", "2")
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
     assert whole.code == 0, whole.said

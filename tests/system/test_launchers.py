@@ -130,7 +130,7 @@ exit ${code:-0}
 
 
 @pytest.mark.slow
-def test_the_sbatch_file_stops_at_the_warning_and_goes_on_when_requeued(tmp_path: Path) -> None:
+def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path: Path) -> None:
     """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
     text = (ROOT / "docs" / "distributed.md").read_text()
     script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)

@@ -146,7 +146,7 @@ def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: in
 
 
 @pytest.mark.slow
-def test_evolve_searches_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
     first = start(1, *args, "2")
     assert first.code == 0, first.said

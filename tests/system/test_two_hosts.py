@@ -95,7 +95,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
     assert abs(ratio - 1).max() < 0.01
 
 
-def test_the_job_goes_on_with_one_host_when_the_other_is_gone(tmp_path: Path) -> None:
+def test_the_job_continues_with_one_host_when_the_other_is_gone(tmp_path: Path) -> None:
     disks = make_disks(tmp_path, shared=False)
     with two_hosts(hidden(disks)) as hosts:
         args = [flags(disk / "data" / "tiny.yaml", Path("runs"), *FLAGS) for disk in disks]
