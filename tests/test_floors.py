@@ -45,7 +45,7 @@ OPTIONAL = {
 COMMANDS = sorted(ROOT.glob("*.py"))
 PACKAGES = ("data", "models", "utils")
 FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
-DEVICE_TYPE = re.compile(r"device\.type|is_cuda|is_mps|torch\.cuda|\.mps")
+DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")
 MAX_FILES, MAX_LINES, MAX_LINES_OF_TRAIN, MAX_FORKS_IN_TRAIN = 13, 350, 420, 12
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from utils.checkpoints.state import dump_state
 from utils.engine.context import RunContext
 from utils.engine.state import TrainState
 from utils.errors import Interrupted
+from utils.machine.accelerator import Accelerator
 from utils.ranks.signals import Interruption
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,9 @@ class Saver:
     After an epoch the state is copied to the host, and a thread of rank 0 writes the copy while the next epoch is
     trained. The next save waits for it, and so does the end of that epoch's steps: no process may be forked during a
     write, for it would hold the unfinished file open. A write that fails is an error on every rank, at the next of
-    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step. They
-    write it also where the write before failed, and warn of that: the disk may have room again.
+    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step. Where
+    the write before failed, they warn of that, write theirs, and then what is still missing, such as best.pt: the disk
+    may have room again.
 
     Args:
         context: of the run.
@@ -62,7 +64,7 @@ class Saver:
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread begins or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
-        self._writing: Future[None] | None = None
+        self._writing: _Writing | None = None
 
     def __enter__(self) -> Saver:
         return self
@@ -71,7 +73,7 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._thread.shutdown(wait=True)
-        self._warn_of_failure()
+        self._failed_write()
 
     def settle(self) -> None:
         """Bring the state up to the last step, and wait for the file that is being written; every rank.
@@ -129,11 +131,14 @@ class Saver:
 
         def write() -> None:
             if wait:
-                self._warn_of_failure()
+                failed = self._failed_write()
                 self._write(names, self._content(losses))
+                if failed and (missing := [name for name in failed.names if name not in names]):
+                    self._write(missing, failed.content)
             else:
                 self._finish_writing()
-                self._writing = self._thread.submit(self._write, names, snapshot(self._content(losses)))
+                content = snapshot(self._content(losses), world.accelerator)
+                self._writing = _Writing(names, content, self._thread.submit(self._write, names, content))
 
         world.from_main(write)
         world.set_activity("training")
@@ -157,14 +162,16 @@ class Saver:
         """Wait for the file that is being written, and raise what went wrong with it."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            writing.done.result()
 
-    def _warn_of_failure(self) -> None:
-        """Wait for the file that is being written, and warn of what went wrong with it."""
+    def _failed_write(self) -> _Writing | None:
+        """Wait for the file that is being written; where that went wrong, warn of it and return what was to be done."""
         writing, self._writing = self._writing, None
-        failure = writing.exception() if writing is not None else None
-        if failure is not None:
-            log.warning(f"The last checkpoint was not written: {failure}")
+        failure = writing.done.exception() if writing is not None else None
+        if failure is None:
+            return None
+        log.warning(f"The last checkpoint was not written: {failure}")
+        return writing
 
     def _interrupt(self, where: str) -> None:
         last = self.folder / "last.pt"
@@ -172,16 +179,33 @@ class Saver:
         raise Interrupted(message, self._interruption.requested, saved=True)
 
 
-def snapshot(value: Any) -> Any:
-    """A copy of `value` on the host that training does not change: tensors, and the containers that they lie in."""
+class _Writing(NamedTuple):
+    """A write in the background: under which names, what, and its end."""
+
+    names: Sequence[str]
+    content: Mapping[str, Any]
+    done: Future[None]
+
+
+def snapshot(value: Any, accelerator: Accelerator) -> Any:
+    """A copy of `value` on the host that training does not change: tensors, and the containers that they lie in.
+
+    The host waits for the device once, for all of them.
+    """
+    copied = _copy_to_host(value, accelerator)
+    accelerator.synchronize()
+    return copied
+
+
+def _copy_to_host(value: Any, accelerator: Accelerator) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return accelerator.to_host(value)
     if isinstance(value, Mapping):
         copied: Any = copy.copy(value)  # a state_dict keeps its kind, and the versions of its modules
         for key in copied:
-            copied[key] = snapshot(copied[key])
+            copied[key] = _copy_to_host(copied[key], accelerator)
         return copied
-    return type(value)(map(snapshot, value)) if type(value) in (list, tuple) else value
+    return type(value)(_copy_to_host(x, accelerator) for x in value) if type(value) in (list, tuple) else value
 
 
 def due(count: int, period: int) -> bool:

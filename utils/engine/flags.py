@@ -33,7 +33,7 @@ class StepFlags:
 
 
 class FlagReader:
-    """Reads the flags of a step: at once, or where that would stall an asynchronous device, after the next step."""
+    """Reads the flags of a step: at once, or as many steps later as the device has queued."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -50,7 +50,7 @@ class FlagReader:
         """
         step = StepFlags(progress.step, progress.epoch, progress.step_in_epoch, indices=indices)
         self._pending.append((self._accelerator.read_back(flags), step, batches))
-        return self.read() if len(self._pending) > self._accelerator.asynchronous else StepFlags()
+        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
 
     def read(self) -> StepFlags:
         """Wait for the flags of the earliest step whose flags were not read yet."""

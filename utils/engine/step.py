@@ -28,7 +28,7 @@ class StepResult:
     Attributes:
         losses: one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped.
         objects: in this rank's last batch.
-        flags: of this step; on an asynchronous device, of the one before.
+        flags: of this step; on a device with a queue, of the one before.
     """
 
     losses: Tensor
@@ -162,7 +162,7 @@ class TrainStep:
             self._statistics.restore_unless(finite)
             if self._world.size > 1:
                 average_statistics(self._model, self._world)
-            state.ema.update(state.model, finite if self._accelerator.asynchronous else bool(finite))
+            state.ema.update(state.model, self._accelerator.decided(finite))
         return finite
 
 

@@ -113,12 +113,11 @@ class Measurement:
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
         """Measure batches whose images are on the device, or on their way to it."""
-        ahead = 1 if self._accelerator.asynchronous else 0
         waiting: deque[tuple[Batch, Callable[[], list[Callable[[], Detections]]]]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
                 waiting.append((batch, self._launch(batch)))
-                if len(waiting) > ahead:
+                if len(waiting) > self._accelerator.queue_depth:
                     self._finish(*waiting.popleft(), pool, sinks)
             while waiting:
                 self._finish(*waiting.popleft(), pool, sinks)
@@ -142,7 +141,7 @@ class Measurement:
 
     def _select(self, decoded: Tensor) -> Callable[[], list[Callable[[], Detections]]]:
         """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting."""
-        if self._accelerator.asynchronous:
+        if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
             self.clock.lap("nms")
             return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
@@ -159,7 +158,7 @@ class Measurement:
     ) -> None:
         """Match a batch's detections, in the order of its images."""
         images, sizes_hw = batch.indices.tolist(), batch.sizes_hw.tolist()
-        apply = pool.map if self._accelerator.asynchronous else map
+        apply = pool.map if self._accelerator.queue_depth else map
         results = list(apply(self._image, images, found(), batch.placements, sizes_hw))
         for image, result in zip(images, results, strict=True):
             classes, boxes_xyxy = self._index.labels(image)

@@ -33,8 +33,8 @@ class Accelerator:
         group_waits_for_all: ending the process group waits until every rank does so.
         batch_norm: parts of a BatchNorm whose statistics over the ranks travel in one message; None = in two, added up
             image by image in float64, with the same result for any number of ranks.
-        asynchronous: it works through a queue of its own while the host continues. Batches are then copied ahead, and
-            the flags of a step are read a step later.
+        queue_depth: steps or batches that it holds in a queue of its own while the host handles the one before them:
+            batches are copied so far ahead, and the flags of a step are read so many steps later.
         pins_memory: copies to it start from page-locked memory.
         fused_optimizers: it has torch's fused optimizer kernels, which can skip a step by a flag on the device.
         measures_memory: the figures of its memory are known.
@@ -48,7 +48,7 @@ class Accelerator:
     backend = "gloo"
     group_waits_for_all = False
     batch_norm: BatchNormParts | None = None
-    asynchronous = False
+    queue_depth = 0
     pins_memory = False
     fused_optimizers = True
     measures_memory = False
@@ -120,18 +120,12 @@ class Accelerator:
     # The queue
 
     def in_advance(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, their images on the device: copied, as uint8, while it computes on the batch before.
-
-        Where the device is not asynchronous, nothing is copied ahead.
-        """
-        if not self.asynchronous:
-            yield from batches
-            return
+        """The same batches, their images on the device: copied, as uint8, while it computes on the batch before."""
         # What was handed over is no longer held here: after the last batch a validation needs its memory.
         ahead: deque[tuple[Batch, Callable[[], Tensor]]] = deque()
         for batch in batches:
             ahead.append((batch, self.upload(batch.images)))
-            if len(ahead) > 1:
+            if len(ahead) > self.queue_depth:
                 yield _arrived(*ahead.popleft())
         while ahead:
             yield _arrived(*ahead.popleft())
@@ -166,6 +160,14 @@ class Accelerator:
             A function that returns the copy, and waits until it is complete.
         """
         return lambda: tensor.cpu()
+
+    def decided(self, flag: Tensor) -> Tensor | bool:
+        """A flag, bool (), as the host's own; on the device where the host would have to wait for it."""
+        return bool(flag)
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, complete after `synchronize`."""
+        return tensor.detach().to("cpu", copy=True)
 
     def synchronize(self) -> None:
         """Wait until all that was queued is done."""

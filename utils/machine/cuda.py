@@ -33,7 +33,7 @@ class Cuda(Accelerator):
     backend = "nccl"
     group_waits_for_all = True
     batch_norm = FusedBatchNormParts()
-    asynchronous = True
+    queue_depth = 1
     pins_memory = True
     measures_memory = True
     computes_fp16 = True
@@ -118,8 +118,7 @@ class Cuda(Accelerator):
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
         """As in Accelerator."""
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
+        host = self.to_host(tensor)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self.device))
 
@@ -128,6 +127,15 @@ class Cuda(Accelerator):
             return host
 
         return arrived
+
+    def decided(self, flag: Tensor) -> Tensor | bool:
+        """As in Accelerator."""
+        return flag
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """As in Accelerator: to page-locked memory, which torch keeps for the next copies."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor.detach(), non_blocking=True)
 
     def synchronize(self) -> None:
         """As in Accelerator."""

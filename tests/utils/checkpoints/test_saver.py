@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.utils.checkpoints.made_state import assert_equal, make_state, train
+from tests.utils.machine.stand_in import StandIn
 from utils.checkpoints import saver as module
 from utils.checkpoints.format import copy_checkpoint, load_checkpoint, save_checkpoint
 from utils.checkpoints.saver import Saver, due, snapshot
@@ -21,6 +22,7 @@ from utils.config import TrainConfig, load_hyp
 from utils.engine.context import RunContext
 from utils.engine.state import TrainState
 from utils.errors import Interrupted, UserError
+from utils.machine.accelerator import Accelerator
 from utils.ranks.signals import Interruption
 from utils.ranks.world import World
 
@@ -71,7 +73,7 @@ def test_training_continues_while_the_file_is_written(tmp_path: Path, disk: Slow
     state = make_state(optimizer="AdamW")
     train(state, 2)
     with open_saver(tmp_path, state) as saver:
-        expected = snapshot(dump_state(state))
+        expected = snapshot(dump_state(state), Accelerator())
         save_epoch(saver)
         assert disk.begun.wait(WAIT_S)
         train(state, 3)
@@ -225,7 +227,7 @@ def test_a_run_that_fails_waits_for_the_file_and_reports_its_error(
 def test_a_snapshot_shares_no_memory_and_keeps_its_containers() -> None:
     model = torch.nn.BatchNorm2d(3)
     live: dict[str, Any] = {"model": model.state_dict(), "list": [torch.ones(2)], "tuple": (1, "a", None), "n": 1.5}
-    copied = snapshot(live)
+    copied = snapshot(live, Accelerator())
     assert_equal(live, copied)
     assert isinstance(copied["model"], OrderedDict) and copied["model"]._metadata == live["model"]._metadata
     with torch.no_grad():
@@ -235,7 +237,38 @@ def test_a_snapshot_shares_no_memory_and_keeps_its_containers() -> None:
     assert copied["model"]["weight"].tolist() == [1, 1, 1] and len(copied["list"]) == 1
     assert copied["list"][0].tolist() == [1, 1] and not copied["model"]["weight"].requires_grad
     layout = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    assert snapshot(layout).stride() == layout.stride()
+    assert snapshot(layout, Accelerator()).stride() == layout.stride()
+
+
+def test_a_snapshot_waits_for_the_device_once() -> None:
+    with StandIn() as device:
+        live = {"weights": [device.send(torch.ones(2)), device.send(torch.full((3,), 4.0))]}
+        copied = snapshot(live, device)
+        assert device.waits == 1
+        assert copied["weights"][0].tolist() == [1, 1] and copied["weights"][1].tolist() == [4, 4, 4]
+        assert device.waits == 1
+
+
+def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to stay that of an earlier epoch, while the run held it for the best."""
+    fails = iter([True, False, False])
+
+    def full_disk(path: Path, content: Mapping[str, Any]) -> None:
+        if next(fails):
+            raise UserError(f"{path}: no space")
+        save_checkpoint(path, content)
+
+    monkeypatch.setattr(module, "save_checkpoint", full_disk)
+    state = make_state()
+    with open_saver(tmp_path, state, save_steps=1) as saver:
+        train(state, 1)
+        saver.after_epoch(0, save=True, is_best=True, done=False)
+        train(state, 1)
+        saver.after_step(stop=False)
+        assert load_checkpoint(saver.folder / "best.pt")["step"] == 1
+        assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 
 
 def test_a_copy_that_does_not_fit_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 What differs from the CPU, as on CUDA:
 
-- What is sent to it is not there at once: an upload is noise until it is waited for.
+- What is sent to it, or copied from it, is not there at once: a copy is noise until it is waited for.
 - Flags are read a step late.
 - A moment of its queue has passed only once something later, or the moment itself, was waited for.
 - Reading a value of it stalls: `waits` counts such reads, and inside `no_waiting()` they are errors.
@@ -30,20 +30,21 @@ from torch.utils._pytree import tree_leaves
 from utils.machine.accelerator import Accelerator
 from utils.machine.batch_norm import BatchNormParts
 
-# Methods that bring a value to the host, and operations whose result's size depends on values.
+# What brings values to the host without an operation that a dispatch mode would see on the CPU.
+READING = {"tolist", "numpy", "cpu", "__array__", "allclose"}
+# Operations whose result, or the shape of it, depends on values.
 WAITING = {
-    "item",
-    "tolist",
-    "numpy",
-    "cpu",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__array__",
-    "__contains__",
+    "_local_scalar_dense",  # item(), bool(), int(), float()
+    "is_nonzero",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
 }
-WAITING |= {"nonzero", "equal", "allclose", "masked_select", "unique", "bincount", "argwhere"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class StandIn(Accelerator):
     """
 
     batch_norm = BatchNormParts()
-    asynchronous = True
+    queue_depth = 1
     measures_memory = True
 
     def __init__(self, capacity: int = 2**40) -> None:
@@ -77,6 +78,7 @@ class StandIn(Accelerator):
         self._values: weakref.WeakSet[Any] = weakref.WeakSet()  # storages that are the device's
         self._live = self._peak = 0
         self._moments = self._passed = 0  # how many there were, and how many of them the device is known to have passed
+        self._copies: list[tuple[Tensor, Tensor]] = []  # to the host, with their values, until `synchronize`
         self._may_wait = True
         self._modes = ExitStack()
 
@@ -137,9 +139,22 @@ class StandIn(Accelerator):
 
         return arrived
 
+    def decided(self, flag: Tensor) -> Tensor | bool:
+        """As in Accelerator."""
+        return flag
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """As in Accelerator; the copy happens in `synchronize`, with the values of now."""
+        host = torch.full(tensor.shape, 77, dtype=tensor.dtype)
+        self._copies.append((host, self.read_back(tensor.detach())()))
+        return host
+
     def synchronize(self) -> None:
         """As in Accelerator."""
         self.wait("synchronize")
+        for host, values in self._copies:
+            host.copy_(values)
+        self._copies.clear()
 
     def moment(self) -> Moment:
         """As in Accelerator."""
@@ -211,7 +226,10 @@ class StandIn(Accelerator):
 
 
 class _Computing(TorchDispatchMode):
-    """Every operation, backward ones included: what is computed from the device's values is the device's."""
+    """Every operation, backward ones included: what is computed from the device's values is the device's.
+
+    An operation whose result, or the shape of it, depends on such values waits for them.
+    """
 
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -219,9 +237,12 @@ class _Computing(TorchDispatchMode):
         self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = [
+            x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and _is_real(x) and self._device.owns(x)
+        ]
+        if values and _depends_on_values(func, args, kwargs or {}, values):
+            self._device.wait(str(func))
         result = func(*args, **(kwargs or {}))
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        is_value = any(self._device.owns(x) for x in inputs if _is_real(x))
         for tensor in tree_leaves((result, args if func._schema.is_mutable else ())):
             if not isinstance(tensor, Tensor) or not _is_real(tensor):
                 continue
@@ -229,13 +250,13 @@ class _Computing(TorchDispatchMode):
             if storage not in self._counted:
                 self._counted.add(storage)
                 self._device.allocate(storage)
-            if is_value:
+            if values:
                 self._device.own(tensor)
         return result
 
 
 class _Reading(TorchFunctionMode):
-    """Every call of torch's own functions: those that read a value of the device wait for it."""
+    """Every call of torch's own functions: those that bring a value of the device to the host wait for it."""
 
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -243,16 +264,22 @@ class _Reading(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in WAITING and isinstance(args[0], Tensor) and _is_real(args[0]) and self._device.owns(args[0]):
+        # The stand-in's own device is torch.device("cpu"); only the word means the host.
+        words = [word for word in (*args[1:], *(kwargs or {}).values()) if isinstance(word, str)]
+        to_host = name == "to" and "cpu" in words
+        if (name in READING or to_host) and _is_real(args[0]) and self._device.owns(args[0]):
             self._device.wait(name)
-        elif name in ("__getitem__", "__setitem__") and _has_mask(args[1], self._device):
-            self._device.wait(f"{name} with a mask")
         return func(*args, **(kwargs or {}))
 
 
-def _has_mask(index: Any, device: StandIn) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool and device.owns(part) for part in parts)
+def _depends_on_values(func: Any, args: Any, kwargs: Any, values: list[Tensor]) -> bool:
+    """Whether an operation's result, or the shape of it, depends on `values`, which are among its arguments."""
+    name = func.overloadpacket.__name__
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in INDEXING:  # by a mask
+        return any(index is value and value.dtype == torch.bool for index in args[1] for value in values)
+    return name in WAITING
 
 
 def _is_real(tensor: Tensor) -> bool:

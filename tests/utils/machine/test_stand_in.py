@@ -36,6 +36,16 @@ def test_reading_a_value_waits_and_in_a_step_it_is_an_error() -> None:
                 lambda: bool(computed > 0),
                 value.nonzero,
                 lambda: value[value > 0],
+                lambda: host[value > 0],
+                lambda: value.to("cpu"),
+                lambda: value.to(device="cpu"),
+                lambda: torch.where(value > 0),
+                lambda: torch.is_nonzero(computed),
+                lambda: torch.repeat_interleave(value, device.send(torch.tensor([1, 2, 1]))),
+                lambda: torch.unique(value),
+                lambda: torch.equal(value, host),
+                lambda: torch.allclose(value, host),
+                lambda: computed in (1.0, 2.0),
             ):
                 with pytest.raises(RuntimeError, match="the host waits"):
                     read()
