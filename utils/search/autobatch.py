@@ -14,7 +14,6 @@ from torch import Tensor
 from data.feed.sampler import validation_shapes
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
-from models.suppression import Suppression, non_max_suppression
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -24,13 +23,15 @@ from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
 from utils.errors import UserError
 from utils.evaluation.evaluate import fused_copy
+from utils.evaluation.measurement import Measurement, Settings
 from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
-from utils.types import Batch
+from utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
 TRIAL_SIZES = (1, 2, 4, 8, 16)
+REACH = 8  # times the largest measured batch: how far the line through the measurements is trusted
 UNMEASURED_BATCH = 16
 SHARE = 0.8  # of the memory that is free before the first step
 LARGEST_SHARE = 0.9  # that the chosen batch may take when it is tried, for a line is not exact
@@ -42,9 +43,9 @@ Measure = Callable[[int], Sequence[int]]
 def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     """Images a global batch for `--batch-size -1`, the same on every rank.
 
-    Memory is measured for 1 to 16 images and taken to grow linearly; each rank fills 80 % of what is free, and the rank
-    with the least decides. The chosen batch is then tried, and made smaller until it fits. Where memory cannot be
-    measured, 16 images in all.
+    Memory is measured for 1 to 16 images and taken to grow linearly; beyond eight times the largest batch that was
+    measured, that one is measured too. Each rank fills 80 % of what is free, and the rank with the least decides. The
+    chosen batch is then tried, and made smaller until it fits. Where memory cannot be measured, 16 images in all.
 
     Args:
         measure: as in `Trial`; may run out of memory.
@@ -61,16 +62,8 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
         return batch
     accelerator.reset_peak_memory()
     free = accelerator.free_memory()
-    sizes: list[int] = []
-    peaks: list[Sequence[int]] = []
-    for size in TRIAL_SIZES:
-        found = _within_memory(measure, size, accelerator)
-        if found is None:
-            break
-        sizes.append(size)
-        peaks.append(found)
-    fitting = min((fit_batch(sizes, column, SHARE * free) for column in zip(*peaks, strict=True)), default=0)
-    largest = min(*world.all_gather(fitting), -(-most // world.size))
+    most_of_rank = -(-most // world.size)
+    largest = min(world.all_gather(_fitting(measure, most_of_rank, free, accelerator)))
     while largest >= 1 and not all(world.all_gather(_is_confirmed(measure, largest, free, accelerator))):
         largest = largest * 9 // 10
     if largest < 1:
@@ -99,6 +92,26 @@ def fit_batch(sizes: Sequence[int], peaks: Sequence[int], room: float) -> int:
     slope = rise / run
     offset = (sum_peaks - slope * total) / count
     return max(int((room - offset) // slope), 0)
+
+
+def _fitting(measure: Measure, most: int, free: int, accelerator: Accelerator) -> int:
+    """Images that fit into a share of `free` bytes by this rank's measurements, at most `most`."""
+    sizes: list[int] = []
+    peaks: list[Sequence[int]] = []
+    ahead = list(TRIAL_SIZES)
+    while True:
+        for size in ahead:
+            found = _within_memory(measure, size, accelerator)
+            if found is None:
+                most = min(most, size - 1)
+                break
+            sizes.append(size)
+            peaks.append(found)
+        fitting = min((fit_batch(sizes, column, SHARE * free) for column in zip(*peaks, strict=True)), default=0)
+        fitting = min(fitting, most)
+        if fitting <= REACH * max(sizes, default=1):
+            return fitting
+        ahead = [REACH * sizes[-1]]
 
 
 def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> Sequence[int] | None:
@@ -184,16 +197,16 @@ class Trial:
         del buckets
         return in_training, in_validation
 
-    @torch.no_grad()
     def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
-        accelerator = self._context.world.accelerator
-        fused = fused_copy(state.ema.model, accelerator)
-        imgsz = self._context.imgsz
+        """Two batches, of which the second is computed while the first is matched."""
+        world, imgsz = self._context.world, self._context.imgsz
+        accelerator = world.accelerator
         square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
-        batch = accelerator.send(made_up_batch(images, int(square.max())).images_on(accelerator.device))
-        rules = Suppression(conf=0.001, iou=0.6, has_objectness=self._model.head.has_objectness)
+        fused, index = fused_copy(state.ema.model, accelerator), made_up_index(images, imgsz, self._model.names)
+        precision = Precision(accelerator, torch.float32)
+        found = Measurement(fused, index, world, Settings(), precision, self._criterion)
         with accelerator.untuned():
-            non_max_suppression(fused(batch)[0], rules, accelerator.widest)
+            found.add(accelerator.in_advance(made_up_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()
 
 
@@ -202,4 +215,24 @@ def made_up_batch(images: int, size: int) -> Batch:
     pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=torch.Generator())
     targets: Tensor = torch.tensor([[i, 0, 0, 0, size / 2, size / 2] for i in range(images)])
     sizes_hw = torch.full((images, 2), size)
-    return Batch(pixels, targets, torch.arange(images), sizes_hw, torch.zeros(images, 4, dtype=torch.float64))
+    placements = torch.tensor([[1.0, 1, 0, 0]], dtype=torch.float64).expand(images, 4)
+    return Batch(pixels, targets, torch.arange(images), sizes_hw, placements)
+
+
+def made_up_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
+    """So many images with an object each."""
+    offsets = np.arange(images + 1)
+    boxes = np.tile(np.array([[0, 0, size / 2, size / 2]], np.float32), (images, 1))
+    return DatasetIndex(
+        split="val",
+        names=tuple(names),
+        path_bytes=np.zeros(0, np.uint8),
+        path_offsets=np.zeros(images + 1, np.int64),
+        sizes_hw=np.full((images, 2), size, np.int32),
+        box_offsets=offsets,
+        classes=np.zeros(images, np.int32),
+        boxes_xyxy=boxes,
+        segment_offsets=np.zeros(0, np.int64),
+        segment_points=np.zeros((0, 2), np.float32),
+        digest="",
+    )

@@ -62,6 +62,21 @@ def test_the_chosen_batch_is_tried_and_made_smaller_until_it_fits() -> None:
     assert auto_batch_size(measure, 1000, world) == 63 and measure.tried[5:] == [79, 71, 63]
 
 
+def test_the_line_is_trusted_for_eight_times_what_was_measured() -> None:
+    """A slope of almost nothing asked for a batch of pictures that the host could not hold."""
+    world = World(accelerator=StandIn(capacity=10_000))
+    tried: list[int] = []
+
+    def flat(images: int) -> tuple[int, int]:
+        tried.append(images)
+        if images > 1500:
+            raise torch.OutOfMemoryError
+        return 100 + images // 8, 50 + images
+
+    assert auto_batch_size(flat, 2000, world) == 1458
+    assert tried == [1, 2, 4, 8, 16, 128, 1024, 2000, 1800, 1620, 1458]
+
+
 def test_validation_counts_where_it_takes_more_than_training() -> None:
     world = World(accelerator=StandIn(capacity=10_000))
     assert auto_batch_size(Linear(world.accelerator, 100, 200), 1000, world) == 39
@@ -136,4 +151,4 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
         trial = made_trial(device, 64)
         trial(1)
     stride = trial._context.stride
-    assert sizes == [64, 64, 64, 64 + stride]
+    assert sizes == [64, 64, 64, 64 + stride, 64 + stride]
