@@ -146,18 +146,18 @@ def test_autobatch_and_a_run_at_its_batch(gate: Gate) -> None:
 
 def test_deterministic_twice_equal(gate: Gate) -> None:
     for name in ("one", "two"):
-        gate.train(name, deterministic=True, epochs=1)
+        gate.train(name, deterministic=True, large=True)
     assert difference(last(gate, "one"), last(gate, "two")) == 0.0
 
 
 @pytest.mark.parametrize("flags", [{"sync_bn": True}, {"multi_scale": True}, {"sync_bn": True, "multi_scale": True}])
 def test_other_ways_to_train(gate: Gate, flags: dict[str, bool]) -> None:
-    gate.train("other", epochs=1, **flags)
+    gate.train("other", large=True, **flags)
     assert losses(gate.folder("other")).notna().all(axis=None)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("multi_scale", [False, True])
 def test_compiled(gate: Gate, multi_scale: bool) -> None:
-    gate.train("compiled", epochs=1, compile=True, multi_scale=multi_scale)
+    gate.train("compiled", large=True, compile=True, multi_scale=multi_scale)
     assert losses(gate.folder("compiled")).notna().all(axis=None)
