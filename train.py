@@ -135,7 +135,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = raw_model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
-        context = RunContext(config, hyp, world, imgsz, raw_model.stride, config.batch_size, Path(config.project))
+        context = RunContext(config, hyp, world, imgsz, raw_model.stride, Path(config.project))
         batch_size = choose_batch_size(context, raw_model, criterion, precision, len(train_index))
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
@@ -144,7 +144,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         progress = Progress(torch.zeros(len(criterion.names)))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
         folder = resumed.run if resumed else stack.enter_context(new_run(config, world))
-        context = dataclasses.replace(context, config=config, batch_size=batch_size, folder=folder)
+        context = dataclasses.replace(context, config=config, folder=folder)
         memory = SharedMemory(world)
         loader = open_train_loader(context, train_index, memory, stack)
         val_loader = open_val_loader(context, val_index, memory, stack)

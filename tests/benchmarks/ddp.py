@@ -51,7 +51,7 @@ def main() -> None:
             precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(3))
             state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
             ranks, batch_size = world if together else World(), given.batch * world.size
-            context = RunContext(TrainConfig(), hyp, ranks, given.imgsz, 32, batch_size, Path())
+            context = RunContext(TrainConfig(batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())
             return TrainStep(wrapped, state, model.head.criterion(hyp, imgsz=given.imgsz), context)
 
         rivals = {"together": trainer(True), "alone": trainer(False)}

@@ -60,7 +60,7 @@ def run(words: list[str], world: World) -> None:
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
         model = train.build_model(config, index.names, world).to(memory_format=torch.channels_last)
-        context = RunContext(config, hyp, world, config.imgsz, 32, config.batch_size, Path())
+        context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = train.open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)
         optimizer = build_optimizer(model, config.optimizer, hyp, config.batch_size)

@@ -145,8 +145,7 @@ class Saver:
 
     def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
         """A whole checkpoint, of live tensors."""
-        config = {**self._context.config.as_dict(), "batch_size": self._context.batch_size}
-        hyp = self._context.hyp.as_dict()
+        config, hyp = self._context.config.as_dict(), self._context.hyp.as_dict()
         description = describe_run(self._state.model, config, hyp, self._dataset_hash, self._git)
         return {**dump_state(self._state, losses), **description}
 

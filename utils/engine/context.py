@@ -19,7 +19,6 @@ class RunContext:
         world: the ranks, and this one's accelerator.
         imgsz: training size in pixels, a multiple of `stride`.
         stride: the model's largest stride in pixels.
-        batch_size: images a global batch, over all ranks, as asked for or as AutoBatch chose.
         folder: the run's folder on rank 0's host; before it is made, the folder of runs.
     """
 
@@ -28,8 +27,12 @@ class RunContext:
     world: World
     imgsz: int
     stride: int
-    batch_size: int
     folder: Path
+
+    @property
+    def batch_size(self) -> int:
+        """Images a global batch, over all ranks; below 1 until AutoBatch has chosen."""
+        return self.config.batch_size
 
     @property
     def rank_batch_size(self) -> int:

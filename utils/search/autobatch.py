@@ -181,7 +181,12 @@ class Trial:
             EarlyStopping(0),
             Progress(torch.zeros(len(self._criterion.names))),
         )
-        step = TrainStep(model, state, self._criterion, dataclasses.replace(context, batch_size=images))
+        step = TrainStep(
+            model,
+            state,
+            self._criterion,
+            dataclasses.replace(context, config=dataclasses.replace(context.config, batch_size=images)),
+        )
         model.train()
         batches = accelerator.in_advance(made_up_batch(images, self._size) for _ in range(3))
         step([next(batches)], 1)

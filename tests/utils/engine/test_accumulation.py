@@ -44,7 +44,8 @@ def joined(parts: list[Batch]) -> Batch:
 def gradient_of_a_step(parts: list[Batch]) -> list[Tensor]:
     """What the optimizer would step along, before it is clipped; BatchNorm does not tell batches apart."""
     trainer = Trainer()
-    context = dataclasses.replace(trainer.context, batch_size=len(parts[0]))
+    config = dataclasses.replace(trainer.context.config, batch_size=len(parts[0]))
+    context = dataclasses.replace(trainer.context, config=config)
     criterion = trainer.model.head.criterion(context.hyp, imgsz=SIZE)
     for module in trainer.model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -26,7 +26,7 @@ def index() -> DatasetIndex:
 
 def open_journal(run: Path, start_epoch: int = 0) -> Journal:
     config = TrainConfig(noplots=True, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, 16, run)
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, run)
     return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0)
 
 
