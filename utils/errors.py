@@ -15,11 +15,15 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from utils.text import printable
+
 log = logging.getLogger(__name__)
 
 
 class UserError(ValueError):
     """A mistake in what the user gave: data, files, folders. The scripts exit with code 1.
+
+    The message may hold names of files: its control characters become escapes.
 
     Attributes:
         exit_code: of the process.
@@ -29,7 +33,7 @@ class UserError(ValueError):
     exit_code = 1
 
     def __init__(self, message: str, *, reporter: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.reporter = reporter
 
     def reported_by(self, rank: int) -> UserError:

@@ -1,8 +1,16 @@
-"""Numbers and lists as messages show them."""
+"""Numbers, lists and found values as messages show them."""
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Sequence
+from pathlib import PurePath
+
+# What moves the cursor, colours the text, turns its direction round or cannot be encoded: C0 and C1 controls, line and
+# paragraph separators, bidirectional overrides, surrogates (bytes of a file name that are not UTF-8).
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_PATH_LENGTH = 240  # of most systems a file name has 255 at most
 
 
 def gib(size: float) -> str:
@@ -14,3 +22,48 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first `most` items, and how many more there are: "a, b, and 3 more"."""
     more = len(items) - most
     return separator.join([*items[:most], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A found value as messages show it: one line, at most `most` characters, without control characters.
+
+    Text is in quotes, paths are not (they may be three times as long). The cost does not grow with the value, however
+    long, deep or often repeated its parts are.
+    """
+    if isinstance(value, PurePath):
+        return one_line(str(value), max(most, _PATH_LENGTH))
+    return one_line(_Short(most).repr(value), most)
+
+
+def one_line(text: str, most: int) -> str:
+    """Text on one line, control characters as escapes, its middle left out where it is longer than `most`."""
+    half = most // 2
+    if len(text) > most:
+        text = f"{text[:half]} … {text[3 + half - most :]}"
+    escaped = printable(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escaped if len(escaped) <= most else f"{escaped[: most - 2]} …"
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b."""
+    return _CONTROL.sub(lambda match: match[0] if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
+
+
+class _Short(reprlib.Repr):
+    """A bounded repr: of long text, lists and numbers both ends, of deep ones the outer levels."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = most
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 8
+
+    def repr_int(self, value: int, level: int) -> str:
+        """Python itself refuses to print a number of more than 4,300 digits."""
+        if value.bit_length() <= 256:
+            return repr(value)
+        return f"a number of about {int(value.bit_length() * 0.30103) + 1:,} digits"
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """Only what is shown is escaped."""
+        return self.repr_instance(value[: self.maxother], level)

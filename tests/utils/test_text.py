@@ -1,0 +1,81 @@
+"""Found values in messages: one line, cut, and nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.errors import UserError
+from utils.text import one_line, printable, shown
+
+
+def nested(depth: int, width: int) -> list[Any]:
+    """Lists of one list: written out, width ** depth items."""
+    value: list[Any] = ["x"]
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("cat", "'cat'"),
+        (None, "None"),
+        (1.5, "1.5"),
+        (["a", 2], "['a', 2]"),
+        ({"x": 1}, "{'x': 1}"),
+        (b"\x00", r"b'\x00'"),
+        (Path("/data/a b.yaml"), "/data/a b.yaml"),
+        ("\x1b[31mred\x07", r"'\x1b[31mred\x07'"),
+        (Path("a\x1b]0;title\x07\nb"), r"a\x1b]0;title\x07\nb"),
+        (Path("\udcff.jpg"), r"\udcff.jpg"),
+    ],
+)
+def test_values_as_shown(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+LARGE = {
+    "text": "x" * 10**6,
+    "controls": "\x1b" * 10**6,
+    "nested": nested(60, 9),
+    "numbers": [10**9999] * 10**6,
+    "keys": dict.fromkeys(range(9999), "y" * 99),
+    "bytes": b"\x01" * 10**6,
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_however_large_one_short_line(kind: str) -> None:
+    text = shown(LARGE[kind], 60)
+    assert len(text) <= 60 and "\n" not in text and text.isprintable()
+
+
+def test_a_number_that_python_does_not_print() -> None:
+    assert shown(10**6000) == "a number of about 6,001 digits"
+
+
+def test_a_long_path_keeps_both_ends() -> None:
+    text = shown(Path("/datasets", *["deep"] * 1000, "cat.jpg"))
+    assert len(text) <= 240 and text.startswith("/datasets/") and text.endswith("/cat.jpg")
+
+
+def test_a_list_that_holds_itself() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    assert shown(value).startswith("[1, [1, ")
+
+
+def test_words_of_other_scripts_stay() -> None:
+    assert printable("кошка 猫\u3000ネコ\tça\n") == "кошка 猫\u3000ネコ\tça\n"
+    assert one_line("a\nb\tc", 20) == "a\\nb\\tc"
+
+
+def test_no_message_carries_a_control_character() -> None:
+    assert (
+        str(UserError("labels/\x1b[2J.txt:1: class 3.\n  second line"))
+        == "labels/\\x1b[2J.txt:1: class 3.\n  second line"
+    )
