@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import multiprocessing
-import random
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -25,16 +20,14 @@ from data.feed.cache import open_images
 from data.feed.dataset import TrainDataset, ValDataset
 from data.feed.images import ImageStore
 from data.feed.loader import (
-    Loader,
     TrainLoader,
     build_train_loader,
     build_val_loader,
 )
 from data.feed.recent import RecentImages
 from data.feed.sampler import EpochOrder, EpochSampler
-from data.feed.shared_memory import SharedMemory
-from data.feed.workers import affordable_workers
 from tests.data.counted import CountedStore
+from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 from utils.config import Hyp
@@ -46,21 +39,6 @@ from utils.types import Batch, DatasetIndex, Draw
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20)]
 EPOCHS = 3
-
-
-def rank(number: int, size: int) -> Any:
-    """What the loader looks at of a World."""
-    return SimpleNamespace(
-        rank=number,
-        size=size,
-        local_rank=number,
-        local_size=size,
-        is_main=number == 0,
-        node_first=lambda value: value,
-        accelerator=SimpleNamespace(pins_memory=False),
-        node_gather=lambda value: [value] * size,
-        cpus=16,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -326,44 +304,3 @@ def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetI
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
         assert not held(build_train_loader(settings(hyp, World()), cached))
-
-
-class Drawing:
-    """A dataset whose batches are what the process-level generators give, and the threads in use."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitems__(self, draws: Sequence[Draw]) -> tuple[int, float, float, int, int]:
-        threads = cv2.getNumThreads(), torch.get_num_threads()
-        return (torch.initial_seed(), float(np.random.random()), random.random(), *threads)  # noqa: NPY002
-
-
-def test_workers_have_one_thread_and_generators_of_their_own() -> None:
-    def drawn(number: int) -> list[Any]:
-        sampler: Any = [[0], [1]]
-        dataset: Any = Drawing()
-        loader = Loader(dataset, sampler, rank(number, 2), workers=2, seed=7)
-        with loader:
-            loader._start()
-            return [loader._take(), loader._take()]
-
-    twice = [drawn(0), drawn(0)]
-    assert twice[0] == twice[1]
-    everything = twice[0] + drawn(1)
-    for source in zip(*everything, strict=True):
-        if source != (1, 1, 1, 1):
-            assert len(set(source)) == 4, source
-    assert all(item[3:] == (1, 1) for item in everything)
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
-@pytest.mark.parametrize(("batches", "workers"), [(100, 8), (18, 8), (17, 7), (3, 0), (0, 0)])
-def test_workers_are_capped_by_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, batches: int, workers: int
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=batches * 1000 * 2))
-    memory = SharedMemory(rank(0, 2))
-    with caplog.at_level(logging.WARNING):
-        assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
-    assert ("--shm-size" in caplog.text) == (workers < 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import pickle
 import signal
@@ -20,13 +19,13 @@ import pytest
 from data.feed import recent as recent_module
 from data.feed.images import ImageStore
 from data.feed.recent import RecentImages, share_recent
+from tests.data.feed.another_process import another_process, in_another_process
 from tests.data.made_index import make_index, write_images
 from utils.errors import UserError
 from utils.files import SharedFile
 from utils.types import DatasetIndex, Draw
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70)]
-FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -125,29 +124,6 @@ def take(recent: RecentImages, slot: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def in_another_process(work: Callable[[Connection], Any]) -> Any:
-    with another_process(work) as (_, pipe):
-        assert pipe.poll(30)
-        return pipe.recv()
-
-
-class another_process:
-    """A forked process that sends what `work` returns; ended by its id on leaving."""
-
-    def __init__(self, work: Callable[[Connection], Any]) -> None:
-        self._pipe, self._other = FORK.Pipe()
-        self._process = FORK.Process(target=lambda: self._other.send(work(self._other)))
-
-    def __enter__(self) -> tuple[Any, Connection]:
-        self._process.start()
-        self._other.close()  # so that a process that ends is noticed where it is waited for
-        return self._process, self._pipe
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
 
 
 def test_another_process_finds_what_was_decoded(store: Counted) -> None:

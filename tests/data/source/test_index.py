@@ -1,53 +1,20 @@
-"""The index: what is in it, what is refused, and when it is built anew."""
+"""The index: what is in it, and what is refused."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from data.source import index as module
-from data.source import scan as scan_module
 from data.source.headers import image_size
-from data.source.index import build_index, problem_report, read_index, write_index
+from data.source.index import build_index, problem_report
 from data.source.listing import label_path
 from data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
+from tests.data.source.built_index import BOX, build, same
 from utils.errors import UserError
-from utils.types import DatasetIndex
-
-BOX = "0 0.5 0.5 0.5 0.5\n"
-
-
-def build(yaml: Path, split: str = "train", **options: bool) -> DatasetIndex:
-    return build_index(load_spec(yaml), split, **options)
-
-
-def same(a: DatasetIndex, b: DatasetIndex) -> bool:
-    plain = (a.split, a.names, a.digest, a.problems) == (b.split, b.names, b.digest, b.problems)
-    return plain and all(
-        np.array_equal(getattr(a, name), getattr(b, name)) and getattr(a, name).dtype == getattr(b, name).dtype
-        for name in module._ARRAYS
-    )
-
-
-@pytest.fixture
-def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of images of all scans that really happen."""
-    seen: list[int] = []
-    real = module.scan
-
-    def counted(listing, names):  # type: ignore[no-untyped-def]
-        seen.append(len(listing.images))
-        return real(listing, names)
-
-    monkeypatch.setattr(module, "scan", counted)
-    return seen
 
 
 def test_contents(tmp_path: Path) -> None:
@@ -206,140 +173,6 @@ def test_odd_file_names(tmp_path: Path) -> None:
     assert same(index, build(yaml))
 
 
-def test_second_start_maps_the_file(tmp_path: Path, scans: list[int]) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x", "train/c": "0 0 0 1 0 1 1"})
-    first, second = build(yaml), build(yaml)
-    assert scans == [3]
-    assert same(first, second)
-    assert not second.boxes_xyxy.flags.writeable and not first.boxes_xyxy.flags.writeable
-    assert same(pickle.loads(pickle.dumps(second)), first)
-
-
-def _touch_image(root: Path) -> None:
-    os.utime(root / "images/train/a.jpg", ns=(1, 1))
-
-
-def _grow_image(root: Path) -> None:
-    write_image(root / "images/train/a.jpg", (50, 60))
-
-
-def _add_image(root: Path) -> None:
-    write_image(root / "images/train/new.jpg")
-
-
-def _remove_image(root: Path) -> None:
-    (root / "images/train/a.jpg").unlink()
-
-
-def _change_label(root: Path) -> None:
-    (root / "labels/train/a.txt").write_text("1 0.5 0.5 0.5 0.5 \n")
-
-
-def _add_label(root: Path) -> None:
-    (root / "labels/train/b.txt").write_text(BOX)
-
-
-def _remove_label(root: Path) -> None:
-    (root / "labels/train/a.txt").unlink()
-
-
-def _mend_left_out(root: Path) -> None:
-    (root / "labels/train/bad.txt").write_text(BOX)
-
-
-def _rename_class(root: Path) -> None:
-    yaml = root.parent / "pets.yaml"
-    yaml.write_text(yaml.read_text().replace("dog", "wolf"))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _touch_image,
-        _grow_image,
-        _add_image,
-        _remove_image,
-        _change_label,
-        _add_label,
-        _remove_label,
-        _mend_left_out,
-        _rename_class,
-    ],
-)
-def test_any_change_builds_anew(tmp_path: Path, scans: list[int], change) -> None:  # type: ignore[no-untyped-def]
-    root = tmp_path / "pets"
-    yaml = write_dataset(root, {"train/a": BOX, "train/b": None, "train/bad": "x", "train/z": BOX})
-    first = build(yaml)
-    change(root)
-    second = build(yaml)
-    assert len(scans) == 2
-    assert first.digest != second.digest
-    assert same(second, build(yaml)) and len(scans) == 2
-
-
-def test_format_version_builds_anew(tmp_path: Path, scans: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    build(yaml)
-    monkeypatch.setattr(module, "_FORMAT", module._FORMAT + 1)
-    build(yaml)
-    assert len(scans) == 2
-
-
-def test_moved_dataset_keeps_its_digest(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    before = build(yaml)
-    (tmp_path / "pets").rename(tmp_path / "animals")
-    yaml.write_text(yaml.read_text().replace("path: " + str(tmp_path / "pets"), "path: " + str(tmp_path / "animals")))
-    after = build(yaml)
-    assert before.digest == after.digest
-    assert after.path(0) == tmp_path / "animals/images/train/a.jpg"
-
-
-def cache_file(tmp_path: Path) -> Path:
-    (path,) = (tmp_path / "cache" / "index").iterdir()
-    return path
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_damaged_cache_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder = tmp_path_factory.mktemp("damage")
-    empty = np.zeros(0, np.int64)
-    index = DatasetIndex(
-        "train", ("a",), np.zeros(3, np.uint8), np.array([0, 3]), np.ones((1, 2), np.int32), np.array([0, 0]),
-        np.zeros(0, np.int32), np.zeros((0, 4), np.float32), empty, np.zeros((0, 2), np.float32), "digest", ("p",),
-    )  # fmt: skip
-    write_index(folder / "a.index", index, {})
-    stored = read_index(folder / "a.index")
-    assert stored is not None and same(stored.content, index)
-    raw = bytearray((folder / "a.index").read_bytes())
-    at = data.draw(st.integers(0, len(raw) - 1))
-    raw[at] ^= data.draw(st.integers(1, 255))
-    (folder / "b.index").write_bytes(raw)
-    assert read_index(folder / "b.index") is None
-    (folder / "c.index").write_bytes(raw[:at])
-    assert read_index(folder / "c.index") is None
-
-
-def test_damaged_cache_does_not_matter(tmp_path: Path, scans: list[int]) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    first = build(yaml)
-    path = cache_file(tmp_path)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert same(build(yaml), first) and len(scans) == 2
-    assert same(build(yaml), first) and len(scans) == 2
-
-
-def test_unwritable_cache_warns_and_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file" / "cache"))
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    assert len(build(yaml)) == 1
-    assert "Set TESSERA_CACHE to a folder that can be written" in caplog.text
-
-
 def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {"train/a": BOX + BOX, "train/b": "x"})
@@ -348,15 +181,6 @@ def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
     build(yaml)
     assert before == {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
-
-
-def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = write_dataset(tmp_path / "pets", {f"train/{n:03}": f"{n % 2} 0.5 0.5 0.{n % 9 + 1} 0.1" for n in range(30)})
-    expected = build(yaml)
-    cache_file(tmp_path).unlink()
-    monkeypatch.setattr(scan_module, "_STRETCH", 4)
-    monkeypatch.setattr(scan_module, "_SLOW_S", 0.0)
-    assert same(build(yaml), expected)
 
 
 def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+"""Average precision: equal to pycocotools, to the bit over ranks, and at its edges."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,67 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from tests.utils.evaluation.made_images import Image, accumulate, make_image, random_images
 from utils.evaluation.average_precision import RECALLS, average_precision, rank
-from utils.evaluation.bootstrap import bootstrap_interval, bootstrap_maps
-from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.bootstrap import bootstrap_interval
 from utils.evaluation.curves import smooth, summarize
-from utils.evaluation.match_state import Accumulator, MatchState, merge
+from utils.evaluation.match_state import MatchState, merge
 from utils.evaluation.matching import IOU_THRESHOLDS, match_image
 from utils.types import Detections
-
-Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
-
-
-def make_image(boxes: object, scores: object, classes: object, target_boxes: object, target_classes: object) -> Image:
-    return (
-        Detections(
-            torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4),
-            torch.as_tensor(scores, dtype=torch.float32),
-            torch.as_tensor(classes, dtype=torch.int64),
-        ),
-        np.array(target_boxes, np.float32).reshape(-1, 4),
-        np.array(target_classes, np.int32).reshape(-1),
-    )
-
-
-def random_image(
-    rng: np.random.Generator, nc: int, *, coarse: bool, crowded: bool = False, distinct: bool = False
-) -> Image:
-    """Objects and detections scattered around them; coarse boxes and scores make ties of IoU and of score common."""
-    n_targets = int(rng.choice([0, 1, 2, 6, 25])) if crowded else int(rng.integers(0, 5))
-    n_detections = int(rng.integers(0, 120)) if crowded else int(rng.integers(0, 15))
-    area = 40 if crowded else 120
-    corner = rng.integers(0, area, (n_targets, 2))
-    targets = np.concatenate((corner, corner + rng.integers(10, 60, (n_targets, 2))), 1).astype(np.float32)
-    target_classes = rng.integers(0, max(nc - 1, 1), n_targets)  # the last class has no objects
-    if n_targets:
-        source = rng.integers(0, n_targets, n_detections)
-        shift = rng.choice([0, 0, 2, 5, 12], (n_detections, 4)) * rng.choice([-1, 1], (n_detections, 4))
-        boxes = targets[source] + shift + (0 if coarse else rng.normal(0, 2, (n_detections, 4)))
-        classes = np.where(rng.random(n_detections) < 0.7, target_classes[source], rng.integers(0, nc, n_detections))
-    else:
-        boxes = rng.integers(0, 50, (n_detections, 4)).astype(np.float64)
-        classes = rng.integers(0, nc, n_detections)
-    boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
-    scores = rng.integers(1, 9, n_detections) / 8 if coarse and not distinct else rng.random(n_detections)
-    order = np.argsort(-scores, kind="stable")
-    return make_image(boxes[order], scores[order], classes[order], targets, target_classes)
-
-
-def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
-    rng = np.random.default_rng(seed)
-    return [random_image(rng, nc, **kinds) for _ in range(n)]
-
-
-def accumulate(images: list[Image], indices: list[int] | None = None) -> MatchState:
-    accumulator = Accumulator()
-    for i in range(len(images)) if indices is None else indices:
-        accumulator.add(i, match_image(*images[i]))
-    return accumulator.state()
 
 
 def coco_evaluate(images: list[Image], nc: int) -> COCOeval:
@@ -263,103 +214,6 @@ def test_smooth_keeps_a_constant_and_its_length() -> None:
     assert smooth(spike).shape == (1000,) and smooth(spike).max() == pytest.approx(1 / 101)
 
 
-def test_weights_of_one_give_the_metric() -> None:
-    images = random_images(7, 10, 3, coarse=False, crowded=True)
-    state = accumulate(images)
-    ap, present = average_precision(rank(state), np.ones((10, 3), np.float32))
-    metrics, _ = summarize(state, 3)
-    assert present.all()
-    np.testing.assert_allclose(ap.mean((0, 1)), metrics.map, atol=1e-12)
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
-def test_weights_equal_repeated_images(seed: int) -> None:
-    """Brute force: an image that counts k times is the same as k copies of it (scores distinct between images)."""
-    rng = np.random.default_rng(seed)
-    images = random_images(seed, 7, 3, coarse=True, distinct=True)
-    weights = rng.integers(0, 4, (7, 3)).astype(np.float32)
-    state = accumulate(images)
-    ranking = rank(state)
-    ap, present = average_precision(ranking, weights)
-    for r in range(3):
-        copies = [image for image, times in zip(images, weights[:, r].astype(int), strict=True) for _ in range(times)]
-        repeated, _ = summarize(accumulate(copies), 3)
-        np.testing.assert_array_equal(ranking.class_ids[present[:, r]], repeated.class_ids)
-        np.testing.assert_allclose(ap[present[:, r], :, r].mean(1), repeated.per_class[:, 3], atol=1e-12)
-        assert not ap[~present[:, r], :, r].any()
-
-
-def test_bootstrap_interval() -> None:
-    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
-    metrics, _ = summarize(state, 3)
-    wide = bootstrap_interval(state, np.random.default_rng(0), rounds=130)
-    narrow = bootstrap_interval(state, np.random.default_rng(0), rounds=130, level=0.5)
-    assert wide == bootstrap_interval(state, np.random.default_rng(0), rounds=130)
-    assert wide.map[0] < narrow.map[0] < metrics.map < narrow.map[1] < wide.map[1]
-    assert wide.map50[0] < metrics.map50 < wide.map50[1]
-    samples = bootstrap_maps(state, np.random.default_rng(0), 130)
-    assert ((samples[1] >= wide.map[0]) & (samples[1] <= wide.map[1])).mean() == pytest.approx(0.95, abs=0.02)
-
-
-def test_bootstrap_of_one_image_has_no_width() -> None:
-    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
-    metrics, _ = summarize(state, 3)
-    assert metrics.map > 0
-    interval = bootstrap_interval(state, np.random.default_rng(0), rounds=10)
-    np.testing.assert_allclose(interval.map, metrics.map)
-
-
 def test_recall_axis() -> None:
     np.testing.assert_array_equal(RECALLS, np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1))
     assert len(IOU_THRESHOLDS) == 10
-
-
-class TestConfusionMatrix:
-    box = (0.0, 0.0, 10.0, 10.0)
-    far = (50.0, 50.0, 60.0, 60.0)
-
-    def count(self, *images: Image, nc: int = 2) -> NDArray[np.int64]:
-        confusion = ConfusionMatrix(nc)
-        for image in images:
-            confusion.add(*image)
-        return confusion.matrix
-
-    def test_rows_are_predicted_columns_true(self) -> None:
-        matrix = self.count(make_image([self.box], [0.9], [1], [self.box], [0]))
-        assert matrix.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
-
-    def test_background(self) -> None:
-        matrix = self.count(
-            make_image([self.far], [0.9], [1], [self.box], [0]),  # a false positive and a miss
-            make_image([self.box], [0.9], [0], [], []),  # a false positive on an image without labels
-            make_image([], [], [], [self.box], [1]),  # a miss on an image without detections
-        )
-        assert matrix.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
-
-    def test_thresholds(self) -> None:
-        shifted = (0.0, 0.0, 10.0, 4.5)  # IoU 0.45 exactly is not above it
-        matrix = self.count(make_image([self.box, shifted], [0.24, 0.25], [0, 0], [self.box], [0]))
-        assert matrix.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
-
-    def test_pairs_by_iou_each_once(self) -> None:
-        near = (0.0, 0.0, 10.0, 9.0)
-        matrix = self.count(
-            make_image([near, self.box, self.box], [0.9, 0.8, 0.3], [1, 0, 1], [self.box, near], [0, 0])
-        )
-        assert matrix.tolist() == [[1, 0, 0], [1, 0, 1], [0, 0, 0]]
-
-    def test_two_labels_of_one_box(self) -> None:
-        matrix = self.count(make_image([self.box, self.box], [0.4, 0.6], [0, 1], [self.box], [1]))
-        assert matrix.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
-
-    @given(seed=st.integers(0, 2**32 - 1))
-    @settings(max_examples=20, deadline=None)
-    def test_sums_over_images_and_shares_of_ranks(self, seed: int) -> None:
-        images = random_images(seed, 6, 3, coarse=True, crowded=True)
-        total = self.count(*images, nc=3)
-        np.testing.assert_array_equal(self.count(*images[::2], nc=3) + self.count(*images[1::2], nc=3), total)
-        true = np.bincount(np.concatenate([c for _, _, c in images]), minlength=3)
-        np.testing.assert_array_equal(total[:, :3].sum(0), true)
-        sure = np.concatenate([d.classes.numpy()[d.scores.numpy() >= 0.25] for d, _, _ in images])
-        np.testing.assert_array_equal(total[:3].sum(1), np.bincount(sure, minlength=3))

@@ -1,0 +1,26 @@
+"""Indexes built from a data set, and whether two are the same, for the tests of the index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from data.source import index as module
+from data.source.index import build_index
+from data.source.spec import load_spec
+from utils.types import DatasetIndex
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def build(yaml: Path, split: str = "train", **options: bool) -> DatasetIndex:
+    return build_index(load_spec(yaml), split, **options)
+
+
+def same(a: DatasetIndex, b: DatasetIndex) -> bool:
+    plain = (a.split, a.names, a.digest, a.problems) == (b.split, b.names, b.digest, b.problems)
+    return plain and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) and getattr(a, name).dtype == getattr(b, name).dtype
+        for name in module._ARRAYS
+    )

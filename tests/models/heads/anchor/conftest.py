@@ -1,0 +1,12 @@
+"""The hyperparameters of the tests of the loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils.config import Hyp, load_hyp
+
+
+@pytest.fixture(scope="module")
+def hyp() -> Hyp:
+    return load_hyp("hyp.scratch-low.yaml")

@@ -1,0 +1,67 @@
+"""The assignment and the loss in plain loops, one candidate at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.heads.anchor.loss import scaled_gains
+from tests.models.heads.anchor.made_loss import (
+    grid_anchors,
+)
+from utils.boxes import complete_iou
+from utils.config import Hyp
+
+
+def oracle_assignment(targets: Tensor, anchor_t: float, size_hw: tuple[int, int]) -> list[list[tuple[int, ...]]]:
+    """Per level, (image, anchor, y, x, target) in the documented order."""
+    levels = []
+    for level_anchors, stride in zip(grid_anchors().numpy(), (8, 16, 32), strict=True):
+        ny, nx = size_hw[0] // stride, size_hw[1] // stride
+        found = []
+        for dx, dy in ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1)):
+            for a, (aw, ah) in enumerate(level_anchors):
+                for t, (image, _, x1, y1, x2, y2) in enumerate(targets.numpy()):
+                    left, top, w, h = x1 / stride, y1 / stride, (x2 / stride - x1 / stride), (y2 / stride - y1 / stride)
+                    x, y = left + w / 2, top + h / 2
+                    if not (aw < anchor_t * w and w < anchor_t * aw and ah < anchor_t * h and h < anchor_t * ah):
+                        continue
+                    cx, cy = min(math.floor(x), nx - 1), min(math.floor(y), ny - 1)
+                    near = {
+                        (0, 0): True,
+                        (-1, 0): x - cx < 0.5,
+                        (0, -1): y - cy < 0.5,
+                        (1, 0): x - cx > 0.5,
+                        (0, 1): y - cy > 0.5,
+                    }[dx, dy]
+                    if near and 0 <= cx + dx < nx and 0 <= cy + dy < ny:
+                        found.append((int(image), a, cy + dy, cx + dx, t))
+        levels.append(found)
+    return levels
+
+
+def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, nc: int, size_hw: tuple[int, int]) -> Tensor:
+    """Box, obj, cls, one candidate at a time."""
+    parts = torch.zeros(3)
+    for level, candidates in enumerate(oracle_assignment(targets, hyp.anchor_t, size_hw)):
+        p, stride = predictions[level], (8, 16, 32)[level]
+        truth = torch.zeros(p.shape[:4])
+        box, cls = [], []
+        for image, a, y, x, t in candidates:
+            row = p[image, a, y, x]
+            x1, y1, x2, y2 = targets[t, 2:] / stride
+            wanted = torch.stack(((x1 + x2) / 2 - x, (y1 + y2) / 2 - y, x2 - x1, y2 - y1))
+            found = torch.cat((row[:2].sigmoid() * 2 - 0.5, (row[2:4].sigmoid() * 2) ** 2 * grid_anchors()[level, a]))
+            iou = complete_iou(found[None], wanted[None])[0]
+            box.append(1 - iou)
+            truth[image, a, y, x] = iou.detach().clamp(min=0)
+            one_hot = F.one_hot(targets[t, 1].long(), nc).float()
+            cls.append(F.binary_cross_entropy_with_logits(row[5:], one_hot))
+        obj = F.binary_cross_entropy_with_logits(p[..., 4], truth)
+        zero = p.sum() * 0
+        mean = [torch.stack(part).mean() if part else zero for part in (box, cls)]
+        parts = parts + torch.stack((mean[0], obj * (4.0, 1.0, 0.4)[level], mean[1]))
+    return parts * torch.tensor(scaled_gains(hyp, nc=nc, nl=3, imgsz=96))

@@ -1,0 +1,142 @@
+"""The terms of the loss one by one: their edges, weights and options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.heads.anchor.loss import DetectionLoss, objectness_balance, scaled_gains
+from tests.models.heads.anchor.made_loss import (
+    SIZE_HW,
+    Head,
+    random_targets,
+    raw_predictions,
+)
+from utils.config import Hyp
+from utils.errors import ConfigError
+
+
+@pytest.mark.parametrize("nc", [1, 5])
+def test_a_batch_without_objects_still_has_every_gradient(hyp: Hyp, nc: int) -> None:
+    criterion = DetectionLoss(Head(nc=nc), hyp, imgsz=96)
+    predictions = raw_predictions(2, SIZE_HW, nc)
+    loss, items = criterion(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
+    loss.backward()
+    assert items[0] == 0 and items[1] > 0 and items[2] == 0
+    for prediction in predictions:
+        grad = prediction.grad
+        assert grad is not None and grad.isfinite().all()
+        assert (grad[..., 4] > 0).all()
+        assert grad[..., :4].count_nonzero() == 0 and grad[..., 5:].count_nonzero() == 0
+
+
+def test_a_level_without_positives_adds_nothing_to_box(hyp: Hyp) -> None:
+    criterion = DetectionLoss(Head(), hyp, imgsz=96)
+    small = torch.tensor([[0, 1, 30, 30, 39, 41]], dtype=torch.float32)
+    assignment = criterion.assign(small, 2, SIZE_HW)
+    assert assignment.positives_per_level[0] > 0 and assignment.positives_per_level[2] == 0
+    predictions = raw_predictions(2, SIZE_HW, 5)
+    loss, _ = criterion(predictions, assignment)
+    gradients = torch.autograd.grad(loss, predictions)
+    assert loss.isfinite() and gradients[2][..., :4].count_nonzero() == 0
+
+
+def test_one_class_has_no_class_loss(hyp: Hyp) -> None:
+    criterion = DetectionLoss(Head(nc=1), hyp, imgsz=96)
+    predictions = raw_predictions(2, SIZE_HW, 1)
+    loss, items = criterion(predictions, criterion.assign(random_targets(20, 2, SIZE_HW, 1), 2, SIZE_HW))
+    gradients = torch.autograd.grad(loss, predictions)
+    assert items[2] == 0 and all(g[..., 5].count_nonzero() == 0 for g in gradients)
+
+
+def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
+    targets = random_targets(20, 2, SIZE_HW, 5)
+    predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
+    plain = DetectionLoss(Head(), hyp, imgsz=96)
+    assignment = plain.assign(targets, 2, SIZE_HW)
+    rows = torch.cat(
+        [
+            p[cells.unbind(0)]
+            for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
+        ]
+    )[assignment.candidate_cells]
+
+    smooth = DetectionLoss(Head(), replace(hyp, cls_pw=3.0), imgsz=96, label_smoothing=0.2)
+    truth = torch.full((len(rows), 5), 0.1)
+    truth[range(len(rows)), assignment.classes] = 0.9
+    logits = rows[:, 5:]
+    expected = -(3 * truth * F.logsigmoid(logits) + (1 - truth) * F.logsigmoid(-logits))
+    torch.testing.assert_close(smooth.sums(predictions, assignment)[:, 2].sum(), expected.sum())
+
+    weighted = DetectionLoss(Head(), replace(hyp, obj_pw=3.0), imgsz=96)
+    more = weighted.sums(predictions, assignment)[:, 1] - plain.sums(predictions, assignment)[:, 1]
+    assert (more[:2] > 0).all(), "a positive weight counts positive cells more"
+    nothing = plain.assign(torch.zeros(0, 6), 2, SIZE_HW)
+    torch.testing.assert_close(weighted.sums(predictions, nothing), plain.sums(predictions, nothing))
+
+
+def test_focal_loss(hyp: Hyp) -> None:
+    """Without objects: 0.75 p^gamma BCE, whatever the sign conventions of the implementation."""
+    criterion = DetectionLoss(Head(), replace(hyp, fl_gamma=1.5), imgsz=96)
+    predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
+    sums = criterion.sums(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
+    for level, p in enumerate(predictions):
+        x = p[..., 4]
+        torch.testing.assert_close(sums[level, 1], (0.75 * x.sigmoid() ** 1.5 * F.softplus(x)).sum())
+
+    targets = random_targets(20, 2, SIZE_HW, 5)
+    assignment = criterion.assign(targets, 2, SIZE_HW)
+    rows = torch.cat(
+        [
+            p[cells.unbind(0)]
+            for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
+        ]
+    )[assignment.candidate_cells]
+    hit = F.one_hot(assignment.classes, 5).bool()
+    x = rows[:, 5:]
+    expected = torch.where(
+        hit, 0.25 * x.sigmoid().neg().add(1) ** 1.5 * F.softplus(-x), 0.75 * x.sigmoid() ** 1.5 * F.softplus(x)
+    )
+    torch.testing.assert_close(criterion.sums(predictions, assignment)[:, 2].sum(), expected.sum())
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_saturated_logits_have_finite_gradients(hyp: Hyp, gamma: float) -> None:
+    criterion = DetectionLoss(Head(), replace(hyp, fl_gamma=gamma), imgsz=96)
+    assignment = criterion.assign(random_targets(20, 2, SIZE_HW, 5), 2, SIZE_HW)
+    predictions = [(p.detach() * 200).requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
+    loss, _ = criterion(predictions, assignment)
+    assert loss.isfinite()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, predictions))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_predictions_are_summed_in_float32(hyp: Hyp, dtype: torch.dtype) -> None:
+    criterion = DetectionLoss(Head(), hyp, imgsz=96)
+    assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
+    half = [p.detach().to(dtype).requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
+    full = [p.detach().float().requires_grad_() for p in half]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, items = criterion(half, assignment)
+    expected, expected_items = criterion(full, assignment)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(items, expected_items, rtol=0, atol=0)
+    for grad, wanted in zip(torch.autograd.grad(loss, half), torch.autograd.grad(expected, full), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.float(), wanted, rtol=1e-2, atol=1e-6)
+
+
+def test_scaled_gains_leave_the_hyperparameters_alone(hyp: Hyp) -> None:
+    assert scaled_gains(hyp, nc=80, nl=3, imgsz=640) == pytest.approx((0.05, 1.0, 0.5))
+    assert scaled_gains(hyp, nc=20, nl=4, imgsz=1280) == pytest.approx((0.0375, 3.0, 0.09375))
+
+
+def test_objectness_balance() -> None:
+    assert objectness_balance(3) == (4.0, 1.0, 0.4)
+    assert objectness_balance(4) == (4.0, 1.0, 0.25, 0.06)
+    assert objectness_balance(2) == (4.0, 1.0)
+    with pytest.raises(ConfigError, match="6 inputs"):
+        objectness_balance(6)

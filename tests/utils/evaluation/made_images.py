@@ -1,0 +1,61 @@
+"""Images with detections and objects, for the tests of the metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from utils.evaluation.match_state import Accumulator, MatchState
+from utils.evaluation.matching import match_image
+from utils.types import Detections
+
+Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
+
+
+def make_image(boxes: object, scores: object, classes: object, target_boxes: object, target_classes: object) -> Image:
+    return (
+        Detections(
+            torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+            torch.as_tensor(scores, dtype=torch.float32),
+            torch.as_tensor(classes, dtype=torch.int64),
+        ),
+        np.array(target_boxes, np.float32).reshape(-1, 4),
+        np.array(target_classes, np.int32).reshape(-1),
+    )
+
+
+def random_image(
+    rng: np.random.Generator, nc: int, *, coarse: bool, crowded: bool = False, distinct: bool = False
+) -> Image:
+    """Objects and detections scattered around them; coarse boxes and scores make ties of IoU and of score common."""
+    n_targets = int(rng.choice([0, 1, 2, 6, 25])) if crowded else int(rng.integers(0, 5))
+    n_detections = int(rng.integers(0, 120)) if crowded else int(rng.integers(0, 15))
+    area = 40 if crowded else 120
+    corner = rng.integers(0, area, (n_targets, 2))
+    targets = np.concatenate((corner, corner + rng.integers(10, 60, (n_targets, 2))), 1).astype(np.float32)
+    target_classes = rng.integers(0, max(nc - 1, 1), n_targets)  # the last class has no objects
+    if n_targets:
+        source = rng.integers(0, n_targets, n_detections)
+        shift = rng.choice([0, 0, 2, 5, 12], (n_detections, 4)) * rng.choice([-1, 1], (n_detections, 4))
+        boxes = targets[source] + shift + (0 if coarse else rng.normal(0, 2, (n_detections, 4)))
+        classes = np.where(rng.random(n_detections) < 0.7, target_classes[source], rng.integers(0, nc, n_detections))
+    else:
+        boxes = rng.integers(0, 50, (n_detections, 4)).astype(np.float64)
+        classes = rng.integers(0, nc, n_detections)
+    boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
+    scores = rng.integers(1, 9, n_detections) / 8 if coarse and not distinct else rng.random(n_detections)
+    order = np.argsort(-scores, kind="stable")
+    return make_image(boxes[order], scores[order], classes[order], targets, target_classes)
+
+
+def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
+    rng = np.random.default_rng(seed)
+    return [random_image(rng, nc, **kinds) for _ in range(n)]
+
+
+def accumulate(images: list[Image], indices: list[int] | None = None) -> MatchState:
+    accumulator = Accumulator()
+    for i in range(len(images)) if indices is None else indices:
+        accumulator.add(i, match_image(*images[i]))
+    return accumulator.state()

@@ -1,0 +1,60 @@
+"""Weighted and resampled images: the metric of the repeated images, and its interval."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.utils.evaluation.made_images import accumulate, random_images
+from utils.evaluation.average_precision import average_precision, rank
+from utils.evaluation.bootstrap import bootstrap_interval, bootstrap_maps
+from utils.evaluation.curves import summarize
+
+
+def test_weights_of_one_give_the_metric() -> None:
+    images = random_images(7, 10, 3, coarse=False, crowded=True)
+    state = accumulate(images)
+    ap, present = average_precision(rank(state), np.ones((10, 3), np.float32))
+    metrics, _ = summarize(state, 3)
+    assert present.all()
+    np.testing.assert_allclose(ap.mean((0, 1)), metrics.map, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_weights_equal_repeated_images(seed: int) -> None:
+    """Brute force: an image that counts k times is the same as k copies of it (scores distinct between images)."""
+    rng = np.random.default_rng(seed)
+    images = random_images(seed, 7, 3, coarse=True, distinct=True)
+    weights = rng.integers(0, 4, (7, 3)).astype(np.float32)
+    state = accumulate(images)
+    ranking = rank(state)
+    ap, present = average_precision(ranking, weights)
+    for r in range(3):
+        copies = [image for image, times in zip(images, weights[:, r].astype(int), strict=True) for _ in range(times)]
+        repeated, _ = summarize(accumulate(copies), 3)
+        np.testing.assert_array_equal(ranking.class_ids[present[:, r]], repeated.class_ids)
+        np.testing.assert_allclose(ap[present[:, r], :, r].mean(1), repeated.per_class[:, 3], atol=1e-12)
+        assert not ap[~present[:, r], :, r].any()
+
+
+def test_bootstrap_interval() -> None:
+    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
+    metrics, _ = summarize(state, 3)
+    wide = bootstrap_interval(state, np.random.default_rng(0), rounds=130)
+    narrow = bootstrap_interval(state, np.random.default_rng(0), rounds=130, level=0.5)
+    assert wide == bootstrap_interval(state, np.random.default_rng(0), rounds=130)
+    assert wide.map[0] < narrow.map[0] < metrics.map < narrow.map[1] < wide.map[1]
+    assert wide.map50[0] < metrics.map50 < wide.map50[1]
+    samples = bootstrap_maps(state, np.random.default_rng(0), 130)
+    assert ((samples[1] >= wide.map[0]) & (samples[1] <= wide.map[1])).mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_bootstrap_of_one_image_has_no_width() -> None:
+    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
+    metrics, _ = summarize(state, 3)
+    assert metrics.map > 0
+    interval = bootstrap_interval(state, np.random.default_rng(0), rounds=10)
+    np.testing.assert_allclose(interval.map, metrics.map)
