@@ -1,15 +1,28 @@
-"""Files that appear whole or not at all, and files that several processes share."""
+"""Paths as users write them, plain files, files that appear whole or not at all, files that processes share."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
+
+from utils.errors import ConfigError
+from utils.text import shown
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _umask() -> int:
@@ -42,6 +55,61 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def user_path(text: str | Path, where: str) -> Path:
+    """A path as a user wrote it, `~` expanded.
+
+    Args:
+        text: the path.
+        where: what the message starts with, such as "--data" or "coco.yaml:3: path".
+
+    Raises:
+        ConfigError: no file can have this path, or the user of `~user` is unknown.
+    """
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: found {shown(str(text))}, expected a path; this is no text.") from error
+    if b"\0" in encoded:
+        raise ConfigError(f"{where}: found {shown(str(text))}, expected a path; none holds a NUL character.")
+    if len(encoded) > LONGEST_PATH or max(map(len, encoded.split(b"/"))) > LONGEST_NAME:
+        raise ConfigError(
+            f"{where}: found {shown(str(text))}, expected a path of at most {LONGEST_PATH:,} bytes, each name in it at "
+            f"most {LONGEST_NAME}."
+        )
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{where}: found {shown(str(text))}, but the home folder that it starts with is unknown. Write the folder "
+            "itself."
+        ) from error
+
+
+def open_plain(path: Path | str) -> IO[bytes]:
+    """Open a plain file, or a link to one, for reading.
+
+    Anything else is not opened: a FIFO would wait for a writer, a device may act.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file; `strerror` says what it is.
+    """
+    _require_plain(Path(path).stat(), path)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    try:
+        _require_plain(os.fstat(file.fileno()), path)  # another one may have taken its place
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _require_plain(found: os.stat_result, path: Path | str) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
+        raise OSError(number, f"it is {_KINDS.get(kind, 'of an unknown kind')}, expected a plain file", str(path))
 
 
 @dataclass(frozen=True)

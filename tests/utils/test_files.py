@@ -1,16 +1,18 @@
-"""Files that are whole or not there, their mode, and files that several processes share."""
+"""Paths as written, plain files, files that are whole or not there, their mode, and files that processes share."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
-from utils.files import SharedFile, atomic_write
+from utils.errors import ConfigError
+from utils.files import SharedFile, atomic_write, open_plain, user_path
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -79,3 +81,50 @@ def test_a_named_file_is_whatever_has_its_name(tmp_path: Path) -> None:
     path.write_bytes(b"new")
     with shared.open("rb") as opened:
         assert opened.read() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\0b", r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
+        ("~nobody-of-that-name/a", "--data: found '~nobody-of-that-name/a', but the home folder"),
+        ("data/" + "x" * 256, "--data: found 'data/xxx.*each name in it at most 255"),
+        ("deep/" * 900, "at most 4,095 bytes"),
+        ("\ud800", r"--data: found '\\ud800', expected a path; this is no text"),
+    ],
+)
+def test_a_path_that_no_file_can_have(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        user_path(text, "--data")
+    assert len(str(error.value)) < 300
+
+
+def test_paths_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_path("~/a", "x") == Path("/home/me/a") and user_path("a/~b", "x") == Path("a/~b")
+    assert user_path("\udcff" + "x" * 254, "x").name == "\udcff" + "x" * 254
+
+
+def test_special_files_are_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        for name, kind in {
+            "fifo": "a FIFO",
+            "link": "a FIFO",
+            "s": "a socket",
+            "/dev/null": "a device",
+            ".": "a folder",
+        }.items():
+            with pytest.raises(OSError, match=f"it is {kind}, expected a plain file"):
+                open_plain(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        open_plain(tmp_path / "nothing")
+
+
+def test_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    with open_plain(tmp_path / "link") as file:
+        assert file.read() == b"content"
