@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow gpu gpu-stand-in chaos bench
+.PHONY: fmt lint type test test-slow gpu gpu-stand-in chaos hostile bench
 
 fmt:
 	uv run ruff format .
@@ -31,6 +31,9 @@ KILLS = 100
 
 chaos:
 	PYTHONPATH=. uv run python tests/system/chaos.py --kills $(KILLS)
+
+hostile:
+	uv run python -m tests.hostile
 
 DATA = shapes.yaml
 

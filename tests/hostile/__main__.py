@@ -1,0 +1,52 @@
+"""Hostile inputs for every part of the product; a failure is anything but a result or one clean message.
+
+python -m tests.hostile                                    # make hostile
+python -m tests.hostile --only checkpoints --cases 5000 --seed 1
+python -m tests.hostile --only checkpoints --case 17        # one of them again
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.hostile.campaign import Subject, Tally, run_cases, subject_names
+
+
+def main() -> int:
+    """Run what is asked for and print the table; returns 1 where a case failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, help="of each subject; default: what the subject says")
+    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--only", nargs="+", choices=subject_names(), default=subject_names())
+    parser.add_argument("--fast", action="store_true", help="the few cases of the default suite")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a case is forked, and threads are not
+
+    tallies = []
+    for name in asked.only:
+        subject = Subject.load(name)
+        usual = subject.fast_cases if asked.fast else subject.cases
+        cases = range(usual if asked.cases is None else asked.cases) if asked.case is None else [asked.case]
+        tally = Tally(name)
+        with tempfile.TemporaryDirectory(prefix="hostile") as home:
+            for outcome in run_cases(subject, asked.seed, cases, Path(home), asked.jobs):
+                tally.add(outcome)
+                if outcome.failure:
+                    again = f"python -m tests.hostile --only {name} --seed {asked.seed} --case {outcome.number}"
+                    print(f"FAILED: {again}\n{outcome.failure}", flush=True)
+        print(f"{name}: " + ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items())), flush=True)
+        tallies.append(tally)
+
+    for row in [("subject", "cases", "kinds", "failures"), *(tally.row for tally in tallies)]:
+        print("{:16} {:>8} {:>6} {:>9}".format(*row))
+    return 1 if any(tally.failures for tally in tallies) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Hostile cases, each in a process of its own with limits of time and memory; the same for the same seed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from tests.hostile.expect import raw_characters
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file of this folder with a `trial`, and what else it says in capitals.
+
+    Attributes:
+        trial: makes one case in an empty folder and gives it to the product; returns its kind, raises on a failure.
+        cases: of a whole campaign (CASES).
+        fast_cases: of the default suite (FAST_CASES).
+        time_limit_s: of a case (TIME_LIMIT_S).
+        memory: bytes of address space that a case may take beside what is there before (MEMORY).
+    """
+
+    name: str
+    trial: Callable[[random.Random, Path], str]
+    cases: int
+    fast_cases: int
+    time_limit_s: float
+    memory: int
+
+    @classmethod
+    def load(cls, name: str) -> Subject:
+        """Import a subject, and let it make what all its cases share (`prepare`)."""
+        module = importlib.import_module(f"tests.hostile.{name}")
+        getattr(module, "prepare", lambda: None)()
+        return cls(
+            name,
+            module.trial,
+            getattr(module, "CASES", 1000),
+            getattr(module, "FAST_CASES", 20),
+            getattr(module, "TIME_LIMIT_S", 60),
+            getattr(module, "MEMORY", 2 * 2**30),
+        )
+
+
+def subject_names() -> list[str]:
+    """Every subject of this folder."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef trial(" in path.read_text())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one case ended.
+
+    Attributes:
+        kind: what the trial returned; "" where it failed.
+        failure: a traceback and what was printed, or what ended the process; "" where all is well.
+    """
+
+    number: int
+    kind: str
+    failure: str
+
+
+@dataclass
+class Tally:
+    """The outcomes of a subject."""
+
+    subject: str
+    kinds: Counter[str] = field(default_factory=Counter)
+    failures: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more."""
+        if outcome.failure:
+            self.failures.append(outcome)
+        else:
+            self.kinds[outcome.kind] += 1
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Subject, cases, kinds and failures."""
+        cases = self.kinds.total() + len(self.failures)
+        return self.subject, f"{cases:,}", str(len(self.kinds)), str(len(self.failures))
+
+
+def run_cases(subject: Subject, seed: int, numbers: Iterable[int], home: Path, jobs: int) -> Iterator[Outcome]:
+    """Run these cases below `home`, `jobs` at a time; what they leave behind is removed."""
+    waiting, running = list(numbers)[::-1], list[_Case]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            running.append(_Case(subject, seed, waiting.pop(), home))
+        wait([case.process.sentinel for case in running], timeout=min(case.seconds_left for case in running))
+        for case in [case for case in running if case.is_over]:
+            running.remove(case)
+            yield case.end()
+
+
+class _Case:
+    """One case that is running."""
+
+    def __init__(self, subject: Subject, seed: int, number: int, home: Path) -> None:
+        self._number = number
+        self._home = home / f"{subject.name}{number}"
+        self._home.mkdir()
+        self._until = time.monotonic() + subject.time_limit_s
+        fork = multiprocessing.get_context("fork")  # the product is imported once, by the parent
+        self.process = fork.Process(target=_run, args=(subject, seed, number, self._home))
+        self.process.start()
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self._until - time.monotonic(), 0)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.process.is_alive() or not self.seconds_left
+
+    def end(self) -> Outcome:
+        """Kill what is left of the case, and read how it went."""
+        hangs = self.process.is_alive()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid or 0, signal.SIGKILL)
+        self.process.join()
+        printed, kind = (_text(self._home / name) for name in ("printed", "kind"))
+        raw = raw_characters(printed, allowed="\n\r\t")
+        failure = _text(self._home / "failure")
+        if hangs:
+            failure = "it hangs"
+        elif not failure and self.process.exitcode:
+            failure = f"the process ended with {self.process.exitcode}"
+        elif not failure and raw:
+            failure = f"printed raw {raw}"
+        shutil.rmtree(self._home, ignore_errors=True)
+        return Outcome(self._number, kind, f"{failure}\n{printed[-3000:]}" if failure else "")
+
+
+def _run(subject: Subject, seed: int, number: int, home: Path) -> None:
+    """The process of a case."""
+    os.setsid()  # so that whatever it starts can be ended with it
+    printed = os.open(home / "printed", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(printed, sys.stdout.fileno())
+    os.dup2(printed, sys.stderr.fileno())
+    os.environ.update(TESSERA_CACHE=str(home / "cache"), TESSERA_DATASETS=str(home / "datasets"))
+    _limit_memory(subject.memory)
+    folder = home / "case"
+    folder.mkdir()
+    try:
+        kind = subject.trial(random.Random(f"{seed} {subject.name} {number}"), folder)
+    except BaseException:
+        (home / "failure").write_text(traceback.format_exc(), errors="backslashreplace")
+    else:
+        (home / "kind").write_text(kind)
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process take `more` bytes of address space; nothing happens where it cannot be known what it has."""
+    statm = Path("/proc/self/statm")
+    if statm.is_file():
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="backslashreplace") if path.is_file() else ""
