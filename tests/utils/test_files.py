@@ -7,10 +7,12 @@ import os
 import socket
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.at_once import at_once
 from utils.errors import ConfigError
 from utils.files import SharedFile, atomic_write, open_plain, user_path
 
@@ -47,11 +49,7 @@ def test_threads_that_write_files_leave_the_processs_mask_alone(
 
     monkeypatch.setattr(os, "umask", umask)
     try:
-        threads = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once([partial(write, name) for name in ("one", "two")])
     finally:
         after = real(before)
     assert after == before

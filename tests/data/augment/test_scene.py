@@ -187,27 +187,20 @@ def test_random_numbers_do_not_depend_on_strengths() -> None:
 def test_mixup_joins_two_mosaics() -> None:
     source = dataset(1, outlines=False)
     mixed = dataclasses.replace(PLAIN, mosaic=1.0, mixup=1.0)
+
+    def rendered_mosaic(index: int, rng: np.random.Generator) -> Sample:
+        scene = sample_mosaic(index, range(6), (64, 64), mixed, rng)
+        return render_scene(scene, source.sample, 0.0, rng, np.empty((64, 64, 3), np.uint8))
+
     ratios = []
     for seed in range(40):
         sample = trained(source, mixed, seed)
         rng = sample_rng(1, 0, seed)
         sample_hsv_gains(mixed, rng)
         rng.random(2)
-        first = render_scene(
-            sample_mosaic(seed % 6, range(6), (64, 64), mixed, rng),
-            source.sample,
-            0.0,
-            rng,
-            np.empty((64, 64, 3), np.uint8),
-        )
+        first = rendered_mosaic(seed % 6, rng)
         (partner,) = sample_partners(seed % 6, range(6), 1, rng)
-        second = render_scene(
-            sample_mosaic(partner, range(6), (64, 64), mixed, rng),
-            source.sample,
-            0.0,
-            rng,
-            np.empty((64, 64, 3), np.uint8),
-        )
+        second = rendered_mosaic(partner, rng)
         ratio = rng.beta(32, 32)
         blend = first.image * ratio + second.image * (1 - ratio)
         assert np.abs(sample.image - blend).max() <= 0.51

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from data.feed.shared_memory import SharedMemory
 from data.source import decode
 from data.source.decode import read_image
 from tests.data.made_index import make_index, picture, write_images
+from tests.system.launch import free_port
 from utils.config import CacheMode
 from utils.errors import UserError
 from utils.ranks.launch import open_world
@@ -237,9 +237,7 @@ def test_a_broken_image_ends_the_build_and_leaves_nothing(
 def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> None:
     if broken:
         index.path(2).unlink()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     ranks = [context.Process(target=_rank, args=(rank, port, index, results)) for rank in range(2)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data.source.download import Patience, fetch
+from tests.at_once import at_once
 from utils.errors import UserError
 
 BODY = np.random.default_rng(0).bytes(300_000)
@@ -238,14 +239,6 @@ def test_target_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
 
 
 def test_two_at_once(server: Server, tmp_path: Path) -> None:
-    results: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes()))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = at_once([lambda: fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes()] * 4)
     assert results == [BODY] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["data.zip"]

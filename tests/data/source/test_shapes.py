@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from pathlib import Path
 
 import cv2
@@ -12,6 +11,7 @@ import pytest
 
 from data.source import shapes
 from data.source.shapes import NAMES, render_image, write_shapes
+from tests.at_once import at_once
 from utils.errors import UserError
 
 
@@ -181,19 +181,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_concurrent_writers(tmp_path: Path) -> None:
-    root, errors = tmp_path / "deep/shapes", []
-
-    def write() -> None:
-        try:
-            write_shapes(root, train=6, val=3)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    root = tmp_path / "deep/shapes"
+    at_once([lambda: write_shapes(root, train=6, val=3)] * 4)
     assert len(list(root.rglob("*.jpg"))) == 9
     assert [p.name for p in root.parent.iterdir()] == ["shapes"]

@@ -17,6 +17,7 @@ from data.source import spec as module
 from data.source.index import build_index
 from data.source.shapes import NAMES, write_shapes
 from data.source.spec import load_spec
+from tests.at_once import at_once
 from tests.data.make import write_dataset, write_image
 from utils.environment import REPO
 from utils.errors import ConfigError, UserError
@@ -225,12 +226,7 @@ def test_download_in_parts_appears_whole(tmp_path: Path, site: str) -> None:
 def test_download_by_several_at_once(tmp_path: Path, site: str) -> None:
     pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "pets/")
     yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}download: {site}/pets.zip\n")
-    roots: list[Path] = []
-    threads = [threading.Thread(target=lambda: roots.append(load_spec(yaml).root)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    roots = at_once([lambda: load_spec(yaml).root] * 4)
     assert roots == [tmp_path / "datasets" / "pets"] * 4
 
 

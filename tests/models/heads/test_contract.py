@@ -17,6 +17,7 @@ from models.heads.find import find_heads
 from models.heads.head import Head
 from models.suppression import Suppression, non_max_suppression
 from models.tta import predict_augmented
+from tests.models.heads.shares import shares_of
 from utils.config import Hyp, load_hyp
 from utils.errors import ConfigError
 
@@ -127,13 +128,6 @@ def weights_asked(criterion: Criterion[Any], raw: list[Tensor], assignment: Any)
 
     criterion(raw, assignment, assignment.counts, remember)
     return asked
-
-
-def shares_of(targets: Tensor, cuts: list[range]) -> list[Tensor]:
-    parts = [targets[(targets[:, 0] >= part.start) & (targets[:, 0] < part.stop)].clone() for part in cuts]
-    for part, rows in zip(cuts, parts, strict=True):
-        rows[:, 0] -= part.start
-    return parts
 
 
 @each_head

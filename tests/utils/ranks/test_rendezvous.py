@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
+from functools import partial
 
 import pytest
 from torch.distributed import HashStore
 
+from tests.at_once import at_once
 from utils.errors import ConfigError, UserError
 from utils.ranks.rendezvous import agree_on_session, require_own_devices
 
 
 def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:
     """All ranks at once, or some later; the names they came to."""
-    names: dict[int, str] = {}
 
-    def one(rank: int) -> None:
+    def one(rank: int) -> str:
         time.sleep((delays or {}).get(rank, 0))
-        names[rank] = agree_on_session(store, rank, size, 10)
+        return agree_on_session(store, rank, size, 10)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(names) == size
-    return set(names.values())
+    return set(at_once([partial(one, rank) for rank in range(size)]))
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
@@ -60,10 +54,6 @@ def test_every_rank_needs_a_device_of_its_own(devices: list[str], shared: str) -
         except ConfigError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(devices))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(one, rank) for rank in range(len(devices))])
     assert len(errors) == (len(devices) if shared else 0)
     assert all(re.match(shared, error) for error in errors)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.at_once import at_once
 from utils.machine.accelerator import Accelerator
 from utils.machine.batch_norm import BatchNormParts
 from utils.ranks.collectives import Collectives
@@ -83,11 +85,7 @@ def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
         layers[rank].running_mean.fill_(99)
         (layers[rank](inputs[rank]) * weight).sum().backward()
 
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate((weights[:4], weights[4:]))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(run, *pair) for pair in enumerate((weights[:4], weights[4:]))])
 
     torch.testing.assert_close(torch.cat([share.grad for share in inputs]), given.grad, rtol=1e-3, atol=1e-4)
     for name in ("weight", "bias"):

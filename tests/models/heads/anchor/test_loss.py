@@ -14,6 +14,7 @@ from models.heads.anchor.loss import DetectionLoss
 from models.heads.criterion import LossMeter
 from tests.models.heads.anchor.loss_oracle import oracle_loss
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions, reference_targets
+from tests.models.heads.shares import shares_of
 from utils.config import Hyp
 from utils.machine.accelerator import Accelerator
 
@@ -67,11 +68,9 @@ def test_a_batch_cut_over_ranks_gives_the_whole_batch(hyp: Hyp) -> None:
     loss, items = criterion(whole, criterion.assign(targets, batch_size, size_hw))
     gradients = torch.autograd.grad(loss, whole)
 
-    ranks = []
-    for images in (range(1), range(1, 4)):
-        mine = targets[(targets[:, 0] >= images.start) & (targets[:, 0] < images.stop)].clone()
-        mine[:, 0] -= images.start
-        ranks.append((images, criterion.assign(mine, len(images), size_hw)))
+    cuts = (range(1), range(1, 4))
+    shares = zip(cuts, shares_of(targets, cuts), strict=True)
+    ranks = [(images, criterion.assign(mine, len(images), size_hw)) for images, mine in shares]
     counts = torch.stack([assignment.counts for _, assignment in ranks]).sum(0)
     total_items = torch.zeros(3)
     for images, assignment in ranks:
@@ -144,9 +143,8 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(hyp: Hyp) -> N
     _, whole = criterion(predictions, criterion.assign(targets, 5, SIZE_HW))
 
     meters = [LossMeter(criterion), LossMeter(criterion), LossMeter(criterion)]
-    for meter, images in ((meters[0], range(1)), (meters[1], range(1, 3)), (meters[0], range(3, 5))):
-        mine = targets[(targets[:, 0] >= images.start) & (targets[:, 0] < images.stop)].clone()
-        mine[:, 0] -= images.start
+    cuts = (range(1), range(1, 3), range(3, 5))
+    for meter, images, mine in zip((meters[0], meters[1], meters[0]), cuts, shares_of(targets, cuts), strict=True):
         part = [p[images.start : images.stop] for p in predictions]
         meter.update(part, criterion.assign(mine, len(images), SIZE_HW))
     merged = meters[0].losses(meter.total() for meter in meters)

@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from models.heads.anchor.assignment import AnchorAssignment
 from models.heads.anchor.loss import DetectionLoss, objectness_balance, scaled_gains
-from tests.models.heads.anchor.made_loss import (
-    SIZE_HW,
-    Head,
-    random_targets,
-    raw_predictions,
-)
+from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions
 from utils.config import Hyp
 from utils.errors import ConfigError
+
+
+def candidate_rows(predictions: list[Tensor], assignment: AnchorAssignment) -> Tensor:
+    """What is predicted in the cell of each candidate, (candidates, 5 + C)."""
+    cells = assignment.cells.split(assignment.cells_per_level, 1)
+    return torch.cat([p[at.unbind(0)] for p, at in zip(predictions, cells, strict=True)])[assignment.candidate_cells]
 
 
 @pytest.mark.parametrize("nc", [1, 5])
@@ -57,12 +60,7 @@ def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
     predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
     plain = DetectionLoss(Head(), hyp, imgsz=96)
     assignment = plain.assign(targets, 2, SIZE_HW)
-    rows = torch.cat(
-        [
-            p[cells.unbind(0)]
-            for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
-        ]
-    )[assignment.candidate_cells]
+    rows = candidate_rows(predictions, assignment)
 
     smooth = DetectionLoss(Head(), replace(hyp, cls_pw=3.0), imgsz=96, label_smoothing=0.2)
     truth = torch.full((len(rows), 5), 0.1)
@@ -89,12 +87,7 @@ def test_focal_loss(hyp: Hyp) -> None:
 
     targets = random_targets(20, 2, SIZE_HW, 5)
     assignment = criterion.assign(targets, 2, SIZE_HW)
-    rows = torch.cat(
-        [
-            p[cells.unbind(0)]
-            for p, cells in zip(predictions, assignment.cells.split(assignment.cells_per_level, 1), strict=True)
-        ]
-    )[assignment.candidate_cells]
+    rows = candidate_rows(predictions, assignment)
     hit = F.one_hot(assignment.classes, 5).bool()
     x = rows[:, 5:]
     expected = torch.where(
