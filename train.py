@@ -33,7 +33,6 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
@@ -49,7 +48,7 @@ from utils.checkpoints.folder import new_run
 from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
-from utils.checkpoints.weights import intersect_weights, load_weights, resolve_weights
+from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
@@ -116,6 +115,9 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         accelerator.set_deterministic(config.deterministic)
         init_seeds(config.seed + 1 + world.rank)
         world.from_main(lambda: check_trackers(config.logger_names))
+        # Mistakes in the flags before the dataset is read, which may take minutes.
+        folder = resumed.run if resumed else stack.enter_context(new_run(config, world))
+        weights = world.from_main(lambda: read_weights(config, resumed))
         world.set_activity("reading the dataset")
         with torch_distributed_zero_first(world.local_rank, world):  # caches are built once a node
             spec = load_spec(config.data)
@@ -126,16 +128,17 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             resumed.check_classes(train_index.names, config)
 
         world.set_activity("building the model")
-        raw_model = build_model(config, train_index.names, world, resumed)
+        raw_model = build_model(config, train_index.names, weights, resumed)
+        del weights  # else they would stay in memory for the whole run
         require_agreement(run_fingerprint(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
         if not resumed:
-            raw_model.head.prepare(label_sizes(train_index, imgsz), config, hyp, world)
+            raw_model.head.prepare(train_index.box_sizes(imgsz), config, hyp, world)
         raw_model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(raw_model, imgsz))
         precision = choose_precision(config.amp, world, raw_model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = raw_model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
-        context = RunContext(config, hyp, world, imgsz, raw_model.stride, Path(config.project))
+        context = RunContext(config, hyp, world, imgsz, raw_model.stride, folder)
         batch_size = choose_batch_size(context, raw_model, criterion, precision, len(train_index))
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
@@ -143,8 +146,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names)))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
-        folder = resumed.run if resumed else stack.enter_context(new_run(config, world))
-        context = dataclasses.replace(context, config=config, folder=folder)
+        context = dataclasses.replace(context, config=config)
         memory = SharedMemory(world)
         loader = open_train_loader(context, train_index, memory, stack)
         val_loader = open_val_loader(context, val_index, memory, stack)
@@ -210,7 +212,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                     averaged = fused_copy(ema.model, accelerator)
                     found = evaluate(averaged, val_loader, world, Settings(try_half=True), criterion=criterion)
                     metrics = found.metrics
-                progress.class_maps = class_maps(metrics, len(val_index.names))
+                progress.class_maps = metrics.class_maps()
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
             stop = world.broadcast(metrics is not None and stopper.update(epoch, metrics.fitness))
             is_best = metrics is not None and stopper.best_epoch == epoch
@@ -240,18 +242,24 @@ def warn_of_problems(*indexes: DatasetIndex) -> None:
         log.warning(text)
 
 
+def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
+    """What `--weights` means; None where the model starts from scratch, or from the checkpoint of a resumed run.
+
+    Raises:
+        UserError: there is no such file, or it cannot be read.
+    """
+    return load_weights(resolve_weights(config.weights)) if config.weights and not resumed else None
+
+
 def build_model(
-    config: TrainConfig, names: Sequence[str], world: World, resumed: ResumedRun | None = None
+    config: TrainConfig, names: Sequence[str], weights: Weights | None = None, resumed: ResumedRun | None = None
 ) -> DetectionModel:
     """The raw model on the CPU, the same on every rank; with the weights and layers that were asked for.
 
     Raises:
-        UserError: no such weights, or weights that fit the architecture nowhere.
+        UserError: the weights fit the architecture nowhere.
         ConfigError: no such model YAML, or a wrong one.
     """
-    weights = None
-    if config.weights and not resumed:
-        weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     described = resumed.checkpoint["model_yaml"] if resumed else config.cfg or (weights and weights.model_yaml)
     with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
         torch.default_generator.manual_seed(config.seed)
@@ -270,13 +278,6 @@ def build_model(
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
     return model
-
-
-def label_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    """Widths and heights of all labels (M, 2), in pixels at the training size."""
-    scale = (imgsz / index.sizes_hw.max(1)).repeat(np.diff(index.box_offsets))
-    sizes: NDArray[np.float64] = (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale[:, None]
-    return sizes
 
 
 def choose_batch_size(
@@ -323,13 +324,6 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
     """`--image-weights`: sample images of weak classes more often from this epoch on."""
     if config.image_weights:
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
-
-
-def class_maps(metrics: Metrics, nc: int) -> tuple[float, ...]:
-    """AP of every class; the mean of all for classes that the validation has no object of."""
-    maps = np.full(nc, metrics.map)
-    maps[metrics.class_ids] = metrics.per_class[:, 3]
-    return tuple(maps.tolist())
 
 
 def finish(

@@ -110,6 +110,12 @@ class DatasetIndex:
         start, end = self.box_offsets[index : index + 2]
         return self.classes[start:end], self.boxes_xyxy[start:end]
 
+    def box_sizes(self, imgsz: int) -> NDArray[np.float64]:
+        """Widths and heights of all boxes (M, 2), in pixels of images whose long side is `imgsz`."""
+        scale = (imgsz / self.sizes_hw.max(1)).repeat(np.diff(self.box_offsets))
+        sizes: NDArray[np.float64] = (self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]) * scale[:, None]
+        return sizes
+
     def content_hash(self) -> str:
         """Hash of the content: file names, image sizes, labels, class names; not where or when it was copied."""
         names = "\0".join(self.path(i).name for i in range(len(self)))
@@ -251,6 +257,12 @@ class Metrics:
     confidence: float
     losses: tuple[float, ...] = ()
     speed_ms: tuple[float, float, float] = (0.0,) * 3
+
+    def class_maps(self) -> tuple[float, ...]:
+        """AP of every class; the mean of all for classes that the validation has no object of."""
+        maps = np.full(len(self.objects_per_class), self.map)
+        maps[self.class_ids] = self.per_class[:, 3]
+        return tuple(maps.tolist())
 
     @property
     def fitness(self) -> float:

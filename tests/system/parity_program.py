@@ -59,7 +59,7 @@ def run(words: list[str], world: World) -> None:
     hyp = load_hyp(config.hyp)
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
-        model = train.build_model(config, index.names, world).to(memory_format=torch.channels_last)
+        model = train.build_model(config, index.names).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = train.open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)

@@ -160,6 +160,21 @@ def test_check_data_fails_where_training_would_not_be_safe(folder: Path, command
     assert "class 7" in outcome.out
 
 
+@pytest.mark.parametrize("flag", ["--weights", "--project"])
+def test_flags_are_checked_before_the_dataset_is_read(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    def read(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the dataset was read")
+
+    monkeypatch.setattr(train, "build_index", read)
+    (tmp_path / "file").write_text("")
+    wrong = {"--weights": str(tmp_path / "nowhere.pt"), "--project": str(tmp_path / "file")}
+    outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", flag, wrong[flag]))
+    assert outcome.code == 1 and outcome.err.count("error: ") == 1, outcome.said
+    assert wrong[flag] in outcome.err and not list((tmp_path / "runs").rglob("*"))
+
+
 def test_weights_of_another_architecture(folder: Path, tmp_path: Path, shared: Path, command: Command) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--cfg", "yolov5s.yaml", "--epochs", "1"]
     outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", *args))

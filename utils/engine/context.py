@@ -19,7 +19,7 @@ class RunContext:
         world: the ranks, and this one's accelerator.
         imgsz: training size in pixels, a multiple of `stride`.
         stride: the model's largest stride in pixels.
-        folder: the run's folder on rank 0's host; before it is made, the folder of runs.
+        folder: the run's folder on rank 0's host.
     """
 
     config: TrainConfig
