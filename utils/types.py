@@ -184,6 +184,8 @@ class Batch:
         sizes_hw: int64 (B, 2), the original sizes.
         placements: float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left.
             Only validation's letterbox can be undone; after augmentation the rows are NaN.
+        left_out: images that did not decode → why. A training sample shows grey without objects in their place; a
+            validation batch is without them.
     """
 
     images: Tensor
@@ -191,6 +193,7 @@ class Batch:
     indices: Tensor
     sizes_hw: Tensor
     placements: Tensor
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -207,6 +210,7 @@ class Batch:
             self.indices,
             self.sizes_hw,
             self.placements,
+            self.left_out,
         )
 
 

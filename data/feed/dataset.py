@@ -19,10 +19,11 @@ from data.augment.filters import open_filter
 from data.augment.scene import Placement, letterbox, train_sample
 from data.feed.images import ImageStore
 from data.feed.recent import RecentImages
+from data.source.decode import UndecodableImage
 from utils.config import Hyp
 from utils.errors import UserError
 from utils.seeding import sample_rng
-from utils.types import Batch, DatasetIndex, Draw, Sample
+from utils.types import FILL, Batch, DatasetIndex, Draw, Sample
 
 _NOT_INVERTIBLE = (math.nan,) * 4
 
@@ -37,13 +38,26 @@ class DetectionDataset(Dataset[Batch]):
 
     def __init__(self, index: DatasetIndex, store: ImageStore | RecentImages) -> None:
         self.index, self.store = index, store
+        self._left_out: dict[int, str] = {}  # of the batch that is being built
 
     def __len__(self) -> int:
         return len(self.index)
 
     def sample(self, index: int) -> Sample:
-        """Image `index`, long side as loaded, with boxes and polygons in its pixels. The image may be read-only."""
-        image = self.store.load(index)
+        """Image `index`, long side as loaded, with boxes and polygons in its pixels. The image may be read-only.
+
+        One that does not decode is grey and has no objects, as if a mosaic were empty there: a function of the files
+        alone, so that the stream stays the same on every rank and after every resume.
+        """
+        try:
+            image = self.store.load(index)
+        except UndecodableImage as error:
+            self._left_out[index] = str(error)
+            return Sample(
+                np.full((*self.store.size(index), 3), FILL, np.uint8),
+                np.zeros((0, 4), np.float32),
+                np.zeros(0, np.int32),
+            )
         classes, boxes_xyxy = self.index.labels(index)
         scale_xy = self._loading_scale(index, image).astype(np.float32)
         return Sample(
@@ -62,8 +76,9 @@ class DetectionDataset(Dataset[Batch]):
             return error
 
     def _build(self, draws: Sequence[Draw]) -> Batch:
-        height, width = draws[0].size_hw
+        height, width = draws[0].size_hw if draws else (0, 0)
         assert all(draw.size_hw == (height, width) for draw in draws), draws
+        self._left_out = {}
         images = _empty_images(len(draws), height, width)
         placements = np.empty((len(draws), 4))
         rows = [np.zeros((0, 6), np.float32)]
@@ -78,6 +93,7 @@ class DetectionDataset(Dataset[Batch]):
             torch.from_numpy(indices),
             torch.from_numpy(self.index.sizes_hw[indices].astype(np.int64)),
             torch.from_numpy(placements),
+            self._left_out,
         )
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
@@ -116,7 +132,17 @@ class TrainDataset(DetectionDataset):
 
 
 class ValDataset(DetectionDataset):
-    """Letterboxed samples, as they are, with the placement that leads back to the original image."""
+    """Letterboxed samples, as they are, with the placement that leads back to the original image.
+
+    A batch is without the images that do not decode: they count neither for a model nor against it.
+    """
+
+    def _build(self, draws: Sequence[Draw]) -> Batch:
+        batch = super()._build(draws)
+        if not batch.left_out:
+            return batch
+        left = self._build([draw for draw in draws if draw.index not in batch.left_out])
+        return replace(left, left_out={**left.left_out, **batch.left_out})
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         loaded = self.sample(draw.index)

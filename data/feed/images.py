@@ -1,7 +1,8 @@
 """Images of a dataset at training size: decoded when asked for, or held once a node in one memory-mapped file.
 
-The file is the resized pixels of all images, end to end; where each begins follows from the sizes in the index, so
-nothing but bytes is stored. Its pages are shared by every rank and worker of the node: memory does not grow with them.
+The file is the resized pixels of all images, end to end, and a byte for each that says whether it decodes; where each
+begins follows from the sizes in the index, so nothing but bytes is stored. Its pages are shared by every rank and
+worker of the node: memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from data.source.decode import REDUCTIONS, Pixels, read_image
-from utils.errors import UserError
+from data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
 from utils.files import SharedFile
 from utils.machine.limits import usable_cpus
 from utils.text import gib
@@ -27,7 +27,7 @@ from utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 
-FORMAT = 2  # of the pixels in a cache file: raise it when loading gives other pixels
+FORMAT = 3  # of the pixels in a cache file: raise it when loading gives other pixels
 # A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder skips what would be
 # thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
 _REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
@@ -71,8 +71,8 @@ class ImageStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of all resized images together, in bytes."""
-        return int(self._offsets[-1])
+        """Size of all resized images together with the marks of those that decode, in bytes."""
+        return int(self._offsets[-1]) + len(self)
 
     @property
     def is_cached(self) -> bool:
@@ -88,10 +88,15 @@ class ImageStore:
         """Image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz. Read-only where it comes from a cache.
 
         Raises:
-            UserError: the file does not decode, or has another size than when it was indexed.
+            UserError: the file cannot be read.
+            UndecodableImage: the file does not decode, or has another size than when it was indexed.
         """
         if self._pixels is None:
             return self._decode_resized(index)
+        if not self._pixels[self._offsets[-1] + index]:
+            raise UndecodableImage(
+                f"{self.index.path(index)}: did not decode when the cache was built. Replace the file or remove it."
+            )
         height, width = self.size(index)
         return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
 
@@ -100,21 +105,28 @@ class ImageStore:
         return nullcontext()
 
     def write_cache(self, file: IO[bytes], show_progress: bool) -> None:
-        """Decode all images in parallel into `file`, from its start.
+        """Decode all images in parallel into `file`, from its start; those that do not decode are marked.
 
         Raises:
-            UserError: as `load`.
+            UserError: a file cannot be read.
             OSError: the file system is full, among others.
         """
 
         def write(index: int) -> None:
-            pixels = self._decode_resized(index).data.cast("B")
-            offset = int(self._offsets[index])
+            try:
+                pixels = self._decode_resized(index).data.cast("B")
+            except UndecodableImage:  # `load` says so when the image is asked for
+                return
+            put(pixels, int(self._offsets[index]))
+            put(memoryview(b"\1"), int(self._offsets[-1]) + index)
+
+        def put(pixels: memoryview, offset: int) -> None:
             # Positioned writes need no lock, and a full file system is an OSError; in a memory map it is a bus error.
             while pixels:
                 written = os.pwrite(file.fileno(), pixels, offset)
                 pixels, offset = pixels[written:], offset + written
 
+        file.truncate(self.nbytes)  # as long as promised, whatever the last images are
         title = f"Caching {self.index.split} images ({gib(self.nbytes)})"
         with (
             ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
@@ -160,7 +172,7 @@ class ImageStore:
         reduction = self._reduction(max(expected_hw))
         image = read_image(path, reduction)
         if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
-            raise UserError(
+            raise UndecodableImage(
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
                 "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
             )

@@ -5,6 +5,7 @@ Legend: B images of this rank's batch, T objects of the batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -32,6 +33,11 @@ from utils.engine.context import RunContext
 from utils.errors import UserError, lost_worker
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex
+
+log = logging.getLogger(__name__)
+
+_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, or one in so many, but never all
+_SHOWN = 5
 
 S = TypeVar("S", EpochSampler, ShardSampler)
 L = TypeVar("L", bound="Loader[Any]")
@@ -64,6 +70,8 @@ class Loader(Generic[S]):
             prefetch_factor=PREFETCH if workers else None,
         )
         self._stream: Iterator[Batch | UserError] = iter(())
+        self._left_out: set[int] = set()
+        self._log_level = logging.WARNING if world.is_main else logging.ERROR  # other ranks' warnings are not shown
 
     def close(self) -> None:
         """End and join the workers. The loader gives no batches afterwards."""
@@ -94,7 +102,19 @@ class Loader(Generic[S]):
             raise lost_worker("its connection broke") from error
         if isinstance(item, UserError):
             raise item
+        for image in item.left_out.keys() - self._left_out:
+            self._leave_out(image, item.left_out[image])
         return item
+
+    def _leave_out(self, image: int, why: str) -> None:
+        """Count an image that does not decode, and warn: of the first ones each, then at every power of two."""
+        self._left_out.add(image)
+        index, count = self._dataset.index, len(self._left_out)
+        found = f"{index.split}: {count:,} of {len(index):,} images did not decode so far. {why}"
+        if count > min(len(index) - 1, max(_FEW, len(index) // _SHARE)):
+            raise UserError(f"{found} With so many, the dataset is damaged; --check-data names them all.")
+        if count <= _SHOWN or count.bit_count() == 1:
+            log.log(self._log_level, f"{found} It is left out.")
 
 
 class TrainLoader(Loader[EpochSampler]):
@@ -133,7 +153,7 @@ class TrainLoader(Loader[EpochSampler]):
         """Batches `start`, `start` + 1 … of `epoch`.
 
         Raises:
-            UserError: an image does not decode, or changed since it was indexed.
+            UserError: an image cannot be read, or so many do not decode that the dataset is damaged.
         """
         if self._position != (epoch, start):
             self.seek(epoch, start)
@@ -160,7 +180,8 @@ class ValLoader(Loader[ShardSampler]):
     def __iter__(self) -> Iterator[Batch]:
         self._start()
         for _ in range(len(self)):
-            yield self._take()
+            if batch := self._take():  # one of which no image decodes is empty
+                yield batch
 
 
 def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory | None = None) -> TrainLoader:

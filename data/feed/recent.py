@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.feed.images import ImageStore
+from data.source.decode import UndecodableImage
 from utils.files import SharedFile
 from utils.machine.limits import available_memory
 from utils.ranks.world import World
@@ -54,6 +55,10 @@ class RecentImages:
         self._pixels = np.frombuffer(memory, np.uint8, slots * slot, header).reshape(slots, slot)
         self._draw: Draw | None = None
         self._held: set[int] = set()
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index` as loaded."""
+        return self._store.size(index)
 
     def share(self) -> SharedFile:
         """The slots, for another process of this user and node."""
@@ -107,7 +112,11 @@ class RecentImages:
             return
         if self._owners[slot] != index + 1:
             self._owners[slot] = 0  # if this process ends in between, there is no image here
-            self._image(slot, index)[:] = self._store.load(index)
+            try:
+                self._image(slot, index)[:] = self._store.load(index)
+            except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
+                raise
             self._owners[slot] = index + 1
 
     def _image(self, slot: int, index: int) -> NDArray[np.uint8]:

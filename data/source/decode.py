@@ -23,6 +23,10 @@ REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
+class UndecodableImage(UserError):
+    """The content of a file is not an image, or not the one that was indexed; the same on every rank."""
+
+
 def read_image(path: Path, reduction: int = 1) -> Pixels:
     """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
 
@@ -33,7 +37,8 @@ def read_image(path: Path, reduction: int = 1) -> Pixels:
         reduction: 1, 2, 4 or 8: a JPEG comes with its sides divided by it, rounded up; others as they are.
 
     Raises:
-        UserError: the file cannot be read, or holds no image.
+        UserError: the file cannot be read.
+        UndecodableImage: it holds no image.
     """
     try:
         encoded = np.fromfile(path, np.uint8)  # unlike cv2.imread, takes any Unicode path on every system
@@ -46,7 +51,7 @@ def read_image(path: Path, reduction: int = 1) -> Pixels:
         # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
         image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating, reduction)
     if image is None:
-        raise UserError(
+        raise UndecodableImage(
             f"{path}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
         )
     return image

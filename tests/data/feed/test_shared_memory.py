@@ -25,7 +25,7 @@ from utils.types import DatasetIndex
 
 SIZES = [(64, 64)] * 8
 BATCH_BYTES = 4 * 64 * 64 * 3
-CACHE_BYTES = 8 * 64 * 64 * 3
+CACHE_BYTES = 8 * (64 * 64 * 3 + 1)
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 

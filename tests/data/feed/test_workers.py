@@ -42,7 +42,7 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
         loader = Loader(dataset, sampler, rank(number, 2), workers=2, seed=7)
         with loader:
             loader._start()
-            return [loader._take(), loader._take()]
+            return [next(loader._stream), next(loader._stream)]
 
     twice = [drawn(0), drawn(0)]
     assert twice[0] == twice[1]

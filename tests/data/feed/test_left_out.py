@@ -1,0 +1,131 @@
+"""An image with a good header and broken data is left out; the stream stays a function of the files and the seed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.feed import recent as recent_module
+from data.feed.cache import open_images
+from data.feed.images import ImageStore
+from data.feed.loader import TrainLoader, build_train_loader, build_val_loader
+from tests.data.feed.made_rank import rank
+from tests.data.made_index import make_index, write_images
+from tests.data.made_run import made_run
+from utils.config import CacheMode, Hyp
+from utils.errors import UserError
+from utils.ranks.world import World
+from utils.types import FILL, Batch, DatasetIndex
+
+SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20), (48, 48)]
+BROKEN = 2
+HYP = Hyp(**{**dict.fromkeys(Hyp.__dataclass_fields__, 0.0), "mosaic": 1.0, "mixup": 0.5, "fliplr": 0.5})
+PLAIN = Hyp(**dict.fromkeys(Hyp.__dataclass_fields__, 0.0))
+
+
+def break_data(path: Path) -> None:
+    """Leave the header and the end of a PNG, but nothing of its pixels."""
+    raw = bytearray(path.read_bytes())
+    start = raw.index(b"IDAT") + 4
+    raw[start:-16] = bytes(len(raw) - 16 - start)
+    path.write_bytes(raw)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    paths = write_images(tmp_path / "images", SIZES)
+    break_data(paths[BROKEN])
+    return make_index(SIZES, paths=paths, classes=[[i % 3] for i in range(len(SIZES))])
+
+
+def train_loader(index: DatasetIndex, hyp: Hyp = HYP, number: int = 0, size: int = 1, workers: int = 0) -> TrainLoader:
+    run = made_run(hyp, rank(number, size), imgsz=64, batch_size=4, seed=5, epochs=2, workers=workers)
+    return build_train_loader(run, ImageStore(index, 64, "linear"))
+
+
+def batches(loader: TrainLoader) -> list[Batch]:
+    with loader:
+        return [batch for epoch in range(2) for batch in loader.batches(epoch)]
+
+
+def test_the_stream_is_the_same_on_any_ranks_and_workers(index: DatasetIndex, caplog: pytest.LogCaptureFixture) -> None:
+    whole = batches(train_loader(index))
+    assert "train: 1 of 8 images did not decode so far. " in caplog.text and "2.png: found" in caplog.text
+    assert caplog.text.count("left out") == 1, "once an image, however often it is a mosaic's partner"
+    for other in (batches(train_loader(index, workers=2)), batches(train_loader(index))):
+        for one, two in zip(whole, other, strict=True):
+            assert torch.equal(one.images, two.images) and torch.equal(one.targets, two.targets)
+    shares = [batches(train_loader(index, number=number, size=2)) for number in range(2)]
+    for together, *parts in zip(whole, *shares, strict=True):
+        assert torch.equal(torch.cat([part.images for part in parts]), together.images)
+
+
+def test_in_training_it_is_grey_without_objects(index: DatasetIndex) -> None:
+    found = [
+        (batch.images[row], batch.targets[batch.targets[:, 0] == row])
+        for batch in batches(train_loader(index, PLAIN))
+        for row, image in enumerate(batch.indices.tolist())
+        if image == BROKEN
+    ]
+    assert len(found) == 2
+    assert all((image == FILL).all() and len(targets) == 0 for image, targets in found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_validation_is_without_it(index: DatasetIndex, batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
+    store = ImageStore(index, 64, "area")
+    with build_val_loader(store, World(), batch_size=batch_size, stride=32, workers=0) as loader:
+        found = list(loader)
+    assert sorted(i for batch in found for i in batch.indices.tolist()) == [i for i in range(len(SIZES)) if i != BROKEN]
+    for batch in found:
+        assert len(batch.images) == len(batch.sizes_hw) == len(batch.placements) == len(batch) > 0
+        assert set(batch.targets[:, 0].tolist()) == set(range(len(batch)))
+    assert "2.png" in caplog.text
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_a_cache_knows_it_too(index: DatasetIndex, cache: CacheMode) -> None:
+    plain = batches(train_loader(index))
+    with open_images(index, 64, cache, "linear", World()) as store:
+        run = made_run(HYP, rank(0, 1), imgsz=64, batch_size=4, seed=5, epochs=2, workers=0)
+        for one, two in zip(plain, batches(build_train_loader(run, store)), strict=True):
+            assert torch.equal(one.images, two.images) and torch.equal(one.targets, two.targets)
+
+
+def test_a_slot_is_not_held_for_it(index: DatasetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for another slot with an exclusive lock in hand may wait for ever."""
+    calls: list[tuple[int, int]] = []
+    lockf = recent_module.fcntl.lockf
+    monkeypatch.setattr(
+        recent_module.fcntl, "lockf", lambda f, how, *place: calls.append((how, *place[1:])) or lockf(f, how, *place)
+    )
+    batches(train_loader(index))
+    exclusive, unlock = recent_module.fcntl.LOCK_EX | recent_module.fcntl.LOCK_NB, recent_module.fcntl.LOCK_UN
+    taken = [at for at, call in enumerate(calls) if call == (exclusive, BROKEN)]
+    assert taken and all(calls[at + 1] == (unlock, BROKEN) for at in taken)
+
+
+def test_many_are_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [(20, 20)] * 40
+    paths = write_images(tmp_path / "images", sizes)
+    for path in paths[:20]:
+        break_data(path)
+    with pytest.raises(UserError, match=r"train: 17 of 40 images did not decode so far.*--check-data names them all"):
+        batches(train_loader(make_index(sizes, paths=paths)))
+    assert caplog.text.count("left out") == 7, "the first five, and each power of two"
+
+
+def test_a_file_that_cannot_be_read_ends_the_run(index: DatasetIndex) -> None:
+    """That is the machine's fault: the same files give another stream without it."""
+    index.path(BROKEN).unlink()
+    with pytest.raises(UserError, match="cannot read the image"):
+        batches(train_loader(index))
+
+
+def test_other_ranks_are_heard(index: DatasetIndex, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2):
+        batches(train_loader(index, number=number, size=2))
+    assert {record.levelno for record in caplog.records} == {logging.WARNING, logging.ERROR}
