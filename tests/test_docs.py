@@ -1,19 +1,22 @@
-"""What docs/distributed.md says is so: its table of the sampler's law, the tests that it names, the flags it uses."""
+"""What the documents say is so: the table of the sampler's rules, tests, files and commands that they name, flags."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from data.feed.sampler import EpochOrder, EpochSampler
 from utils import environment
-from utils.config import TrainConfig
+from utils.config import TrainConfig, ValConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 
 
 def law(images: int, drop_last: bool) -> str:
@@ -53,6 +56,27 @@ def test_every_command_is_understood() -> None:
     for command in commands:
         if "$flags" not in command and "`" not in command:
             TrainConfig(**TrainConfig.from_args(shlex.split(command)))
+
+
+@each_document
+def test_files_modules_and_targets_are_there(path: Path) -> None:
+    text = path.read_text()
+    links = [path.parent / link for link in re.findall(r"\]\(([^):#]+)\)", text)]
+    named = [ROOT / name for name in re.findall(r"\b(?:tests|utils|models|data|docs)/[\w/]+\.(?:py|md|yaml)\b", text)]
+    assert [str(file) for file in (*links, *named) if not file.exists()] == []
+    assert [name for name in re.findall(r"-m (tests\.[\w.]+)", text) if find_spec(name) is None] == []
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    asked = re.findall(r"(?:^|`)make ([a-z -]+)", text, flags=re.MULTILINE)
+    assert {target for line in asked for target in line.split()} <= set(targets)
+
+
+def test_every_command_of_the_readme_is_understood() -> None:
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^(?!`).*\b(train|val)\.py (--[^#\n]*)", text, flags=re.MULTILINE)
+    assert len(commands) >= 9
+    for command, flags in commands:
+        config = TrainConfig if command == "train" else ValConfig
+        config(**config.from_args(shlex.split(flags)))
 
 
 def test_variables_are_those_that_are_read() -> None:

@@ -59,8 +59,8 @@ def main() -> None:
         add(f"of the nominal {NOMINAL_BATCH}", f"{ranks * given.batch / NOMINAL_BATCH:g} x")
         add("gradients through each link", f"{2 * (ranks - 1) / ranks * gradient / 1e6:.0f} MB")
         add("all-reduce of gradients", f"{reduced:.2f} ms")
-        add("of it not behind the backward", f"{exposed:.2f} ms")
-        add("all-reduce of counts and votes, behind the forward", f"{counts:.3f} ms")
+        add("of it not overlapped with the backward", f"{exposed:.2f} ms")
+        add("all-reduce of counts and flags, during the forward", f"{counts:.3f} ms")
         add("--sync-bn, between layers", f"{sync_bn:.1f} ms")
         add(
             "efficiency without, with --sync-bn",
