@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.files import user_path
+
 REPO = Path(__file__).resolve().parent.parent
 
 
 def datasets_dir() -> Path:
     """Folder that datasets are looked up in and downloaded to (TESSERA_DATASETS)."""
-    return Path(os.environ.get("TESSERA_DATASETS") or REPO / "datasets").expanduser()
+    return user_path(os.environ.get("TESSERA_DATASETS") or REPO / "datasets", "TESSERA_DATASETS")
 
 
 def cache_dir() -> Path:
     """Folder for indexes and image caches (TESSERA_CACHE)."""
-    return Path(os.environ.get("TESSERA_CACHE") or "~/.cache/tessera").expanduser()
+    return user_path(os.environ.get("TESSERA_CACHE") or "~/.cache/tessera", "TESSERA_CACHE")
 
 
 def forbid_update_checks() -> None:

@@ -94,7 +94,10 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "unwritable run folder": (read_only, 1, ("cannot be made or written to", "--project")),
     "nothing to resume": (lambda d: ["--resume", "--project", str(d / "empty")], 1, ("no checkpoint", "--resume path")),
     "script in download": (
-        lambda d: ["--data", str(edit_yaml(d / "tiny.yaml", download="import os; os.system('touch hacked')"))],
+        lambda d: [
+            "--data",
+            str(edit_yaml(d / "tiny.yaml", path="nowhere", download="import os; os.system('touch hacked')")),
+        ],
         2,
         ("download", "never run"),
     ),

@@ -1,27 +1,17 @@
-"""Dataset YAMLs: where they and their datasets are found, what is refused, what is downloaded and generated."""
+"""Dataset YAMLs: where they and their datasets are found, and what is refused."""
 
 from __future__ import annotations
 
-import io
-import threading
-import zipfile
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from data.source import spec as module
-from data.source.index import build_index
-from data.source.shapes import NAMES, write_shapes
+from data.source.place import Place
+from data.source.shapes import NAMES
 from data.source.spec import load_spec
-from tests.at_once import at_once
 from tests.data.make import write_dataset, write_image
 from utils.environment import REPO
 from utils.errors import ConfigError, UserError
-from utils.types import Archive
 
 BODY = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
 
@@ -48,7 +38,7 @@ def refuse(path: Path, text: str, what: str) -> None:
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])
 def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_find_root", lambda plan, stated: Path("/there") / stated)
+    monkeypatch.setattr(Place, "find", lambda place: Path("/there") / place.stated)
     spec = load_spec(name)
     assert spec == load_spec(f"{name}.yaml") == load_spec(REPO / "data" / f"{name}.yaml")
     assert spec.nc == {"coco128": 80, "coco": 80, "VOC": 20, "shapes": 6}[name]
@@ -56,7 +46,7 @@ def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shapes_names_are_those_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_find_root", lambda plan, stated: Path("/there") / stated)
+    monkeypatch.setattr(Place, "find", lambda place: Path("/there") / place.stated)
     assert load_spec("shapes").names == NAMES
 
 
@@ -132,6 +122,14 @@ def test_byte_order_mark(tmp_path: Path) -> None:
         ("train: a\nnames: {1: cat, 2: dog}\n", "found the key 2"),
         ("train: a\nnames: {cat: 0}\n", "found the key 'cat'"),
         ("train: a\nnames: [no, yes]\n", "class 0 is False"),
+        ("train: a\nnames: {0: cat, '0': dog}\n", "found the key 0 twice"),
+        ("train: a\nnames: {0: cat, 00: dog}\n", "the key '00' is already on line 2"),
+        ('train: a\nnames: ["cat\\e[31m"]\n', r"class 0 is 'cat\\x1b\[31m', expected .* without control"),
+        (f"train: a\nnames: [{'x' * 201}]\n", "of at most 200 characters"),
+        ('train: "a\\0b"\nnames: [cat]\n', "none holds a NUL"),
+        (f"train: a\npath: {'x' * 256}\nnames: [cat]\n", r"a\.yaml:2: path: found 'xxx.* at most 255"),
+        ("train: a\npath: ~nobody-here/a\nnames: [cat]\n", r"a\.yaml:2: path: found '~nobody-here/a', but the home"),
+        (f"train: a\npath: {'d/' * 2045}\nnames: [cat]\n", "at most 4,095 bytes"),
         ("train: a\nnames: [cat, cat]\n", "'cat' is the name of classes 0 and 1"),
         ("train: a\nnames: [cat, dog]\nnc: 3\n", "nc is 3, but names has 2"),
         ("train: a\nnames: [cat, dog]\nnc: true\n", "nc is True"),
@@ -149,7 +147,7 @@ def test_mistakes(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, text, what)
 
 
-@pytest.mark.parametrize(
+SCRIPTS = pytest.mark.parametrize(
     "script",
     [
         "bash data/scripts/get.sh",
@@ -161,91 +159,21 @@ def test_mistakes(tmp_path: Path, text: str, what: str) -> None:
         "3",
     ],
 )
-@pytest.mark.parametrize("present", [False, True])
-def test_scripts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, present: bool) -> None:
+
+
+@SCRIPTS
+def test_scripts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.chdir(tmp_path)
-    if present:
-        dataset(tmp_path / "pets")
     refuse(tmp_path, f"path: pets\n{BODY}download: {script}\n", "Scripts are refused, never run")
     assert not (tmp_path / "pwned").exists()
 
 
-class _Files(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
-    """A web server over tmp_path/site."""
-    (tmp_path / "site").mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(tmp_path / "site"))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def pack(path: Path, folder: Path, inside: str, part: str = "") -> None:
-    """A zip of folder/part, its names starting with `inside`."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file:
-        for item in sorted((folder / part).rglob("*")):
-            if item.is_file():
-                file.write(item, inside + str(item.relative_to(folder)))
-    path.write_bytes(content.getvalue())
-
-
-@pytest.mark.parametrize("inside", ["pets/", ""])
-def test_download(tmp_path: Path, site: str, inside: str) -> None:
-    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), inside)
-    yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}download: {site}/pets.zip\n")
-    spec = load_spec(yaml)
-    assert spec.root == tmp_path / "datasets" / "pets"
-    assert spec.download == (Archive(f"{site}/pets.zip"),)
-    assert len(build_index(spec, "train").classes) == 1
-    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["pets"]
-    (tmp_path / "site" / "pets.zip").unlink()
-    assert load_spec(yaml) == spec
-
-
-def test_download_in_parts_appears_whole(tmp_path: Path, site: str) -> None:
-    made = dataset(tmp_path / "made")
-    pack(tmp_path / "site" / "labels.zip", made, "pets/", "labels")
-    text = f"path: pets\n{BODY}download:\n- {site}/labels.zip\n- {{url: '{site}/images.zip', into: pets}}\n"
-    yaml = write(tmp_path / "a.yaml", text)
-    with pytest.raises(UserError, match="404"):
-        load_spec(yaml)
-    assert not (tmp_path / "datasets" / "pets").exists()
-    (tmp_path / "site" / "labels.zip").unlink()  # has been unpacked: not asked for again
-    pack(tmp_path / "site" / "images.zip", made, "", "images")
-    assert len(build_index(load_spec(yaml), "val").classes) == 1
-
-
-def test_download_by_several_at_once(tmp_path: Path, site: str) -> None:
-    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "pets/")
-    yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}download: {site}/pets.zip\n")
-    roots = at_once([lambda: load_spec(yaml).root] * 4)
-    assert roots == [tmp_path / "datasets" / "pets"] * 4
-
-
-def test_download_of_something_else(tmp_path: Path, site: str) -> None:
-    pack(tmp_path / "site" / "a.zip", dataset(tmp_path / "made"), "cats/", "labels")
-    refuse(tmp_path, f"path: pets\n{BODY}download: {site}/a.zip\n", "hold cats, but not train: images/train")
-    assert not (tmp_path / "datasets" / "pets").exists()
-
-
-def test_download_does_not_touch_an_unfinished_folder(tmp_path: Path) -> None:
-    write(tmp_path / "datasets" / "pets" / "notes.txt", "mine")
-    refuse(tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", "exists, but has none of images/train")
-
-
-def test_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._GENERATORS, "shapes", partial(write_shapes, train=2, val=20))
-    spec = load_spec("shapes.yaml")
-    assert spec.root == tmp_path / "datasets" / "shapes"
-    before = spec.root.stat().st_ino
-    assert load_spec("shapes") == spec and spec.root.stat().st_ino == before
-    index = build_index(spec, "val")
-    assert len(index) == 20 and not index.problems and set(index.classes.tolist()) == set(range(6))
+@SCRIPTS
+def test_scripts_do_not_matter_where_the_data_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = dataset(tmp_path / "datasets" / "pets")
+    yaml = write(tmp_path / "a.yaml", f"path: ../datasets/pets\n{BODY}download: {script}\n")
+    assert load_spec(yaml).root == root
+    assert not (tmp_path / "pwned").exists()

@@ -1,0 +1,187 @@
+"""The folder of a dataset: found, or downloaded or generated below the folder of datasets (TESSERA_DATASETS).
+
+Nothing is ever written anywhere else, whatever a YAML says: a file in a folder of Python's, say, would be run.
+"""
+
+# A folder that may not be read counts as none here; pathlib's own checks raise, and its resolve() follows links.
+# ruff: noqa: PTH100, PTH110, PTH112, PTH207
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from data.source.archives import unpack
+from data.source.download import fetch, locked
+from data.source.shapes import write_shapes
+from utils.environment import REPO, datasets_dir
+from utils.errors import ConfigError, UserError
+from utils.files import user_path
+from utils.text import first_of, shown
+from utils.types import Archive
+
+GENERATORS = {"shapes": write_shapes}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a dataset YAML says of its folder.
+
+    Attributes:
+        yaml_path: the YAML.
+        where: what messages about `path` start with, such as "coco.yaml:3: path".
+        stated: `path` as written; None where it is missing.
+        entries: split → its entries as written.
+        archives: of `download`.
+        refused: why `download` cannot be followed; "" where it can, or there is none.
+        generate: name of a generator.
+    """
+
+    yaml_path: Path
+    where: str
+    stated: str | None
+    entries: Mapping[str, Sequence[str]]
+    archives: tuple[Archive, ...] = ()
+    refused: str = ""
+    generate: str | None = None
+
+    def is_in(self, root: Path, splits: Iterable[str] | None = None) -> bool:
+        """Whether `root` is a folder with an entry of any of `splits` (all where None)."""
+        texts = [text for split in splits or self.entries for text in self.entries.get(split, ())]
+        return os.path.isdir(root) and any(_exists(self.resolve(root, text)) for text in texts)
+
+    def resolve(self, root: Path, text: str) -> Path:
+        """An entry as a path. Some exports write ../train/images for a folder beside the YAML; they are understood.
+
+        Raises:
+            ConfigError: no file can have this path.
+        """
+        path = absolute(user_path(root / user_path(text, str(self.yaml_path)), str(self.yaml_path)))
+        if text.startswith("../") and not _exists(path):
+            inside = absolute(root / text.removeprefix("../"))
+            if _exists(inside):
+                return inside
+        return path
+
+    def find(self) -> Path:
+        """The dataset's folder; where there is none, it is downloaded or generated.
+
+        Raises:
+            UserError: it is nowhere, and cannot be obtained.
+        """
+        relative = user_path(self.stated or ".", self.where)
+        bases = (self.yaml_path.parent, Path.cwd(), REPO, datasets_dir())
+        tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
+        tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in tried))
+        for path in tried:
+            if self.is_in(path):
+                return path
+        if self.refused:
+            raise ConfigError(f"{self.refused} into one of\n  {_list(map(shown, tried))}")
+        if self.stated is not None and (self.archives or self.generate):
+            return self._obtain(absolute(_target(relative)))
+        if self.stated is None and any(Path(text).is_absolute() for texts in self.entries.values() for text in texts):
+            return self.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
+        places = _list(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
+        raise UserError(
+            f"{self.yaml_path}: the dataset is in none of these folders (entries: {self._entries()}):\n  {places}\n"
+            "Correct `path`, or set TESSERA_DATASETS to the folder that datasets are in."
+        )
+
+    def _entries(self) -> str:
+        texts = dict.fromkeys(text for texts in self.entries.values() for text in texts)
+        return first_of([shown(Path(text)) for text in list(texts)[:11]], 10) + (" …" if len(texts) > 11 else "")
+
+    def _obtain(self, target: Path) -> Path:
+        """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
+        done = "generated" if self.generate else "downloaded"
+        datasets = absolute(datasets_dir())
+        if datasets not in target.parents:
+            raise UserError(
+                f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
+                f"below {shown(datasets)} (TESSERA_DATASETS). Write `path: {shown(Path(self.yaml_path.stem))}` to have "
+                f"it {done} there, or correct `path`."
+            )
+        staging = target.with_name(f".{target.name}.download")
+        try:
+            if target.exists() and any(target.iterdir()):
+                raise UserError(
+                    f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Move it away to "
+                    f"have the dataset {done} there, or correct `path`."
+                )
+            if self.generate is not None:
+                logger.info("Generating the dataset %s in %s", self.generate, target)
+                GENERATORS[self.generate](target)
+                return target
+            with locked(staging / "lock"):
+                if not self.is_in(target):
+                    self._download(staging, target)
+                    shutil.rmtree(staging)
+        except OSError as error:
+            raise UserError(
+                f"{self.yaml_path}: the dataset cannot be {done} to {shown(target)} ({error.strerror or error}). Set "
+                "TESSERA_DATASETS to a folder that can be written and has room."
+            ) from error
+        return target
+
+    def _download(self, staging: Path, target: Path) -> None:
+        """Fetch and unpack every archive below `staging`, then rename the result. Resumes an interrupted call."""
+        contents = staging / "contents"
+        for archive in self.archives:
+            name = PurePosixPath(urlsplit(archive.url).path).name or "archive"
+            key = hashlib.blake2b("\0".join(archive).encode(), digest_size=4).hexdigest()
+            done = staging / f"{key}.done"
+            if not done.exists():
+                logger.info("Downloading %s for %s", archive.url, target)
+                file = fetch(archive.url, staging / f"{key}-{name}")
+                unpack(file, contents / archive.into)
+                done.touch()
+                file.unlink()
+        # An archive may hold the dataset's folder, or what belongs inside it.
+        found = contents / target.name
+        if not found.is_dir():
+            found = contents
+        needed = [split for split in ("train", "val") if split in self.entries] or list(self.entries)
+        for split in needed:
+            if not self.is_in(found, [split]):
+                held = first_of(sorted(path.name for path in found.iterdir()), 10) if found.is_dir() else "nothing"
+                shutil.rmtree(staging)
+                raise UserError(
+                    f"{self.yaml_path}: the archives of `download` hold {held}, but not {split}: "
+                    f"{first_of(self.entries[split], 10)}. Correct `{split}` or `download`."
+                )
+        found.rename(target)
+
+
+def _target(path: Path) -> Path:
+    """Where a dataset of this `path` is downloaded to.
+
+    A path such as ../datasets/coco128, which other trainers write for their folder of datasets, means one inside ours.
+    """
+    if path.is_absolute():
+        return path
+    parts = [part for part in path.parts if part not in ("..", ".")]
+    return datasets_dir() / Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
+
+
+def _list(lines: Iterable[object]) -> str:
+    return "\n  ".join(map(str, lines))
+
+
+def _exists(path: Path) -> bool:
+    if os.path.exists(path) or not glob.has_magic(str(path)):
+        return os.path.exists(path)
+    return next(glob.iglob(str(path), recursive=True), None) is not None
+
+
+def absolute(path: Path) -> Path:
+    """Without `..`, links kept: labels are looked for beside the path as written."""
+    return Path(os.path.abspath(path))
