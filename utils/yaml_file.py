@@ -1,11 +1,13 @@
 """A YAML file with the line of each key: what the readers of datasets, models and hyperparameters start from.
 
-Plain values only: no tag of a YAML ever makes an object or runs anything.
+Plain values only: no tag of a YAML ever makes an object or runs anything. A file may come from anywhere, so what it
+could grow to is bounded before anything is made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,15 @@ from typing import Any
 import yaml
 
 from utils.errors import ConfigError
+from utils.files import open_plain
+from utils.text import one_line, shown
+
+MAX_BYTES = 2 << 20  # 20,000 class names are 0.5 MB
+MAX_DEPTH = 32
+MAX_VALUES = 100_000  # 20,000 class names with their numbers are 40,000
+MAX_DIGITS = 200  # any such number is a finite float too
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE = "tag:yaml.org,2002:merge"
 
 Row = int | str  # of a list: its index; of a map: its key as written
 
@@ -47,55 +58,104 @@ def read_yaml(path: Path, expected: str) -> YamlMapping:
         expected: what the file should hold, such as "keys such as train, val and names".
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, has a key twice, or holds something else; with the line if known.
+        ConfigError: it cannot be read, is not YAML, has a key twice, is larger or deeper than any configuration, or
+            holds something else; with the line if known.
     """
     try:
-        loader = yaml.SafeLoader(path.read_text("utf-8-sig"))
+        loader = _Loader(_read_text(path), shown(path))
         root = loader.get_single_node()
-        twice = _repeated_key(root)
-        values = loader.construct_document(root) if root is not None and twice is None else None
+        values = loader.construct_document(root) if root is not None else None
+    except ConfigError:
+        raise
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise ConfigError(f"{shown(path)}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text. Save it as UTF-8.") from error
+        raise ConfigError(f"{shown(path)}: not UTF-8 text. Save it as UTF-8.") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = error.problem or error.context
-        raise ConfigError(f"{path}{line}: not valid YAML: {problem}. Mind indentation, colons and quotes.") from error
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        # Besides its own errors PyYAML lets through those of values it cannot read, such as the date 2020-13-01.
-        raise ConfigError(f"{path}: not valid YAML: {error}.") from error
-    if twice is not None:
-        key, first = twice
+        problem = one_line(str(error.problem or error.context), 120)
         raise ConfigError(
-            f"{path}:{key.start_mark.line + 1}: the key '{key.value}' is already on line {first.start_mark.line + 1}. "
-            "Remove one."
-        )
+            f"{shown(path)}{line}: not valid YAML: {problem}. Mind indentation, colons and quotes."
+        ) from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # Besides its own errors PyYAML lets through those of values it cannot read, such as the date 2020-13-01.
+        raise ConfigError(f"{shown(path)}: not valid YAML: {one_line(str(error), 120)}.") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         found = "nothing" if values is None else type(values).__name__
-        raise ConfigError(f"{path}: found {found}, expected {expected}.")
-    return YamlMapping(str(path), values, _lines(root))
+        raise ConfigError(f"{shown(path)}: found {found}, expected {expected}.")
+    return YamlMapping(shown(path), values, _lines(root))
 
 
-def _repeated_key(root: yaml.Node | None) -> tuple[yaml.Node, yaml.Node] | None:
-    """A key that its map already has, and the earlier one. PyYAML would silently keep the later value."""
-    waiting, visited = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in visited:  # an alias
-            continue
-        visited.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += reversed(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            seen: dict[tuple[str, str], yaml.Node] = {}
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    first = seen.setdefault((key.tag, key.value), key)
-                    if first is not key:
-                        return key, first
-                waiting.append(value)
-    return None
+def _read_text(path: Path) -> str:
+    with open_plain(path) as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(
+            f"{shown(path)}: larger than {MAX_BYTES >> 20} MiB, more than any configuration. Is it the right file? "
+            "Images are better listed in a .txt."
+        )
+    return raw.decode("utf-8-sig")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's own, for files that somebody else has made: nothing grows, and no key is lost.
+
+    An alias stands for all that its anchor holds, and a merge copies it: a few lines can stand for 10^9 values.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self._name = name
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # values in each whole node, its aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """As PyYAML's, which comes here for the document and each key, value and entry; but checked.
+
+        Raises:
+            ConfigError: too deep, too many values, a number too long, a key that its map already has, or an alias
+                inside what it stands for.
+        """
+        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._refusal(mark, f"nested deeper than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        assert node is not None, "PyYAML's own types allow None, for which it has no case"
+        self._depth -= 1
+        if is_alias:
+            if node not in self._sizes:
+                raise self._refusal(mark, "an alias inside what it stands for")
+            return node
+        self._sizes[node] = 1 + sum(self._sizes[part] for part in _parts(node))
+        if max(self._sizes[node], len(self._sizes)) > MAX_VALUES:
+            raise self._refusal(mark, f"more than {MAX_VALUES:,} values, counting each alias as all it stands for")
+        if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+            raise self._refusal(mark, f"a number of {len(node.value):,} characters")
+        if isinstance(node, yaml.MappingNode):
+            self._refuse_repeated_keys(node)
+        return node
+
+    def _refuse_repeated_keys(self, node: yaml.MappingNode) -> None:
+        """PyYAML would silently keep the later value."""
+        seen: dict[object, yaml.Node] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                first = seen.setdefault(_MERGE if key.tag == _MERGE else self.construct_object(key), key)
+                if first is not key:
+                    raise ConfigError(
+                        f"{self._name}:{key.start_mark.line + 1}: the key {shown(key.value)} is already on line "
+                        f"{first.start_mark.line + 1}. Remove one."
+                    )
+
+    def _refusal(self, mark: yaml.Mark, found: str) -> ConfigError:
+        return ConfigError(f"{self._name}:{mark.line + 1}: not valid here: {found}. No configuration needs that.")
+
+
+def _parts(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return itertools.chain.from_iterable(node.value)
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
 def _lines(root: yaml.MappingNode) -> dict[tuple[str, Row | None], int]:

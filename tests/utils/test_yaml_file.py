@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,7 +47,14 @@ def test_lines_of_keys_and_rows(tmp_path: Path) -> None:
         ("a: 1\nb: !!python/object/apply:os.system ['touch x']\n", r"a\.yaml:2: not valid YAML"),
         ("a: 2020-13-01\n", r"a\.yaml: not valid YAML: "),
         ("a: !!timestamp soon\n", r"a\.yaml: not valid YAML: "),
-        ("[" * 5000, r"a\.yaml: not valid YAML: "),
+        ("[" * 5000, r"a\.yaml:1: .*nested deeper than 32 levels"),
+        ("- " * 5000, r"a\.yaml:1: .*nested deeper than 32 levels"),
+        ("a: &a [*a]\n", r"a\.yaml:1: .*an alias inside what it stands for"),
+        ("a: " + "9" * 6000 + "\n", r"a\.yaml:1: .*a number of 6,000 characters"),
+        ("a: 0x" + "9" * 6000 + "\n", r"a\.yaml:1: .*a number of 6,002 characters"),
+        ("a: " + "59:" * 6000 + "1\n", r"a\.yaml:1: .*a number of 18,001 characters"),
+        ("a: *" + "b" * 6000 + "\n", r"a\.yaml:1: not valid YAML: found undefined alias 'bbb.{60,140}$"),
+        ("a:\n  0: cat\n  '0': dog\n  00: dog\n", r"a\.yaml:4: the key '00' is already on line 2\."),
         ("- 1\n- 2\n", r"a\.yaml: found list, expected .*key"),
         ("", r"a\.yaml: found nothing, expected "),
         (b"\xff\xfe\x00", r"a\.yaml: not UTF-8 text\. Save it as UTF-8\."),
@@ -72,6 +80,37 @@ def test_an_unknown_key_names_its_line(tmp_path: Path, read: Callable[[Path], An
 def test_aliases_and_merges_are_not_repeated_keys(tmp_path: Path) -> None:
     found = read_yaml(write(tmp_path, "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: *a\n"), "keys")
     assert found.values == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1, "y": 2}}
+
+
+def bomb(kind: str, levels: int = 9) -> str:
+    """Ten aliases a level."""
+    lines = ["a0: &a0 {x: 1}" if kind == "merge" else "a0: &a0 [x]"]
+    for level in range(1, levels):
+        below = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{below}]}}" if kind == "merge" else f"[{below}]"))
+    return "\n".join(lines)
+
+
+@READERS
+@pytest.mark.parametrize("kind", ["alias", "merge"])
+def test_a_bomb_is_refused_before_it_grows(tmp_path: Path, read: Callable[[Path], Any], kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.yaml:[67]: .*more than 100,000 values"):
+        read(write(tmp_path, bomb(kind)))
+
+
+@READERS
+def test_a_file_that_is_no_configuration_is_not_parsed(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    path = write(tmp_path, "")
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"a\.yaml: larger than 2 MiB"):
+        read(path)
+
+
+def test_a_special_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml: cannot be read \(it is a FIFO, expected a plain file\)"):
+        read_yaml(tmp_path / "a.yaml", "keys")
 
 
 @pytest.mark.parametrize("module", ["utils.yaml_file", "utils.config"])
