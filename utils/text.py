@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
+import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 
-# What moves the cursor, colours the text, turns its direction round or cannot be encoded: C0 and C1 controls, line and
-# paragraph separators, bidirectional overrides, surrogates (bytes of a file name that are not UTF-8).
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_PATH_LENGTH = 240  # of most systems a file name has 255 at most
+# Unicode's categories of what moves the cursor, colours or hides text, turns its direction round, ends a line, or
+# cannot be encoded (bytes of a file name that are not UTF-8).
+_CONTROL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_PATH_LENGTH = 200
 
 
 def gib(size: float) -> str:
@@ -27,7 +27,7 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
 def shown(value: object, most: int = 80) -> str:
     """A found value as messages show it: one line, at most `most` characters, without control characters.
 
-    Text is in quotes, paths are not (they may be three times as long). The cost does not grow with the value, however
+    Text is in quotes, paths are not (they may be longer). The cost does not grow with the value, however
     long, deep or often repeated its parts are.
     """
     if isinstance(value, PurePath):
@@ -46,7 +46,9 @@ def one_line(text: str, most: int) -> str:
 
 def printable(text: str) -> str:
     """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b."""
-    return _CONTROL.sub(lambda match: match[0] if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
+    if text.isprintable():
+        return text
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in _CONTROL and c not in "\n\t" else c for c in text)
 
 
 class _Short(reprlib.Repr):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -17,10 +19,33 @@ from typing import IO, NamedTuple
 
 from utils.errors import UserError
 from utils.files import UMASK
+from utils.text import one_line, shown
 
 MAX_UNPACKED_BYTES = 400 << 30
 MAX_MEMBERS = 10_000_000
+MAX_DEPTH = 64
 _BLOCK = 1 << 20
+_LONGEST_EXTENSION = 1 << 20  # of a tar's header; it holds a long name, and is read into memory
+_EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_DAMAGED = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    gzip.BadGzipFile,
+    EOFError,
+    # what the readers of headers let through
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    struct.error,
+)
 
 
 class _Member(NamedTuple):
@@ -50,12 +75,13 @@ def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, 
             total += member.size
             if total > max_bytes or count > max_members:
                 raise UserError(
-                    f"{archive}: unpacks to more than the limit of {max_bytes:,} bytes or {max_members:,} files. If "
-                    "you trust it, unpack it by hand."
+                    f"{shown(archive)}: unpacks to more than the limit of {max_bytes:,} bytes or {max_members:,} "
+                    "files. If you trust it, unpack it by hand."
                 )
             if member.size > shutil.disk_usage(staging).free:
                 raise UserError(
-                    f"{archive}: no room to unpack it in {target}. Free some space or choose another folder."
+                    f"{shown(archive)}: no room to unpack it in {shown(target)}. Free some space or choose another "
+                    "folder."
                 )
             if member.is_folder:
                 path.mkdir(parents=True, exist_ok=True)
@@ -65,16 +91,22 @@ def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, 
                 shutil.copyfileobj(source, file, _BLOCK)
                 if file.tell() != member.size:
                     raise UserError(
-                        f"{archive}: '{member.name}' is damaged. Delete the archive and run the command again."
+                        f"{shown(archive)}: {shown(member.name)} is damaged. Delete the archive and run the command "
+                        "again."
                     )
         staging.chmod(0o777 & ~UMASK)
         _merge(staging, target)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise UserError(f"{archive}: damaged ({error}). Delete it and run the command again.") from error
+    except UserError:
+        raise
+    except _DAMAGED as error:
+        said = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: damaged ({said}). Delete it and run the command again.") from error
     except (NotImplementedError, RuntimeError) as error:  # what zipfile raises for passwords and rare compressions
-        raise UserError(f"{archive}: cannot be unpacked ({error}). Unpack it by hand.") from error
+        said = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked ({said}). Unpack it by hand.") from error
     except OSError as error:
-        raise UserError(f"{archive}: cannot be unpacked to {target}: {error.strerror or error}.") from error
+        said = one_line(error.strerror or str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked to {shown(target)}: {said}.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -89,17 +121,50 @@ def _members(archive: Path) -> Iterator[_Member]:
                     raise _unsafe(archive, info.filename, "is a link or a device")
                 yield _Member(info.filename, info.is_dir(), info.file_size, partial(pack.open, info))
     elif tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as tape:
+        with tarfile.open(archive, tarinfo=_Header) as tape:
             for entry in tape:
+                if entry.size < 0:
+                    raise tarfile.ReadError(f"the size of {shown(entry.name)} is {shown(entry.size)}")
                 if not (entry.isreg() or entry.isdir()):
                     raise _unsafe(archive, entry.name, "is a link or a device")
                 size = entry.size if entry.isreg() else 0
                 yield _Member(entry.name, entry.isdir(), size, partial(_content, tape, entry))
                 tape.members = []  # type: ignore[attr-defined]  # it remembers every header: memory without end
+            _require_end(tape)
     else:
         raise UserError(
-            f"{archive}: expected a zip, a tar or a compressed tar. Delete it and check the address it came from."
+            f"{shown(archive)}: expected a zip, a tar or a compressed tar. Delete it and check the address it came "
+            "from."
         )
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a tar. A damaged one is an error; Python's own reader takes the archive to be at its end there."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        """As tarfile's.
+
+        Raises:
+            tarfile.ReadError: a damaged header, none where one should be, or one larger than any name needs.
+        """
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # its end
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error or 'a member'} where a member or the end should be") from error
+        if header.type in _EXTENSIONS and header.size > _LONGEST_EXTENSION:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
+
+
+def _require_end(tape: tarfile.TarFile) -> None:
+    """After its end a tar has nothing but zeros; reading them also checks what a compressed one says of its content."""
+    assert tape.fileobj is not None, "it is open"
+    while block := tape.fileobj.read(_BLOCK):
+        if block.count(0) != len(block):
+            raise tarfile.ReadError("it goes on after its end")
 
 
 def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
@@ -111,13 +176,15 @@ def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
 def _safe_name(archive: Path, name: str) -> PurePosixPath:
     """The member's path, if it stays inside the target on every system."""
     path = PurePosixPath(name)
+    if len(path.parts) > MAX_DEPTH:
+        raise _unsafe(archive, name, f"lies more than {MAX_DEPTH} folders deep")
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
         raise _unsafe(archive, name, "leads out of the folder")
     return path
 
 
 def _unsafe(archive: Path, name: str, why: str) -> UserError:
-    return UserError(f"{archive}: refused, '{name}' {why}. Nothing was unpacked.")
+    return UserError(f"{shown(archive)}: refused, {shown(name)} {why}. Nothing was unpacked.")
 
 
 def _merge(source: Path, target: Path) -> None:

@@ -23,7 +23,7 @@ from data.source.shapes import write_shapes
 from utils.environment import REPO, datasets_dir
 from utils.errors import ConfigError, UserError
 from utils.files import user_path
-from utils.text import first_of, shown
+from utils.text import first_of, one_line, shown
 from utils.types import Archive
 
 GENERATORS = {"shapes": write_shapes}
@@ -98,7 +98,7 @@ class Place:
 
     def _entries(self) -> str:
         texts = dict.fromkeys(text for texts in self.entries.values() for text in texts)
-        return first_of([shown(Path(text)) for text in list(texts)[:11]], 10) + (" …" if len(texts) > 11 else "")
+        return one_line(first_of(list(texts), 10), 160)
 
     def _obtain(self, target: Path) -> Path:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
@@ -155,8 +155,8 @@ class Place:
                 held = first_of(sorted(path.name for path in found.iterdir()), 10) if found.is_dir() else "nothing"
                 shutil.rmtree(staging)
                 raise UserError(
-                    f"{self.yaml_path}: the archives of `download` hold {held}, but not {split}: "
-                    f"{first_of(self.entries[split], 10)}. Correct `{split}` or `download`."
+                    f"{self.yaml_path}: the archives of `download` hold {one_line(held, 100)}, but not {split}: "
+                    f"{one_line(first_of(self.entries[split], 10), 100)}. Correct `{split}` or `download`."
                 )
         found.rename(target)
 

@@ -119,7 +119,8 @@ def _names(found: YamlMapping) -> tuple[str, ...]:
                 f"{found.at('names', rows[number])}: names: class {number} is {shown(name)}, expected a name. "
                 "Put it in quotes."
             )
-        if isinstance(name, str) and one_line(name, LONGEST_CLASS_NAME) != name:
+        spelled = str(name).replace("\u200c", "").replace("\u200d", "")  # joiners, which some scripts are written with
+        if one_line(spelled, LONGEST_CLASS_NAME) != spelled:
             raise ConfigError(
                 f"{found.at('names', rows[number])}: names: class {number} is {shown(name)}, expected a name of at "
                 f"most {LONGEST_CLASS_NAME} characters on one line, without control characters."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import shutil
 import stat
 import tarfile
 import zipfile
@@ -134,6 +136,58 @@ def test_cut_off_tar(tmp_path: Path) -> None:
     archive = make_tar(tmp_path / "a.tgz", {f"{n}": bytes([n]) * 999 for n in range(50)})
     archive.write_bytes(archive.read_bytes()[:-100])
     refuse(archive, "damaged")
+
+
+NUMBERED = {f"{n}": bytes([n]) * 999 for n in range(1, 20)}  # each a header and two blocks of 512 bytes
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize(
+    ("start", "content"), [(512 + 9 * 1536 + 100, b"\xff"), (512 + 9 * 1536, bytes(512))], ids=["flipped", "zeroed"]
+)
+def test_damaged_header_of_a_tar(tmp_path: Path, mode: str, start: int, content: bytes) -> None:
+    """Python's own reader takes the rest of such an archive for nothing."""
+    raw = bytearray(make_tar(tmp_path / "a", NUMBERED, "w").read_bytes())
+    raw[start : start + len(content)] = content
+    (tmp_path / "a").write_bytes(raw if mode == "w" else gzip.compress(raw))
+    refuse(tmp_path / "a", r"damaged \((bad checksum where|it goes on after)")
+
+
+def test_tar_without_its_end(tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a", NUMBERED, "w")
+    archive.write_bytes(archive.read_bytes()[: 512 + 9 * 1536])
+    refuse(archive, r"damaged \(empty header where a member or the end should be\)")
+
+
+def test_wrong_checksum_of_a_compressed_tar(tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a.tgz")
+    raw = bytearray(archive.read_bytes())
+    raw[-6] ^= 1
+    archive.write_bytes(raw)
+    refuse(archive, r"damaged \(CRC check failed")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("size", "-1536", "the size of 'odd' is -1536"),
+        ("GNU.sparse.size", "many", "damaged"),
+        ("path", "x" * 2**21, "a header of"),
+    ],
+)
+def test_odd_extensions_of_a_tar(tmp_path: Path, field: str, value: str, what: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tape:
+        entry = tarfile.TarInfo("odd")
+        entry.pax_headers = {field: value}
+        tape.addfile(entry)
+    refuse(tmp_path / "a.tar", what)
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_names_that_are_too_long_or_too_deep(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    refuse(make(tmp_path / "a", {"x" * 256: b""}), "cannot be unpacked to .*too long")
+    shutil.rmtree(tmp_path / "deep")
+    refuse(make(tmp_path / "a", {"d/" * 1500 + "a": b""}), r"'d/d/.*lies more than 64 folders deep")
 
 
 def test_file_under_a_file(tmp_path: Path) -> None:
