@@ -10,28 +10,24 @@ import http.client
 import json
 import os
 import re
-import ssl
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
 from utils.errors import UserError
+from utils.network import Pace, TooSlowError, TransientError, broken, check_address, open_address
+from utils.text import one_line, shown
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 _BLOCK = 1 << 20
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-class _TransientError(Exception):
-    """A failure that may pass: try again."""
+_LONGEST_VALIDATOR = 256
+_SIZE = re.compile(r"[0-9]{1,18}")
 
 
 @contextmanager
@@ -55,11 +51,16 @@ class Patience:
         attempts: tries in a row that bring nothing new.
         backoff_s: pause before the second try; it doubles with each further one, up to 30 s.
         timeout_s: longest silence of the server.
+        least_speed: bytes a second; a server that stays below it for `slack_s` counts as one that sends nothing new,
+            and `slack_s` beyond the time that the file takes at this speed, it is given up.
+        slack_s: see there.
     """
 
     attempts: int = 3
     backoff_s: float = 1.0
     timeout_s: float = 30.0
+    least_speed: float = 16384.0
+    slack_s: float = 60.0
 
 
 PATIENCE = Patience()
@@ -92,8 +93,7 @@ def fetch(
     """
     if target.exists():
         return target
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UserError(f"Cannot download '{url}': expected an address that starts with http:// or https://.")
+    check_address(url, "Cannot download")
     part = target.with_name(target.name + ".part")
     download = _Download(url, target, max_bytes, progress, patience)
     try:
@@ -110,7 +110,7 @@ def fetch(
         download.memory.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"Cannot write {target}: {error.strerror or error}. Free some space or choose another folder."
+            f"Cannot write {shown(target)}: {error.strerror or error}. Free some space or choose another folder."
         ) from error
     return target
 
@@ -133,22 +133,24 @@ class _Download:
     def complete(self, file: IO[bytes]) -> None:
         """Repeat transfers into `file` until it is whole."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
+        pace = Pace(self.patience.least_speed, self.patience.slack_s, self.patience.timeout_s)
         while True:
             try:
-                return self._transfer(file)
-            except _TransientError as error:
+                return self._transfer(file, pace)
+            except TransientError as error:
                 # Only bytes never reached before count: a server that always starts over must not keep us for ever.
                 size = file.seek(0, os.SEEK_END)
-                failures = 1 if size > furthest else failures + 1
+                failures = 1 if size > furthest and not isinstance(error, TooSlowError) else failures + 1
                 furthest = max(furthest, size)
-                if failures >= self.patience.attempts:
+                if failures >= self.patience.attempts or pace.is_over:
                     raise UserError(
-                        f"Cannot download {self.url}: {error}. Check the network and run the command again (what has "
-                        f"arrived is kept), or download the file by other means to {self.target}."
+                        f"Cannot download {one_line(self.url, 200)}: {error}. Check the network and run the command "
+                        f"again (what has arrived is kept), or download the file by other means to "
+                        f"{shown(self.target)}."
                     ) from error
                 time.sleep(min(self.patience.backoff_s * 2 ** (failures - 1), 30.0))
 
-    def _transfer(self, file: IO[bytes]) -> None:
+    def _transfer(self, file: IO[bytes], pace: Pace) -> None:
         """One request: the whole file, or what `file` lacks of it."""
         offset = file.seek(0, os.SEEK_END)
         known = _recall(self.memory, self.url) if offset else None
@@ -161,40 +163,47 @@ class _Download:
             headers["Range"] = f"bytes={offset}-"
             if known["validator"]:
                 headers["If-Range"] = known["validator"]
-        with _open(urllib.request.Request(self.url, headers=headers), self.patience.timeout_s) as response:
+        pace.start(known["total"] if known else self.max_bytes)
+        with open_address(urllib.request.Request(self.url, headers=headers), pace) as response:
             total: int | None
             if response.status == 206 and offset:
-                match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+                match = re.fullmatch(
+                    r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", response.headers.get("Content-Range", "")
+                )
                 if match is None or int(match[1]) != offset or int(match[2]) != (known or {}).get("total"):
                     file.truncate(0)
-                    raise _TransientError("the file changed on the server during the download")
+                    raise TransientError("the file changed on the server during the download")
                 total = int(match[2])
             elif response.status == 200:
                 offset = 0
                 file.truncate(0)
                 total = self._remember(response.headers)
+                pace.expect(self.max_bytes if total is None else total)
             else:
                 file.truncate(0)
-                raise _TransientError(f"the server answered {response.status}, expected 200 or 206")
+                raise TransientError(f"the server answered {response.status}, expected 200 or 206")
             received = self._receive(response, file, offset, total)
         if total is not None and received != total:
-            raise _TransientError(f"the connection ended after {received:,} of {total:,} bytes")
+            raise TransientError(f"the connection ended after {received:,} of {total:,} bytes")
 
     def _remember(self, headers: http.client.HTTPMessage) -> int | None:
         """Write down which file the server is sending; return its length, where it says so."""
         length = headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else None
+        total = int(length) if _SIZE.fullmatch(length) else None
         etag = headers.get("ETag", "")
         # A weak ETag says "much the same", which is not enough to join two halves.
-        validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+        validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
+        if len(validator) > _LONGEST_VALIDATOR or not (validator.isascii() and validator.isprintable()):
+            validator = ""  # it could not be sent back
         self.memory.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
         return total
 
-    def _receive(self, response: IO[bytes], file: IO[bytes], offset: int, total: int | None) -> int:
+    def _receive(self, response: http.client.HTTPResponse, file: IO[bytes], offset: int, total: int | None) -> int:
         """Append the body to `file`, which has `offset` bytes; return how many it has then."""
         if total is not None and total > self.max_bytes:
             raise UserError(
-                f"Cannot download {self.url}: it has {total:,} bytes, more than the limit of {self.max_bytes:,}."
+                f"Cannot download {one_line(self.url, 200)}: it has {total:,} bytes, more than the limit of "
+                f"{self.max_bytes:,}."
             )
         received, title, silent = offset, self.target.name, not self.progress
         with tqdm(
@@ -205,7 +214,8 @@ class _Download:
                 if received > self.max_bytes:
                     file.truncate(0)
                     raise UserError(
-                        f"Cannot download {self.url}: it has more than the limit of {self.max_bytes:,} bytes."
+                        f"Cannot download {one_line(self.url, 200)}: it has more than the limit of "
+                        f"{self.max_bytes:,} bytes."
                     )
                 file.write(block)
                 bar.update(len(block))
@@ -216,76 +226,15 @@ def _recall(memory: Path, url: str) -> dict[str, Any] | None:
     """What is known of the file that a part belongs to; None where it is another file or cannot be resumed."""
     try:
         known = json.loads(memory.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    usable = isinstance(known, dict) and known.get("url") == url and isinstance(known.get("total"), int)
-    return known if usable and "validator" in known else None
+    usable = isinstance(known, dict) and known.get("url") == url and type(known.get("total")) is int
+    return known if usable and isinstance(known.get("validator"), str) else None
 
 
-class _HttpRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects to http and https only, and never from https to http."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        allowed = ("https",) if req.type == "https" else ("http", "https")
-        if urlsplit(newurl).scheme not in allowed:
-            raise UserError(f"Cannot download {req.full_url}: it redirects to '{newurl}', which is not {allowed[0]}.")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener without the file:, ftp: and data: schemes that urllib's default one accepts."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        _HttpRedirects(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    """The response, or `_TransientError` where trying again may help, or a UserError where it will not."""
-    url = request.full_url
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """The next block of a body, b"" at its end; whatever has come, so that a slow server is found out."""
     try:
-        return _opener().open(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 416 and request.has_header("Range"):  # the file has become shorter: ask for all of it
-            request.remove_header("Range")
-            request.remove_header("If-range")
-            return _open(request, timeout_s)
-        if error.code in _TRANSIENT_STATUS:
-            raise _TransientError(f"the server answered {error.code} {error.reason}") from error
-        advice = (
-            "Check the address" if error.code in (404, 410) else "The server refuses; check the address and your access"
-        )
-        raise UserError(f"Cannot download {url}: the server answered {error.code} {error.reason}. {advice}.") from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise UserError(
-                f"Cannot download {url}: its certificate is not valid ({error.reason.verify_message}). Check the clock "
-                "and the certificates of this machine."
-            ) from error
-        raise _TransientError(f"{error.reason}") from error
+        return response.read1(_BLOCK)
     except (OSError, http.client.HTTPException) as error:
-        raise _TransientError(f"{error or type(error).__name__}") from error
-
-
-def _read(response: IO[bytes]) -> bytes:
-    """The next block of a body, b"" at its end."""
-    try:
-        return response.read(_BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        raise _TransientError(f"the connection broke ({error or type(error).__name__})") from error
+        raise broken(error) from error

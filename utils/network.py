@@ -1,0 +1,244 @@
+"""Answers of web servers that nobody vouches for: http and https alone, and none that keeps a caller for ever."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from utils.errors import UserError
+from utils.text import one_line
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_ADDRESS = 4096
+
+
+class TransientError(Exception):
+    """A failure that may pass: try again."""
+
+
+class TooSlowError(TransientError, TimeoutError):
+    """The server sends, but slower than it must."""
+
+
+@dataclass
+class Pace:
+    """How slowly the answers to one download may come.
+
+    Never slower than a floor for long, and in all not longer than its size takes at that speed.
+
+    Attributes:
+        least_speed: bytes a second.
+        slack_s: seconds in a row that it may be missed by, and that come on top of the total.
+        timeout_s: longest silence.
+    """
+
+    least_speed: float
+    slack_s: float
+    timeout_s: float
+    _started: float = field(default_factory=time.monotonic)
+    _needed_by: float = 0.0
+    _end: float = 0.0
+
+    def start(self, size: int) -> None:
+        """A request is sent; the file has at most `size` bytes."""
+        self._needed_by = time.monotonic() + self.slack_s
+        self.expect(size)
+
+    def expect(self, size: int) -> None:
+        """The file has `size` bytes."""
+        self._end = self._started + self.slack_s + size / self.least_speed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time left for another request."""
+        return time.monotonic() >= self._end
+
+    def received(self, size: int) -> None:
+        """So many bytes have come."""
+        self._needed_by = min(self._needed_by + size / self.least_speed, time.monotonic() + self.slack_s)
+
+    def seconds_left(self) -> float:
+        """How long the next bytes may take.
+
+        Raises:
+            TooSlowError: they should have been here.
+        """
+        left = min(self._needed_by, self._end) - time.monotonic()
+        if left <= 0:
+            raise TooSlowError(f"it sends less than {self.least_speed:,.0f} bytes a second")
+        return min(left, self.timeout_s)
+
+
+class _Paced(io.RawIOBase):
+    """What a socket receives: header lines, chunk sizes and content alike."""
+
+    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+        self._sock, self._pace = sock, pace
+        self._file = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(self._pace.seconds_left())
+        try:
+            count = self._file.readinto(buffer) or 0
+        except TimeoutError:
+            self._pace.seconds_left()  # too slow, or silent?
+            raise
+        self._pace.received(count)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _connection(kind: type[http.client.HTTPConnection], pace: Pace) -> type[http.client.HTTPConnection]:
+    """A kind of connection whose answers keep to `pace`."""
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+            super().__init__(sock, *args, **kwargs)
+            self.fp.close()
+            self.fp = io.BufferedReader(_Paced(sock, pace))
+
+    return type("Connection", (kind,), {"response_class": Response})
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._kind = _connection(http.client.HTTPConnection, pace)
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kind, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._kind = _connection(http.client.HTTPSConnection, pace)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kind, req)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects to http and https only, and never from https to http."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        allowed = ("https",) if req.type == "https" else ("http", "https")
+        check_address(newurl, f"Cannot download {one_line(req.full_url, 200)}: it redirects to")
+        if urlsplit(newurl).scheme not in allowed:
+            raise UserError(
+                f"Cannot download {one_line(req.full_url, 200)}: it redirects to '{one_line(newurl, 100)}', which is "
+                f"not {allowed[0]}."
+            )
+        fp.close()  # urllib would read what comes with it, whatever its size
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def check_address(url: str, what: str) -> None:
+    """Make sure that `url` is an address that can be asked for.
+
+    Args:
+        url: the address.
+        what: how the message starts, such as "Cannot download".
+
+    Raises:
+        UserError: it is none, or longer than any.
+    """
+    said = f"{what} '{one_line(url, 100)}'"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+        usable = url.isascii() and url.isprintable() and " " not in url and (parts.port is None or parts.port > 0)
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise UserError(f"{said}: not an address ({one_line(str(error), 80)}).") from error
+    if not known:
+        raise UserError(f"{said}: expected an address that starts with http:// or https://.")
+    if not usable or len(url) > _LONGEST_ADDRESS:
+        raise UserError(
+            f"{said}: expected an address of at most {_LONGEST_ADDRESS:,} characters, blanks and letters beyond ASCII "
+            "as %20 and the like."
+        )
+
+
+def open_address(request: urllib.request.Request, pace: Pace) -> Any:
+    """The response to a request.
+
+    Raises:
+        TransientError: trying again may help.
+        UserError: it will not.
+    """
+    url = one_line(request.full_url, 200)
+    try:
+        return _opener(pace).open(request, timeout=pace.seconds_left())
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and request.has_header("Range"):  # the file has become shorter: ask for all of it
+            request.remove_header("Range")
+            request.remove_header("If-range")
+            return open_address(request, pace)
+        said = f"the server answered {error.code} {one_line(str(error.reason), 100)}"
+        if error.code in _TRANSIENT_STATUS:
+            raise TransientError(said) from error
+        advice = (
+            "Check the address" if error.code in (404, 410) else "The server refuses; check the address and your access"
+        )
+        raise UserError(f"Cannot download {url}: {said}. {advice}.") from error
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise UserError(
+                f"Cannot download {url}: its certificate is not valid ({error.reason.verify_message}). Check the clock "
+                "and the certificates of this machine."
+            ) from error
+        if isinstance(error.reason, TransientError):
+            raise error.reason from error
+        raise TransientError(one_line(str(error.reason), 100)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise broken(error) from error
+    except UserError:
+        raise
+    except ValueError as error:  # an address, redirected to or the proxy's, that urllib does not understand
+        raise UserError(f"Cannot download {url}: {one_line(str(error), 100)}. Check the address.") from error
+
+
+def broken(error: Exception) -> TransientError:
+    """What to raise for an error of the connection."""
+    if isinstance(error, TransientError):
+        return error
+    return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")
+
+
+def _opener(pace: Pace) -> urllib.request.OpenerDirector:
+    """An opener without the file:, ftp: and data: schemes that urllib's default one accepts."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        _Http(pace),
+        _Https(pace),
+        _Redirects(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
