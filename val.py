@@ -32,7 +32,7 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import new_run
-from utils.checkpoints.weights import load_weights, resolve_weights
+from utils.checkpoints.weights import build_model, load_weights, resolve_weights
 from utils.engine.precision import half_precision
 from utils.errors import UserError
 from utils.evaluation.coco import CocoSink
@@ -62,15 +62,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights on config.data; print and write what the flags ask for."""
     setup_logging(world.rank, world.size)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
-    model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    try:
-        model.load_state_dict(weights.state_dict)
-    except RuntimeError as error:
-        raise UserError(
-            f"--weights {config.weights}: the weights do not fit the architecture that the file names: "
-            f"{str(error).splitlines()[1].strip()[:200]} … Use another file, or train from it with --cfg, which takes "
-            "what fits."
-        ) from error
+    model = build_model(weights, config.weights)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world):
         spec = load_spec(config.data)

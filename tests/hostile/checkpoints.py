@@ -1,10 +1,12 @@
-"""Checkpoints that are cut."""
+"""Checkpoints that are cut, flipped, packed otherwise, or hold other values than a run writes."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import torch
 
 from models.detector import DetectionModel
 from tests.hostile.expect import Message, message_or_result
+from utils.checkpoints.archive import sealing
 from utils.checkpoints.description import describe_run
 from utils.checkpoints.resume import resume
 from utils.checkpoints.state import dump_state
-from utils.checkpoints.weights import load_weights
+from utils.checkpoints.weights import build_model, load_weights
 from utils.config import TrainConfig, load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -58,8 +61,7 @@ def trial(rng: random.Random, folder: Path) -> str:
 def take_weights(path: Path) -> str:
     """What val.py does with a checkpoint."""
     weights = load_weights(path)
-    model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    model.load_state_dict(weights.state_dict)
+    build_model(weights, str(path))
     return weights.source
 
 
@@ -96,16 +98,136 @@ def content() -> dict[str, Any]:
 @functools.cache
 def whole() -> bytes:
     """The same as a file's bytes."""
+    return file_of(content())
+
+
+def file_of(state: Any) -> bytes:
+    """A checkpoint file with these values, whatever they are."""
     file = io.BytesIO()
-    torch.save(content(), file)
+    with sealing(file) as sealed:
+        torch.save(state, sealed)
     return file.getvalue()
+
+
+def repacked(
+    change: Callable[[str, bytes], bytes], method: Callable[[str], int] = lambda _: zipfile.ZIP_STORED
+) -> bytes:
+    """The whole checkpoint as another archive, without a seal, its members changed and packed by name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole())) as source, zipfile.ZipFile(file, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, change(name, source.read(name)), method(name))
+    return file.getvalue()
+
+
+def _flipped(rng: random.Random) -> bytes:
+    damaged = bytearray(whole())
+    for _ in range(rng.randint(1, 3)):
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
 
 
 def _cut(rng: random.Random) -> bytes:
     return whole()[: rng.randrange(len(whole()))]
 
 
+def _without_a_part(rng: random.Random) -> bytes:
+    start = rng.randrange(len(whole()))
+    return whole()[:start] + whole()[start + rng.randint(1, 5000) :]
+
+
+def _compressed(rng: random.Random) -> bytes:
+    packing = rng.choice([zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    with zipfile.ZipFile(io.BytesIO(whole())) as source:
+        names = source.namelist()
+    packed = rng.sample(names, rng.randint(1, len(names)))
+    return repacked(lambda _, content: content, lambda name: packing if name in packed else zipfile.ZIP_STORED)
+
+
+def _directory_changed(rng: random.Random) -> bytes:
+    archive = bytearray(repacked(lambda _, content: content))
+    start = archive.index(b"PK\x01\x02")
+    for _ in range(rng.randint(1, 6)):
+        archive[rng.randrange(start, len(archive))] = rng.choice([0, 1, 255, rng.randrange(256)])
+    return bytes(archive)
+
+
+def _pickle_changed(rng: random.Random) -> bytes:
+    def change(name: str, content: bytes) -> bytes:
+        if not name.endswith("data.pkl"):
+            return content
+        changed = bytearray(content)
+        for _ in range(rng.randint(1, 4)):
+            changed[rng.randrange(len(changed))] = rng.choice([*b"(.)]}tuebsaQRcK", rng.randrange(256)])
+        return bytes(changed)
+
+    return repacked(change)
+
+
+def _bomb(rng: random.Random) -> bytes:
+    """Values that nest without end, unfold to more than all memory, or ask for storages of any size."""
+    deep, doubling = b"N" + b"\x85" * 200_000, b"]q\x000" + b"](h\x00h\x00eq\x000" * 60 + b"h\x00"
+    numel = rng.choice([10**12, 2**31, 2**62, 5])
+    tensor = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu"
+        + b"L%dL\ntQK\0(L%dL\nt(K\x01t\x89ccollections\nOrderedDict\n)RtR" % (numel, numel)
+    )
+    key = b"X\x05\0\0\0epoch"
+    hostile = rng.choice(
+        [b"}" + deep + b"Ns.", b"}" + key + deep + b"s.", b"}" + key + doubling + b"s.", b"}" + key + tensor + b"s."]
+    )
+    return repacked(lambda name, content: b"\x80\x02" + hostile if name.endswith("data.pkl") else content)
+
+
+def _newer(rng: random.Random) -> bytes:
+    state = copy.deepcopy(content())
+    state["config"][rng.choice(["sharpness", "x\x1b[31m", "y" * 5000])] = rng.choice(_OTHERS)()
+    state["version"] += rng.randint(0, 1)
+    return file_of(state)
+
+
+_OTHERS: tuple[Callable[[], Any], ...] = (
+    *(
+        lambda: None,
+        lambda: True,
+        lambda: -1,
+        lambda: 0,
+        lambda: 10**30,
+        lambda: 10**6,
+        lambda: float("nan"),
+        lambda: -0.5,
+    ),
+    *(lambda: "", lambda: "text\x1b[31m", list, lambda: [[1], "a"], dict, lambda: {"a": 1}, lambda: ()),
+    *(
+        lambda: torch.zeros(3),
+        lambda: torch.zeros(0),
+        lambda: torch.tensor(5),
+        lambda: torch.zeros(2, 2, dtype=torch.bool),
+    ),
+)
+
+
+def _confused(rng: random.Random) -> bytes:
+    """One value, at any depth, is another."""
+    state = copy.deepcopy(content())
+    holder: Any = state
+    key: Any = rng.choice([*state])
+    while isinstance(holder[key], (dict, list)) and holder[key] and rng.random() < 0.8:
+        holder = holder[key]
+        key = rng.choice([*holder]) if isinstance(holder, dict) else rng.randrange(len(holder))
+    holder[key] = rng.choice(_OTHERS)()
+    return file_of(state)
+
+
 _DAMAGES: dict[str, Callable[[random.Random], bytes]] = {
+    "flipped bits": _flipped,
     "cut": _cut,
+    "a part is missing": _without_a_part,
+    "compressed": _compressed,
+    "directory changed": _directory_changed,
+    "pickle changed": _pickle_changed,
+    "bomb": _bomb,
+    "confused value": _confused,
+    "newer version": _newer,
 }
-_ALWAYS_FOUND = frozenset({"cut"})
+_ALWAYS_FOUND = frozenset({"flipped bits", "cut", "a part is missing", "compressed", "bomb"})

@@ -11,8 +11,9 @@ from utils.errors import UserError
 T = TypeVar("T")
 
 MAX_LINES, MAX_LINE = 6, 400
-# Control, format and lone surrogate characters, and separators of lines that a terminal may obey.
-_RAW = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Controls, lone surrogates and separators of lines; then what turns the direction of text round.
+_RAW_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_RAW_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class Message(str):
@@ -43,5 +44,6 @@ def checked(text: str) -> Message:
 
 def raw_characters(text: str, allowed: str = "\n") -> str:
     """The characters of `text` that a terminal may obey, or cannot show."""
-    found = {c for c in text if unicodedata.category(c) in _RAW and c not in allowed}
+    suspects = {c for c in text if unicodedata.category(c) in _RAW_CATEGORIES or c in _RAW_DIRECTIONS}
+    found = suspects - {*allowed}
     return ascii("".join(sorted(found))) if found else ""

@@ -1,15 +1,14 @@
 """Checkpoint files: tensors and plain values, written whole or not at all, from which a run resumes bit for bit.
 
-A `.pt` is what torch.save makes of one dictionary with the keys of `KEYS`, read back with `weights_only=True`, so that
-no file can run code here. Original YOLOv5 files go through utils/checkpoints/legacy.py and give weights only.
+A `.pt` is what torch.save makes of one dictionary with the keys of `KEYS`, which torch.load(weights_only=True) takes.
+Here utils/checkpoints/archive.py reads it: no file can run code, nor ask for more memory than its own size. Original
+YOLOv5 files go through utils/checkpoints/legacy.py and give weights only.
 """
 
 from __future__ import annotations
 
 import errno
-import pickle
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.legacy import ZIP_ERRORS, is_legacy
+from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing
+from utils.checkpoints.inert_pickle import Damaged
+from utils.checkpoints.legacy import is_legacy
+from utils.checkpoints.schema import check_parts, check_values
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write
+from utils.text import one_line, shown
 
 FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
 
@@ -34,12 +37,6 @@ DESCRIPTION_KEYS = (
     *("version", "date", "git"),
 )
 KEYS = STATE_KEYS + DESCRIPTION_KEYS
-
-# What reading a damaged or foreign file raises: zipfile's errors, then those of torch and its unpickler.
-_UNREADABLE = (
-    *ZIP_ERRORS,
-    *(pickle.UnpicklingError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
-)
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -57,8 +54,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     assert set(state) == set(KEYS), f"missing {set(KEYS) - set(state)}, unknown {set(state) - set(KEYS)}"
     for key, value in state.items():
         _check_plain(value, key)
-    with _replacing(path) as file:
-        torch.save(dict(state), file)
+    with _replacing(path) as file, sealing(file) as sealed:
+        torch.save(dict(state), sealed)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
@@ -87,15 +84,12 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(_unwritable(path, reason)) from error
 
 
-def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint that `save_checkpoint` wrote.
-
-    Args:
-        path: the file.
-        map_location: device of the tensors.
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint that `save_checkpoint` wrote; its tensors are on the CPU.
 
     Raises:
-        UserError: no such file, damaged, an original YOLOv5 file, something else, or of a later version.
+        UserError: no such file, damaged, with other values than a run writes, an original YOLOv5 file, something else,
+            or of a later version.
     """
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
@@ -106,9 +100,10 @@ def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dic
             f"as an original YOLOv5 file does. To start from its weights, give it as --weights."
         )
     try:
-        _check_whole(path)
-        state = torch.load(path, map_location, weights_only=True)
-    except _UNREADABLE as error:
+        with Archive.open(path) as archive:
+            state = archive.content()
+            check_parts(state, len(archive.pickled))
+    except ARCHIVE_ERRORS as error:
         raise UserError(
             f"{path}: damaged, or not a checkpoint ({first_line(error)}). Take another, such as best.pt or last.pt "
             f"beside it, or copy the file again."
@@ -128,19 +123,11 @@ def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dic
         raise UserError(
             f"{path}: incomplete, without {', '.join(missing) or 'a version number'}. Take another checkpoint."
         )
+    try:
+        check_values(state)
+    except Damaged as error:
+        raise UserError(f"{path}: damaged: {error}. Take another checkpoint.") from error
     return state
-
-
-def _check_whole(path: Path) -> None:
-    """Compare every entry of a zip archive with its checksum, which torch.load does not.
-
-    Raises:
-        zipfile.BadZipFile, or another of `ZIP_ERRORS`: it is no archive, torn or altered.
-    """
-    with zipfile.ZipFile(path) as archive:
-        broken = archive.testzip()
-    if broken is not None:
-        raise zipfile.BadZipFile(f"the checksum of {broken} is wrong")
 
 
 def _check_plain(value: Any, where: str) -> None:
@@ -171,10 +158,10 @@ def _unwritable(path: Path, reason: OSError) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, cut to 200 characters."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200)
 
 
 def _kind(state: Any) -> str:
     if isinstance(state, dict):
-        return f"a dictionary with {', '.join(map(repr, [*state][:5])) or 'nothing'}"
+        return f"a dictionary with {', '.join(map(shown, [*state][:5])) or 'nothing'}"
     return f"a {type(state).__name__}"

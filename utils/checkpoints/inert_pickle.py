@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.text import one_line, shown
 
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,
@@ -129,7 +130,7 @@ class Machine:
         except UserError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"its pickle is malformed ({error})") from error
+            raise Damaged(f"its pickle is malformed ({one_line(str(error), 150)})") from error
         raise Damaged("its pickle has no end")
 
     def _step(self, opcode: str, argument: Any, position: int | None) -> None:
@@ -206,7 +207,7 @@ class Machine:
                     raise ValueError(f"at byte {position}, state for a {type(built).__name__}")
             case _:
                 raise UserError(
-                    f"{self._source}: refused: its pickle uses the opcode {opcode} (byte {position}), which no YOLOv5 "
+                    f"{self._source}: refused: its pickle uses the opcode {opcode} (byte {position}), which no "
                     f"checkpoint needs. Nothing of it was run."
                 )
 
@@ -227,8 +228,8 @@ class Machine:
         known = name in _BUILDERS or name in _STORAGES or name in _INERT or _INERT_CLASSES.match(name) is not None
         if not known:
             raise UserError(
-                f"{self._source}: refused: its pickle asks for {name!r}, which has no place in a YOLOv5 checkpoint. "
-                f"Nothing of it was run. Use a file from a source that you trust."
+                f"{self._source}: refused: its pickle asks for {shown(name)}, which has no place in a YOLOv5 "
+                f"checkpoint. Nothing of it was run. Use a file from a source that you trust."
             )
         return Global(name)
 

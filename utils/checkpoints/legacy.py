@@ -6,7 +6,6 @@ nothing of it. Here the module's weights, architecture and class names are picke
 
 from __future__ import annotations
 
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.inert_pickle import Damaged, Machine, Record, Storage, mentions_objects
+from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive
+from utils.checkpoints.inert_pickle import Damaged, Record, mentions_objects
 from utils.errors import UserError
+from utils.text import one_line
 
 _OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 # Far above any model's; a file whose modules or values contain each other unfolds without end.
 _MAX_ENTRIES = 20_000  # modules and tensors
 _MAX_PLAIN = 100_000  # plain values
-# What zipfile raises over an archive that is damaged or of a kind it does not read.
-ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,22 @@ class LegacyCheckpoint:
 
 
 def is_legacy(path: Path) -> bool:
-    """Whether `path` is a zip archive whose pickle mentions more than tensors and plain values; runs nothing of it."""
-    if not zipfile.is_zipfile(path):
-        return False
+    """Whether `path` is a zip archive whose pickle mentions more than tensors and plain values; runs nothing of it.
+
+    Raises:
+        UserError: an archive that is no checkpoint, or one with packed members.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = archive.read(_pickle_entry(archive, path))
-        return mentions_objects(pickled)
-    except (ValueError, *ZIP_ERRORS):
+        if not zipfile.is_zipfile(path):
+            return False
+        with Archive.open(path) as archive:
+            mentions = mentions_objects(archive.pickled)
+            if mentions:
+                archive.check_sums()  # a checkpoint of this program with a wrong bit in a name is none
+            return mentions
+    except UserError:
+        raise
+    except (ValueError, *ARCHIVE_ERRORS):  # what is wrong, its reader says
         return False
 
 
@@ -103,9 +110,10 @@ def load_legacy(path: Path) -> LegacyCheckpoint:
             epoch=epoch if isinstance(epoch, int) else None,
             hyp=_plain_items(hyp) if isinstance(hyp, dict) else None,
         )
-    except (Damaged, *ZIP_ERRORS) as error:
+    except ARCHIVE_ERRORS as error:
         raise UserError(
-            f"{path}: damaged, or not written by YOLOv5: {error}. Get the file again from its source."
+            f"{path}: damaged, or not written by YOLOv5: {one_line(str(error), 200)}. Get the file again from its "
+            f"source."
         ) from error
 
 
@@ -122,61 +130,8 @@ def _read(path: Path) -> Any:
                 f"and save it again with a later torch, or take the release v6.0 or later of the weights."
             )
         raise UserError(f"{path}: not a checkpoint: expected a zip archive as torch.save writes it.")
-    with zipfile.ZipFile(path) as archive:
-        entry = _pickle_entry(archive, path)
-        storages = _Storages(archive, entry.removesuffix("data.pkl"), path.stat().st_size)
-        return Machine(storages.load, str(path)).run(archive.read(entry))
-
-
-def _pickle_entry(archive: zipfile.ZipFile, path: Path) -> str:
-    entries = archive.namelist()
-    if any(name.endswith("/constants.pkl") for name in entries):
-        raise UserError(f"{path}: a TorchScript export, which cannot be trained. Expected a checkpoint.")
-    pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(pickles) != 1:
-        raise UserError(f"{path}: not a checkpoint: expected one data.pkl in the archive, found {len(pickles)}.")
-    if not _is_stored(archive.getinfo(pickles[0])):
-        raise UserError(f"{path}: refused: compressed or encrypted inside, as torch.save never does.")
-    return pickles[0]
-
-
-def _is_stored(info: zipfile.ZipInfo) -> bool:
-    """Whether an entry's bytes lie in the archive as they are, so that it cannot unfold beyond the file's size."""
-    return info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 0x1
-
-
-class _Storages:
-    """The archive's storages, by key, read once; never more bytes in all than the file has."""
-
-    def __init__(self, archive: zipfile.ZipFile, prefix: str, file_size: int) -> None:
-        self._archive = archive
-        self._prefix = prefix
-        self._bytes_left = file_size
-        self._read: dict[str, Tensor] = {}
-        if f"{prefix}byteorder" in archive.namelist() and archive.read(f"{prefix}byteorder") != b"little":
-            raise Damaged("written on a big-endian machine")
-
-    def load(self, storage: Storage) -> Tensor:
-        """All elements of a storage, (numel,)."""
-        if storage.key not in self._read:
-            try:
-                info = self._archive.getinfo(f"{self._prefix}data/{storage.key}")
-            except KeyError as error:
-                raise Damaged(f"storage {storage.key!r} is missing") from error
-            expected = storage.numel * storage.dtype.itemsize
-            if not _is_stored(info) or info.file_size != expected:
-                raise Damaged(f"storage {storage.key!r} has {info.file_size} bytes, expected {expected}")
-            self._bytes_left -= expected
-            if self._bytes_left < 0:
-                raise Damaged("its storages overlap")
-            content = bytearray(self._archive.read(info))
-            self._read[storage.key] = (
-                torch.frombuffer(content, dtype=storage.dtype) if content else torch.empty(0, dtype=storage.dtype)
-            )
-        flat = self._read[storage.key]
-        if flat.dtype != storage.dtype or flat.numel() != storage.numel:
-            raise Damaged(f"storage {storage.key!r} is described in two ways")
-        return flat
+    with Archive.open(path) as archive:
+        return archive.content()
 
 
 def _pick_model(content: Any, path: Path) -> Record:

@@ -16,6 +16,7 @@ from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
 from utils.ranks.world import World
+from utils.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ResumedRun:
             )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
-        before = self.checkpoint["config"]["batch_size"]
+        before = saved_config(self.checkpoint, self.run).batch_size
         if before != config.batch_size:
             progress.convert_batches(before, config.batch_size)
             log.warning(
@@ -117,13 +118,28 @@ def run_of_checkpoint(
     given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now."""
-    saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
-    # By spelling, not by field: a flag that has been renamed since keeps its old name as an alias.
-    config = TrainConfig(**{**TrainConfig.named(saved), **now, "resume": str(path)})
+    config = dataclasses.replace(saved_config(checkpoint, path), **{**now, "resume": str(path)})
     hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
+
+
+def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
+    """The flags that the run of a checkpoint was started with, but for those that belong to this start.
+
+    Raises:
+        UserError: this version does not know them, or not their values.
+    """
+    saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
+    try:
+        # By spelling, not by field: a flag that has been renamed since keeps its old name as an alias.
+        return TrainConfig(**TrainConfig.named(saved))
+    except ConfigError as error:
+        raise UserError(
+            f"--resume {path}: this version does not take the flags of the run ({one_line(str(error), 150)}). Update "
+            f"the program, or start a new run from the checkpoint with --weights."
+        ) from error
 
 
 def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:

@@ -15,6 +15,7 @@ from utils.checkpoints.weights import differences
 from utils.engine.state import TrainState
 from utils.errors import UserError
 from utils.machine.accelerator import Accelerator
+from utils.text import shown
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
             the number of ranks has changed; and only rank 0 restores the process's generators, which must differ.
 
     Raises:
-        UserError: the weights or the optimizer's state do not fit.
+        UserError: the weights, the optimizer's state, the losses or the generators' do not fit.
     """
     for name, module in (("model", state.model), ("ema", state.ema.model)):
         different = differences(module.state_dict(), saved[name])
@@ -77,11 +78,24 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
     progress.epoch_skipped = saved["epoch_skipped"]
     progress.skipped_steps = saved["skipped_steps"]
     parts = saved["epoch_losses"]
+    if parts.shape[1] != len(progress.losses):
+        raise UserError(
+            f"The checkpoint does not fit the model: it has {parts.shape[1]} losses, the model {len(progress.losses)}."
+        )
     if len(parts) != size:
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
     progress.losses = parts[rank].clone()
     if rank == 0:
-        set_rng_state(saved["rng"], state.precision.accelerator)
+        _restore_generators(saved["rng"], state.precision.accelerator)
+
+
+def _restore_generators(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
+    try:
+        set_rng_state(saved, accelerator)
+    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"The checkpoint is damaged: its generators' states are none ({first_line(error)}). Take another one."
+        ) from error
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -93,6 +107,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         if other:
             raise ValueError("SGD and Adam keep different things")
         optimizer.load_state_dict(dict(saved))
+        _check_moments(optimizer)
     except ValueError as error:
         raise UserError(
             f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). A run can be resumed only "
@@ -100,6 +115,22 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         ) from error
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """torch takes whatever is saved for a parameter, and fails in the first step.
+
+    Raises:
+        ValueError: what is kept for a parameter is not what this kind of optimizer keeps.
+    """
+    adam = "betas" in optimizer.param_groups[0]
+    wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
+    for parameter, kept in optimizer.state.items():
+        moments = {name: value for name, value in kept.items() if name != "step" and value is not None}
+        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in kept):
+            raise ValueError(f"it keeps {', '.join(map(shown, kept))}")
+        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
+            raise ValueError("its moments have other shapes than the parameters")
 
 
 def rng_state(accelerator: Accelerator) -> dict[str, Any]:

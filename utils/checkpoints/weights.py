@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from data.source.download import fetch
+from models.detector import DetectionModel
 from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
@@ -49,6 +50,28 @@ def load_weights(path: Path) -> Weights:
     state = load_checkpoint(path)
     done = f"after {state['epoch']} epochs" if not state["step_in_epoch"] else f"in epoch {state['epoch']}"
     return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), f"{path.name} ({done})")
+
+
+def build_model(weights: Weights, given: str) -> DetectionModel:
+    """The detector that a file describes, with its weights.
+
+    Args:
+        weights: from `load_weights`.
+        given: names the file in the error.
+
+    Raises:
+        UserError: the weights do not fit the architecture.
+        ConfigError: the architecture is wrong.
+    """
+    model = DetectionModel(weights.model_yaml, names=weights.names or None)
+    different = differences(model.state_dict(), weights.state_dict)
+    if different:
+        raise UserError(
+            f"--weights {given}: the weights do not fit the architecture that the file names: {different}. Use "
+            f"another file, or train from it with --cfg, which takes what fits."
+        )
+    model.load_state_dict(weights.state_dict)
+    return model
 
 
 def intersect_weights(

@@ -74,3 +74,15 @@ def test_a_restored_checkpoint_is_released(tmp_path: Path) -> None:
     gc.collect()
     assert not [tensor for tensor in tensors if tensor() is not None]
     assert run.run == tmp_path
+
+
+@pytest.mark.parametrize(("flag", "value"), [("sharpness", 3), ("epochs", "many"), ("freeze", [None]), ("x\x1b[2J", 1)])
+def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag: str, value: Any) -> None:
+    other = checkpoint()
+    other["config"][flag] = value
+    last = tmp_path / "mine" / "weights" / "last.pt"
+    with pytest.raises(
+        UserError, match=r"last\.pt: this version does not take the flags of the run \(.*--weights"
+    ) as e:
+        run_of_checkpoint({}, last, other, World())
+    assert "\x1b" not in str(e.value) and len(str(e.value)) < 600

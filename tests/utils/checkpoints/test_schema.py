@@ -1,0 +1,92 @@
+"""Values of another kind than a run writes are refused where a checkpoint is read, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.utils.checkpoints.made_state import full, make_state, train
+from utils.checkpoints.format import KEYS, load_checkpoint, save_checkpoint
+from utils.checkpoints.schema import check_values
+from utils.checkpoints.state import restore_state
+from utils.errors import UserError
+
+WRONG = (True, -1.5, 10**30, ["a", [1]], [1.5, "a"], {"a": "b"}, {"params": 1}, torch.zeros(3, dtype=torch.bool))
+
+
+def test_what_runs_write_is_taken() -> None:
+    for optimizer in ("SGD", "AdamW"):
+        state = make_state(optimizer=optimizer)
+        check_values(full(state))
+        train(state, 2)
+        check_values(full(state, git="0123-dirty", anchors=None))
+
+
+@pytest.mark.parametrize("key", sorted({*KEYS} - {"version", "hyp", "config", "model_yaml"}))
+def test_a_wrong_value_is_named(tmp_path: Path, key: str) -> None:
+    """hyp, config and model_yaml hold values by name, which their own readers check."""
+    state = full(make_state())
+    refused = 0
+    for value in WRONG:
+        save_checkpoint(tmp_path / "last.pt", {**state, key: value})
+        try:
+            load_checkpoint(tmp_path / "last.pt")
+        except UserError as error:
+            assert f"last.pt: damaged: its `{key}` is a {type(value).__name__} that is not " in str(error)
+            refused += 1
+    assert refused >= len(WRONG) - 1  # a number or a tensor is right in a few places
+
+
+def restored(change: Callable[[dict[str, Any]], object], optimizer: str = "SGD") -> None:
+    state = make_state(optimizer=optimizer)
+    train(state, 2)
+    saved = full(state)
+    change(saved)
+    check_values(saved)
+    restore_state(make_state(optimizer=optimizer), saved)
+
+
+def moments(saved: dict[str, Any]) -> dict[str, Any]:
+    return saved["optimizer"]["state"][0]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: moments(saved).update({name: torch.zeros(7) for name in moments(saved) if name != "step"}),
+        lambda saved: moments(saved).update({name: 0.5 for name in moments(saved) if name != "step"}),
+        lambda saved: moments(saved).update(other=torch.zeros(2)),
+        lambda saved: saved["optimizer"]["state"].update({99: {"momentum_buffer": torch.zeros(2)}}),
+        lambda saved: saved["optimizer"]["param_groups"][0].update(params=[]),
+    ],
+)
+def test_an_optimizer_state_that_would_fail_in_the_first_step(change: Any, optimizer: str) -> None:
+    with pytest.raises(UserError, match=r"The optimizer's state in the checkpoint does not fit \("):
+        restored(change, optimizer)
+
+
+def test_losses_of_another_head() -> None:
+    with pytest.raises(UserError, match="it has 5 losses, the model 3"):
+        restored(lambda saved: saved.update(epoch_losses=torch.zeros(1, 5)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"python": (3, (1, 2), None)},
+        {"python": (3, (*range(624), 10**12), None)},
+        {"numpy": ("MT19937", [1, 2], 0, 0, 0.0)},
+        {"numpy": ("other", [1] * 624, 0, 0, 0.0)},
+        {"numpy": ("MT19937", [2**40] * 624, 0, 0, 0.0)},
+        {"torch": torch.zeros(7)},
+        {"torch": torch.zeros(7, dtype=torch.uint8)},
+    ],
+)
+def test_states_that_no_generator_has(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="its generators' states are none"):
+        restored(lambda saved: saved["rng"].update(change))

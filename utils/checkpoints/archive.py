@@ -1,0 +1,185 @@
+"""The zip archive that a checkpoint is: read only where it cannot unfold beyond the file, and where no bit is wrong.
+
+Members are stored, never compressed, as torch.save writes them. The archives written here are sealed: their comment is
+the CRC-32 of every byte before it, headers and padding included, which zip's own sums, of each member's content, leave
+out. An archive without a comment, from an earlier version or from YOLOv5, is checked by those alone.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+from utils.checkpoints.inert_pickle import Damaged, Machine, Storage
+from utils.errors import UserError
+from utils.text import shown
+
+# What reading an archive raises that is damaged, or of a kind that zipfile does not read.
+ARCHIVE_ERRORS = (
+    *(Damaged, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
+    *(OSError, OverflowError),  # from seeking to where the archive says
+)
+_CHUNK = 2**20
+_END_RECORD = b"PK\5\6"
+_END_RECORD_LENGTH = 22  # without a comment; its last two bytes are the comment's length
+
+
+def _seal(checksum: int) -> bytes:
+    """The length of the archive's comment, and the comment."""
+    comment = b"crc32 %08x" % checksum
+    return struct.pack("<H", len(comment)) + comment
+
+
+_NO_COMMENT = struct.pack("<H", 0)
+_SEAL_LENGTH = len(_seal(0))
+
+
+@contextmanager
+def sealing(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """What a zip archive without a comment is to be written to, from its start on; it is sealed at the end.
+
+    Args:
+        file: empty, for writing.
+    """
+    summed = _SummedFile(file)
+    yield cast(IO[bytes], summed)
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    file.write(_seal(summed.checksum))
+
+
+class _SummedFile:
+    """The part of a file that torch.save uses.
+
+    Attributes:
+        checksum: CRC-32 of all that was written.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.checksum = 0
+        self._file = file
+
+    def write(self, content: Any) -> int:
+        """Write and add to the sum."""
+        self.checksum = zlib.crc32(content, self.checksum)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Flush the file."""
+        self._file.flush()
+
+
+class Archive:
+    """An open archive with one pickle, whose members all lie in the file as they are.
+
+    Attributes:
+        pickled: the pickle.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self._archive, self._path = archive, path
+        self._bytes_left = path.stat().st_size
+        self._storages: dict[str, Tensor] = {}
+        entry = self._pickle_entry()
+        self._check_members()
+        self._prefix = entry.removesuffix("data.pkl")
+        self.pickled = archive.read(entry)
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[Archive]:
+        """Open a checkpoint; not a bit of its content has been looked at.
+
+        Raises:
+            UserError: a member is compressed or encrypted, or it is something else than a checkpoint.
+            One of ARCHIVE_ERRORS: it is damaged, or no archive.
+        """
+        with zipfile.ZipFile(path) as archive:
+            yield cls(archive, path)
+
+    def content(self) -> Any:
+        """What the pickle describes: plain values, tensors, records and globals; nothing of it is run.
+
+        Raises:
+            UserError: it asks for what has no place in a checkpoint.
+            One of ARCHIVE_ERRORS: it is damaged.
+        """
+        self.check_sums()
+        byteorder = f"{self._prefix}byteorder"
+        if byteorder in self._archive.namelist() and self._archive.read(byteorder) != b"little":
+            raise Damaged("written on a big-endian machine")
+        return Machine(self._load, str(self._path)).run(self.pickled)
+
+    def check_sums(self) -> None:
+        """Compare the file with its seal; without one, every member with its checksum.
+
+        Raises:
+            One of ARCHIVE_ERRORS: they differ.
+        """
+        with self._path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - _END_RECORD_LENGTH, 0))
+            record = file.read()
+            if record.startswith(_END_RECORD) and record.endswith(_NO_COMMENT):
+                broken = self._archive.testzip()
+                if broken is not None:
+                    raise Damaged(f"the checksum of {shown(broken)} is wrong")
+                return
+            file.seek(0)
+            checksum, left = 0, end - _SEAL_LENGTH
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+            if file.read() != _seal(zlib.crc32(_NO_COMMENT, checksum)):
+                raise Damaged("its checksum is wrong")
+
+    def _check_members(self) -> None:
+        """No member is packed, and together they are no larger than the file."""
+        infos = self._archive.infolist()
+        for info in infos:
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1 or info.compress_size != info.file_size:
+                raise UserError(f"{self._path}: refused: compressed or encrypted inside, as torch.save never does.")
+        if sum(info.file_size for info in infos) > self._bytes_left:
+            raise Damaged("its members are larger than the file")
+        if len({info.filename for info in infos}) < len(infos):
+            raise Damaged("two of its members have one name")
+
+    def _pickle_entry(self) -> str:
+        names = self._archive.namelist()
+        if any(name.endswith("/constants.pkl") for name in names):
+            raise UserError(f"{self._path}: a TorchScript export, which cannot be trained. Expected a checkpoint.")
+        pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(pickles) != 1:
+            raise UserError(
+                f"{self._path}: not a checkpoint: expected one data.pkl in the archive, found {len(pickles)}."
+            )
+        return pickles[0]
+
+    def _load(self, storage: Storage) -> Tensor:
+        """All elements of a storage, (numel,); it is read once, and all have no more bytes than the file."""
+        if storage.key not in self._storages:
+            try:
+                info = self._archive.getinfo(f"{self._prefix}data/{storage.key}")
+            except KeyError as error:
+                raise Damaged(f"storage {shown(storage.key)} is missing") from error
+            expected = storage.numel * storage.dtype.itemsize
+            if info.file_size != expected:
+                raise Damaged(f"storage {shown(storage.key)} has {info.file_size} bytes, expected {expected}")
+            self._bytes_left -= expected
+            if self._bytes_left < 0:
+                raise Damaged("its storages overlap")
+            content = bytearray(self._archive.read(info))
+            self._storages[storage.key] = (
+                torch.frombuffer(content, dtype=storage.dtype) if content else torch.empty(0, dtype=storage.dtype)
+            )
+        flat = self._storages[storage.key]
+        if flat.dtype != storage.dtype or flat.numel() != storage.numel:
+            raise Damaged(f"storage {shown(storage.key)} is described in two ways")
+        return flat
