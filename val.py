@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
-from data.source.index import build_index
+from data.source.index import build_index, problem_report
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
@@ -67,6 +67,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
     with torch_distributed_zero_first(world.local_rank, world):
         spec = load_spec(config.data)
         index = build_index(spec, split, single_cls=config.single_cls)
+    if problems := problem_report(index):
+        log.warning(problems)
     check_classes(model, spec, config)
 
     imgsz = model.usable_imgsz(config.imgsz)

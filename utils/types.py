@@ -9,6 +9,7 @@ Legend: N images and M objects of a dataset; B images and T targets of a batch; 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,21 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".t
 Array = TypeVar("Array", float, Any)
 
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
+
+
+CocoId = int | str
+
+
+class CocoIds(NamedTuple):
+    """What a COCO file calls its images and classes.
+
+    Attributes:
+        images: id of each image of an index.
+        categories: id of each class.
+    """
+
+    images: tuple[CocoId, ...]
+    categories: tuple[int, ...]
 
 
 class Archive(NamedTuple):
@@ -82,6 +98,11 @@ class DatasetIndex:
         digest: hex string that changes with the images, labels or names, and with their files' times: the key of caches
             on this machine. `content_hash` is the same for a copy on another machine.
         problems: what the scan found, one line each: "file:line: what".
+        crowd_offsets: int64 (N + 1,), where each image's crowd regions start; (0,) where there are none.
+        crowd_classes: int32 (R,).
+        crowd_boxes_xyxy: float32 (R, 4), pixels of the original image. What is found in a crowd region of its class
+            does not count as false; nothing is trained on them.
+        coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
     """
 
     split: str
@@ -96,6 +117,10 @@ class DatasetIndex:
     segment_points: NDArray[np.float32]
     digest: str
     problems: tuple[str, ...] = ()
+    crowd_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    crowd_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    crowd_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
+    coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def __len__(self) -> int:
         return len(self.sizes_hw)
@@ -116,8 +141,20 @@ class DatasetIndex:
         sizes: NDArray[np.float64] = (self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]) * scale[:, None]
         return sizes
 
+    def crowds(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Classes (r,) and boxes (r, 4) of the crowd regions of image `index`, as `labels`."""
+        start, end = self.crowd_offsets[index : index + 2] if len(self.crowd_offsets) else (0, 0)
+        return self.crowd_classes[start:end], self.crowd_boxes_xyxy[start:end]
+
+    def coco_ids(self) -> CocoIds | None:
+        """Ids of the COCO file that the images come from; None where they do not."""
+        if len(self.coco_text) == 0:
+            return None
+        images, categories = json.loads(self.coco_text.tobytes())
+        return CocoIds(tuple(images), tuple(categories))
+
     def content_hash(self) -> str:
-        """Hash of the content: file names, image sizes, labels, class names; not where or when it was copied."""
+        """Hash of what is trained on: file names, image sizes, labels, class names; not where or when it was copied."""
         names = "\0".join(self.path(i).name for i in range(len(self)))
         state = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8)
         state.update("\0".join(self.names).encode())

@@ -17,15 +17,16 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from data.source.coco import ids_of
 from data.source.listing import Listing, Remembered, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir
 from utils.errors import UserError
 from utils.files import atomic_write
 from utils.text import first_of
-from utils.types import DatasetIndex, DatasetSpec
+from utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 1  # raise it when the same files give another index
+_FORMAT = 2  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\0"
 _ALIGNMENT = 64
 _SHOWN = 5
@@ -39,6 +40,10 @@ _ARRAYS = (
     "boxes_xyxy",
     "segment_offsets",
     "segment_points",
+    "crowd_offsets",
+    "crowd_classes",
+    "crowd_boxes_xyxy",
+    "coco_text",
 )
 
 logger = logging.getLogger(__name__)
@@ -71,7 +76,8 @@ def build_index(spec: DatasetSpec, split: str, *, single_cls: bool = False) -> D
     logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
     scanned = scan(listing, ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls))
     refuse_unusable(spec, split, listing, scanned)
-    index = _assemble(split, names, listing, scanned, digest)
+    ids = _coco_ids(listing, scanned, names, single_cls)
+    index = _assemble(split, names, listing, scanned, digest, ids)
     try:
         write_index(path, index, listing.coco_images)
     except OSError as error:
@@ -162,7 +168,24 @@ def _digest(listing: Listing, names: tuple[str, ...]) -> str:
     return state.hexdigest()
 
 
-def _assemble(split: str, names: tuple[str, ...], listing: Listing, scanned: Stretch, digest: str) -> DatasetIndex:
+def _coco_ids(listing: Listing, scanned: Stretch, names: tuple[str, ...], single: bool) -> CocoIds | None:
+    """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
+    kept = np.flatnonzero(scanned.kept).tolist()
+    if not all(place in listing.coco for place in kept):
+        return None
+    files = {file: categories for file, _, categories in listing.coco.values()}
+    ids = ids_of([listing.coco[place][1].id for place in kept], list(files.values()), names, single)
+    if ids is None:
+        listing.notes.append(
+            f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "
+            "--save-json writes file names and class numbers instead of ids"
+        )
+    return ids
+
+
+def _assemble(
+    split: str, names: tuple[str, ...], listing: Listing, scanned: Stretch, digest: str, ids: CocoIds | None
+) -> DatasetIndex:
     paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
     arrays: dict[str, NDArray[Any]] = {
         "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
@@ -173,6 +196,10 @@ def _assemble(split: str, names: tuple[str, ...], listing: Listing, scanned: Str
         "boxes_xyxy": scanned.boxes_xyxy,
         "segment_offsets": _offsets(scanned.point_counts) if len(scanned.points) else np.zeros(0, np.int64),
         "segment_points": scanned.points,
+        "crowd_offsets": _offsets(scanned.crowd_counts) if len(scanned.crowd_classes) else np.zeros(0, np.int64),
+        "crowd_classes": scanned.crowd_classes,
+        "crowd_boxes_xyxy": scanned.crowd_boxes_xyxy,
+        "coco_text": np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     }
     for array in arrays.values():
         array.flags.writeable = False  # as from the cache

@@ -16,6 +16,20 @@ from numpy.typing import NDArray
 _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
 
+Size = tuple[int, int]
+
+
+class Crowds(NamedTuple):
+    """Regions of many objects that are not told apart: they teach nothing, and what is found in them is not counted.
+
+    Attributes:
+        classes: class of each region.
+        boxes: as in ParsedLabels.
+    """
+
+    classes: list[int]
+    boxes: list[float]
+
 
 class ParsedLabels(NamedTuple):
     """The objects of one image, as its label file has them.
@@ -27,6 +41,8 @@ class ParsedLabels(NamedTuple):
         duplicates: rows equal to an earlier one, which are left out.
         problems: (line, what) of each row that cannot be used; line None is the whole file.
         unknown: (line, class) of each row whose class the dataset does not name.
+        crowds: regions of many objects; only COCO files have them.
+        remarks: (line, what) of what is left out while the image is kept.
     """
 
     classes: list[int]
@@ -35,6 +51,8 @@ class ParsedLabels(NamedTuple):
     duplicates: int = 0
     problems: list[tuple[int | None, str]] | tuple[()] = ()
     unknown: list[tuple[int, str]] | tuple[()] = ()
+    crowds: Crowds | tuple[()] = ()
+    remarks: list[tuple[int, str]] | tuple[()] = ()
 
 
 def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
@@ -158,3 +176,12 @@ def _shown(token: bytes) -> str:
         .encode("unicode_escape" if not text.isprintable() else "utf-8")
         .decode()
     )
+
+
+def clipped_fractions(left: float, top: float, right: float, bottom: float, size_hw: Size) -> list[float] | None:
+    """Centre and size as fractions of the image, after cutting the box to it; None where nothing is left."""
+    height, width = size_hw
+    left, top, right, bottom = max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
+    if right < left or bottom < top:
+        return None
+    return [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]

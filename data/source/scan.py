@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.formats import parse_coco, parse_voc
+from data.source.coco import parse_coco
 from data.source.headers import BadImage, Size, image_size
-from data.source.labels import ParsedLabels, parse_labels
+from data.source.labels import Crowds, ParsedLabels, parse_labels
 from data.source.listing import Listing
+from data.source.voc import parse_voc
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
@@ -53,6 +54,9 @@ class Stretch:
         boxes_xyxy: float32 (m, 4) pixels.
         point_counts: int64 (m,), points of each object's polygon.
         points: float32 (k, 2) pixels.
+        crowd_counts: int64 (n,), crowd regions of each image.
+        crowd_classes: int32 (r,).
+        crowd_boxes_xyxy: float32 (r, 4) pixels.
         problems: "file:line: what" of all that is wrong.
         unknown: (place, class) of rows whose class the dataset does not name.
     """
@@ -64,6 +68,9 @@ class Stretch:
     boxes_xyxy: NDArray[np.float32]
     point_counts: NDArray[np.int64]
     points: NDArray[np.float32]
+    crowd_counts: NDArray[np.int64]
+    crowd_classes: NDArray[np.int32]
+    crowd_boxes_xyxy: NDArray[np.float32]
     problems: list[str]
     unknown: list[tuple[str, str]]
 
@@ -89,6 +96,9 @@ def scan(listing: Listing, names: ClassNames) -> Stretch:
         np.concatenate([np.zeros((0, 4), np.float32), *(s.boxes_xyxy for s in stretches)]),
         np.concatenate([np.zeros(0, np.int64), *(s.point_counts for s in stretches)]),
         np.concatenate([np.zeros((0, 2), np.float32), *(s.points for s in stretches)]),
+        np.concatenate([np.zeros(0, np.int64), *(s.crowd_counts for s in stretches)]),
+        np.concatenate([np.zeros(0, np.int32), *(s.crowd_classes for s in stretches)]),
+        np.concatenate([np.zeros((0, 4), np.float32), *(s.crowd_boxes_xyxy for s in stretches)]),
         [line for s in stretches for line in s.problems],
         [place for s in stretches for place in s.unknown],
     )
@@ -103,6 +113,8 @@ def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> S
     boxes: list[float] = []
     point_counts: list[int] = []
     polygons: list[NDArray[np.float64]] = []
+    crowd_counts: list[int] = []
+    crowds = Crowds([], [])
     problems: list[str] = []
     unknown: list[tuple[str, str]] = []
     for index in range(start, min(end, len(listing.images))):
@@ -113,8 +125,9 @@ def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> S
             kept.append(False)
             continue
         objects = _read_objects(listing, index, size, names)
-        if objects.problems or objects.unknown or objects.duplicates:
+        if objects.problems or objects.unknown or objects.duplicates or objects.remarks:
             where = listing.label_place(index)
+            problems += [f"{where(line)}: {what}" for line, what in objects.remarks]
             problems += [f"{where(line)}: {what}; the image is left out" for line, what in objects.problems]
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:
@@ -133,15 +146,23 @@ def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> S
             polygons += [polygon * (size[1], size[0]) for polygon in objects.polygons]
         else:
             point_counts += [0] * len(objects.classes)
+        found = objects.crowds or Crowds([], [])
+        crowd_counts.append(len(found.classes))
+        crowds.classes.extend(found.classes)
+        crowds.boxes.extend(found.boxes)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
+    of_objects, of_crowds = (np.repeat(sizes_hw, np.array(n, np.int64), 0) for n in (counts, crowd_counts))
     return Stretch(
         np.array(kept, np.bool_),
         sizes_hw,
         np.array(counts, np.int64),
         np.zeros(len(classes), np.int32) if names.single else np.array(classes, np.int32),
-        _pixels(np.array(boxes, np.float64).reshape(-1, 4), np.repeat(sizes_hw, counts, 0) if counts else sizes_hw),
+        _pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
         np.array(point_counts, np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
+        np.array(crowd_counts, np.int64),
+        np.array(crowds.classes, np.int32),
+        _pixels(np.array(crowds.boxes, np.float64).reshape(-1, 4), of_crowds),
         problems,
         unknown,
     )

@@ -114,7 +114,7 @@ def made_matches(images: int, detections: int, nc: int) -> Accumulator:
         scores = -np.sort(-rng.random(detections)).astype(np.float32)
         classes = rng.integers(0, nc, detections).astype(np.int32)
         objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
-        found.add(image, ImageMatches(correct, scores, classes, objects))
+        found.add(image, ImageMatches(correct, scores, classes, objects, np.zeros(len(scores), np.uint8)))
     return found
 
 

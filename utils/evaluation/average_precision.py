@@ -7,7 +7,7 @@ Every AP is computed with a weight an image. Ones give the metric; the multiplic
 the bootstrap (utils/evaluation/bootstrap.py), without matching or sorting again.
 
 Legend: N images, D detections, M objects, C classes that have objects, H hits (detections correct at some threshold),
-T = 10 IoU thresholds, R columns of weights.
+I detections that are ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Ranking:
     Attributes:
         n_images: N.
         class_ids: int64 (C,), classes that have objects, ascending.
-        scores: float32 (D',), ranked; class c has rows `offsets[c]:offsets[c + 1]`.
+        scores: float32 (D',), ranked, of those that count at IoU 0.5; class c has rows `offsets[c]:offsets[c + 1]`.
         correct50: bool (D',), ranked, at IoU 0.5.
         offsets: int64 (C + 1,).
         listed_images: int64 (L,), row of each ranked detection's image; what follows a class's last hit is left out.
@@ -45,6 +45,9 @@ class Ranking:
         hit_offsets: int64 (C + 1,), class c has hits `hit_offsets[c]:hit_offsets[c + 1]`.
         target_images: int64 (M,), row of each object's image, by class.
         target_starts: int64 (C,).
+        ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in crowd regions.
+        ignored_images: int64 (I,), row of their images.
+        ignored_hits: int64 (I,), the hit that each leads up to, or is.
     """
 
     n_images: int
@@ -59,6 +62,9 @@ class Ranking:
     hit_offsets: NDArray[np.int64]
     target_images: NDArray[np.int64]
     target_starts: NDArray[np.int64]
+    ignored: NDArray[np.bool_]
+    ignored_images: NDArray[np.int64]
+    ignored_hits: NDArray[np.int64]
 
 
 def rank(state: MatchState) -> Ranking:
@@ -75,21 +81,23 @@ def rank(state: MatchState) -> Ranking:
     correct = state.correct[order]
     class_rows = np.searchsorted(class_ids, state.classes[order])
     bounds = np.arange(len(class_ids) + 1)
-    offsets = np.searchsorted(class_rows, bounds)
+    ignored = ~correct & (np.arange(len(IOU_THRESHOLDS)) < state.in_crowds[order][:, None])
+    counted = ~ignored[:, 0]
 
     is_hit: NDArray[np.bool_] = np.any(correct, axis=1)
     hit_at = np.flatnonzero(is_hit)
     hit_offsets = np.searchsorted(class_rows[hit_at], bounds)
     hits_before: NDArray[np.int64] = np.cumsum(is_hit) - is_hit
     listed = hits_before < hit_offsets[class_rows + 1]
+    ignored_at = np.flatnonzero(ignored.any(1) & listed)
     # Each stretch of listed detections ends with a hit, so that the next one starts right after it.
     listed_starts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_hit[listed]) + 1))[: len(hit_at)]
     return Ranking(
         len(rows),
         class_ids,
-        state.scores[order],
-        correct[:, 0],
-        offsets,
+        state.scores[order][counted],
+        correct[counted, 0],
+        np.searchsorted(class_rows[counted], bounds),
         images[listed],
         listed_starts,
         correct[hit_at],
@@ -97,6 +105,9 @@ def rank(state: MatchState) -> Ranking:
         hit_offsets,
         target_images,
         target_starts,
+        ignored[ignored_at],
+        images[ignored_at],
+        hits_before[ignored_at],
     )
 
 
@@ -117,11 +128,24 @@ def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[N
         rows = slice(ranking.hit_offsets[c], ranking.hit_offsets[c + 1])
         counts = np.cumsum(listed[rows], 0, dtype=np.float64)
         hit_weights = weights[ranking.hit_images[rows]]
+        ignored = _ignored_counts(ranking, rows, weights)
         for t, correct in enumerate(ranking.hits[rows].T):
             found = np.cumsum(hit_weights[correct], 0, dtype=np.float64)
-            envelope, gained = precision_steps(found, counts[correct], objects[c])
+            counted = counts[correct] if ignored is None else (counts - ignored[t])[correct]
+            envelope, gained = precision_steps(found, counted, objects[c])
             ap[c, t] = np.einsum("hr,hr->r", envelope, gained) / len(RECALLS)
     return ap, objects > 0
+
+
+def _ignored_counts(ranking: Ranking, rows: slice, weights: NDArray[np.float32]) -> NDArray[np.float64] | None:
+    """How many of the detections listed up to each hit `rows` are ignored at each threshold: (T, H, R), or None."""
+    own = slice(*np.searchsorted(ranking.ignored_hits, (rows.start, rows.stop)).tolist())
+    if own.start == own.stop:
+        return None
+    counts = np.zeros((rows.stop - rows.start, len(IOU_THRESHOLDS), weights.shape[1]))
+    added = ranking.ignored[own, :, None] * weights[ranking.ignored_images[own], None].astype(np.float64)
+    np.add.at(counts, ranking.ignored_hits[own] - rows.start, added)
+    return np.cumsum(counts, 0).transpose(1, 0, 2)
 
 
 def precision_steps(

@@ -1,6 +1,7 @@
 """COCO's numbering of classes, and `--save-json`: detections in the format of COCO's results (Lin et al. 2014).
 
-COCO numbers its 80 classes in a row, but their category ids from 1 to 90 with ten left out.
+Images and classes that come from a COCO file have its ids. COCO numbers its 80 classes in a row, but their category ids
+from 1 to 90 with ten left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from utils.evaluation.label_files import output_stems
 from utils.evaluation.sinks import Sink
 from utils.files import atomic_write
 from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex, Detections
+from utils.types import Batch, CocoIds, DatasetIndex, Detections
 
 # fmt: off
 COCO_NAMES = (
@@ -54,8 +55,13 @@ class CocoSink(Sink):
     def write(self, target: Path, world: World) -> None:
         """Gather the ranks' detections and write them; all ranks call this."""
         rows = world.all_gather(CocoRows.collect(self._found))
-        stems = output_stems([self._index.path(i) for i in range(len(self._index))])
-        world.from_main(lambda: save_coco_results(target, rows, coco_image_ids(stems), self._index.names))
+        world.from_main(lambda: save_coco_results(target, rows, results_ids(self._index)))
+
+
+def results_ids(index: DatasetIndex) -> CocoIds:
+    """The ids of the COCO file that the images come from; else their files' names, and COCO's ids or the classes."""
+    stems = output_stems([index.path(i) for i in range(len(index))])
+    return index.coco_ids() or CocoIds(tuple(coco_image_ids(stems)), coco_category_ids(index.names))
 
 
 class CocoRows(NamedTuple):
@@ -90,38 +96,34 @@ def coco_image_ids(stems: Sequence[str]) -> list[int | str]:
     return ids if len(set(ids)) == len(ids) else list(stems)
 
 
-def coco_results(rows: CocoRows, image_ids: Sequence[int | str], names: Sequence[str]) -> Iterator[dict[str, object]]:
+def coco_results(rows: CocoRows, ids: CocoIds) -> Iterator[dict[str, object]]:
     """Results in COCO's format, by ascending image: image_id, category_id, bbox (left, top, width, height), score.
 
-    Pixels to three decimals, scores to five.
+    Pixels to five decimals, scores with all digits that float32 has: those that differ must not become ties.
 
     Args:
         rows: of all ranks, or of one.
-        image_ids: by image index.
-        names: class names; if they are COCO's 80, COCO's own 91 category ids are used, else the class index.
+        ids: of images and classes.
     """
-    category_ids = coco_category_ids(names)
     order = np.argsort(rows.images, kind="stable")
     boxes = rows.boxes_xyxy[order].astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
     columns = (
         rows.images[order].tolist(),
         rows.classes[order].tolist(),
-        boxes.round(3).tolist(),
-        rows.scores[order].astype(np.float64).round(5).tolist(),
+        boxes.round(5).tolist(),
+        rows.scores[order].astype(str).astype(np.float64).tolist(),
     )
     for image, class_id, box, score in zip(*columns, strict=True):
-        yield {"image_id": image_ids[image], "category_id": category_ids[class_id], "bbox": box, "score": score}
+        yield {"image_id": ids.images[image], "category_id": ids.categories[class_id], "bbox": box, "score": score}
 
 
-def save_coco_results(
-    target: Path, gathered: Sequence[CocoRows], image_ids: Sequence[int | str], names: Sequence[str]
-) -> None:
+def save_coco_results(target: Path, gathered: Sequence[CocoRows], ids: CocoIds) -> None:
     """Write `target` whole or not at all, one result a line, from all ranks' rows; for rank 0."""
     rows = CocoRows(*(np.concatenate(column) for column in zip(*gathered, strict=True)))
     with atomic_write(target) as file:
         separator = b"[\n"
-        for row in coco_results(rows, image_ids, names):
+        for row in coco_results(rows, ids):
             file.write(separator + json.dumps(row).encode())
             separator = b",\n"
         file.write(b"\n]\n" if separator == b",\n" else b"[]\n")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from utils.evaluation.matching import pairwise_iou, to_host
+from utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
 from utils.types import Detections
 
 
@@ -15,7 +15,8 @@ class ConfusionMatrix:
 
     Detections at least `confidence` sure are paired with objects of any class by descending IoU above `iou`; each
     detection and each object has one partner at most. Where two detections overlap an object equally (two labels of one
-    box), the more confident one takes it.
+    box), the more confident one takes it. A detection without a partner of which more than `iou` lies in a crowd region
+    of its class is not counted.
 
     Attributes:
         matrix: int64 (nc + 1, nc + 1). Rows are predicted, columns true classes; the last of each is background. So
@@ -33,6 +34,7 @@ class ConfusionMatrix:
         detections: Detections,
         target_boxes: NDArray[np.float32] | Tensor,
         target_classes: NDArray[np.int32] | Tensor,
+        crowds: Crowds | None = None,
     ) -> None:
         """Count one image, with or without objects, with or without detections.
 
@@ -40,6 +42,7 @@ class ConfusionMatrix:
             detections: of the image.
             target_boxes: (G, 4) xyxy pixels in the frame of the detections.
             target_classes: (G,) integers below nc.
+            crowds: classes (R,) and boxes (R, 4) of the crowd regions.
         """
         scores = to_host(detections.scores)
         order = np.argsort(-scores, kind="stable")
@@ -54,5 +57,7 @@ class ConfusionMatrix:
             if unmatched_rows[row] and unmatched_columns[column]:
                 unmatched_rows[row] = unmatched_columns[column] = False
                 self.matrix[predicted[row], true[column]] += 1
+        if crowds is not None:
+            unmatched_rows &= crowd_cover(detections, crowds)[order] <= self.iou
         self.matrix[:-1, -1] += np.bincount(predicted[unmatched_rows], minlength=self.nc)
         self.matrix[-1, :-1] += np.bincount(true[unmatched_columns], minlength=self.nc)

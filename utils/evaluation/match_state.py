@@ -28,6 +28,7 @@ class MatchState:
         classes: int32 (D,).
         target_counts: int64 (N,), objects of each image.
         target_classes: int32 (M,).
+        in_crowds: uint8 (D,).
     """
 
     images: NDArray[np.int64]
@@ -37,6 +38,7 @@ class MatchState:
     classes: NDArray[np.int32]
     target_counts: NDArray[np.int64]
     target_classes: NDArray[np.int32]
+    in_crowds: NDArray[np.uint8]
 
 
 class Accumulator:
@@ -63,6 +65,7 @@ class Accumulator:
             np.concatenate([np.zeros(0, np.int32), *(m.classes for m in matches)]),
             np.array([len(m.target_classes) for m in matches], np.int64),
             np.concatenate([np.zeros(0, np.int32), *(m.target_classes for m in matches)]),
+            np.concatenate([np.zeros(0, np.uint8), *(m.in_crowds for m in matches)]),
         )
 
 
@@ -88,6 +91,7 @@ def merge(states: Sequence[MatchState]) -> MatchState:
         np.concatenate([s.classes for s in states])[detections],
         target_counts[order],
         np.concatenate([s.target_classes for s in states])[targets],
+        np.concatenate([s.in_crowds for s in states])[detections],
     )
 
 

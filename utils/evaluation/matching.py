@@ -1,10 +1,11 @@
 """Detections of one image against its objects, by COCO's rules.
 
 Within each class, detections choose in the order of descending score; each takes the unmatched object of highest IoU
-that reaches the threshold. This is `COCOeval.evaluateImg` of pycocotools with area "all" and no crowd regions, ties
-included: of equal scores the earlier detection goes first, of equal IoUs the later object is taken.
+that reaches the threshold. A detection that takes none is ignored where as much of its own area lies in a crowd region
+of its class, however many do. This is `COCOeval.evaluateImg` of pycocotools with area "all", ties included: of equal
+scores the earlier detection goes first, of equal IoUs the later object is taken.
 
-Legend: D detections, G objects of the image, T = 10 IoU thresholds.
+Legend: D detections, G objects and R crowd regions of the image, T = 10 IoU thresholds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torchvision.ops import box_iou
 
 from utils.types import Detections
 
+Crowds = tuple[NDArray[np.int32], NDArray[np.float32]]
+
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
 
 
@@ -32,16 +35,22 @@ class ImageMatches:
         scores: float32 (D,), descending.
         classes: int32 (D,).
         target_classes: int32 (G,).
+        in_crowds: uint8 (D,), at how many of the thresholds, from the first on, a crowd region covers the detection; it
+            is ignored at those where it is not correct.
     """
 
     correct: NDArray[np.bool_]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
     target_classes: NDArray[np.int32]
+    in_crowds: NDArray[np.uint8]
 
 
 def match_image(
-    detections: Detections, target_boxes: NDArray[np.float32] | Tensor, target_classes: NDArray[np.int32] | Tensor
+    detections: Detections,
+    target_boxes: NDArray[np.float32] | Tensor,
+    target_classes: NDArray[np.int32] | Tensor,
+    crowds: Crowds | None = None,
 ) -> ImageMatches:
     """Match one image's detections with its objects.
 
@@ -49,6 +58,7 @@ def match_image(
         detections: on any device, in any order; one copy to the host beforehand is cheaper than one an image.
         target_boxes: (G, 4) xyxy pixels in the frame of the detections.
         target_classes: (G,) integers.
+        crowds: classes (R,) and boxes (R, 4) of the crowd regions.
     """
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
@@ -61,7 +71,24 @@ def match_image(
         # Most detections reach no object at all, and take no part in what follows.
         rows = np.flatnonzero((iou >= IOU_THRESHOLDS[0]).any(1))
         correct[rows] = _assign(iou[rows])
-    return ImageMatches(correct, scores[order], classes, targets)
+    in_crowds = np.zeros(len(order), np.uint8)
+    if crowds is not None and len(crowds[0]):
+        covered = crowd_cover(detections, crowds)[order]
+        in_crowds = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
+    return ImageMatches(correct, scores[order], classes, targets, in_crowds)
+
+
+def crowd_cover(detections: Detections, crowds: Crowds) -> NDArray[np.float64]:
+    """How much of each detection's area lies in the crowd region of its class that covers most of it: (D,)."""
+    classes, regions = crowds
+    found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
+    if len(classes) == 0:
+        return np.zeros(len(found))
+    low, high = np.maximum(found[:, None, :2], regions[:, :2]), np.minimum(found[:, None, 2:], regions[:, 2:])
+    common = (high - low).clip(0).prod(2)
+    common[to_host(detections.classes)[:, None] != classes] = 0
+    area = (found[:, 2:] - found[:, :2]).prod(1)
+    return np.divide(common.max(1), area, out=np.zeros(len(found)), where=area > 0)
 
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:

@@ -163,7 +163,7 @@ class Measurement:
         for image, result in zip(images, results, strict=True):
             classes, boxes_xyxy = self._index.labels(image)
             self.matches.add(image, result.matches)
-            self.confusion.add(result.in_original, boxes_xyxy, classes)
+            self.confusion.add(result.in_original, boxes_xyxy, classes, self._index.crowds(image))
             self.clock.add("nms", result.seconds)
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])
@@ -179,7 +179,8 @@ class Measurement:
             in_batch = Detections(in_batch.boxes_xyxy, in_batch.scores, torch.zeros_like(in_batch.classes))
         in_original = undo_letterbox(in_batch, placement, (size_hw[0], size_hw[1]))
         classes, boxes_xyxy = self._index.labels(image)
-        return ImageResult(in_batch, in_original, match_image(in_original, boxes_xyxy, classes), seconds)
+        matches = match_image(in_original, boxes_xyxy, classes, self._index.crowds(image))
+        return ImageResult(in_batch, in_original, matches, seconds)
 
 
 def _on_host(detections: Detections) -> Detections:

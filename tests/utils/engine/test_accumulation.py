@@ -35,9 +35,8 @@ def batches(seed: int, objects: tuple[int, ...]) -> list[Batch]:
 def joined(parts: list[Batch]) -> Batch:
     """The same images and objects as one batch."""
     targets = [part.targets + torch.tensor([k * BATCH, 0, 0, 0, 0, 0]) for k, part in enumerate(parts)]
-    columns = {
-        field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Batch)
-    }
+    names = [field.name for field in dataclasses.fields(Batch) if field.name != "left_out"]
+    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return Batch(**{**columns, "targets": torch.cat(targets)})
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from utils.evaluation.match_state import Accumulator, MatchState
-from utils.evaluation.matching import match_image
+from utils.evaluation.matching import Crowds, match_image
 from utils.types import Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
@@ -54,8 +56,9 @@ def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
     return [random_image(rng, nc, **kinds) for _ in range(n)]
 
 
-def accumulate(images: list[Image], indices: list[int] | None = None) -> MatchState:
+def accumulate(images: list[Image], indices: list[int] | None = None, crowds: Sequence[Crowds] = ()) -> MatchState:
+    """Match images, with the crowd regions of each."""
     accumulator = Accumulator()
     for i in range(len(images)) if indices is None else indices:
-        accumulator.add(i, match_image(*images[i]))
+        accumulator.add(i, match_image(*images[i], crowds[i] if crowds else None))
     return accumulator.state()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import pickle
 from dataclasses import fields
 
@@ -12,80 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
-from tests.utils.evaluation.made_images import Image, accumulate, make_image, random_images
-from utils.evaluation.average_precision import RECALLS, average_precision, rank
+from tests.utils.evaluation.coco_oracle import assert_equals_coco
+from tests.utils.evaluation.made_images import accumulate, make_image, random_images
+from utils.evaluation.average_precision import RECALLS
 from utils.evaluation.bootstrap import bootstrap_interval
 from utils.evaluation.curves import smooth, summarize
 from utils.evaluation.match_state import MatchState, merge
 from utils.evaluation.matching import IOU_THRESHOLDS, match_image
 from utils.types import Detections
-
-
-def coco_evaluate(images: list[Image], nc: int) -> COCOeval:
-    """The same data through pycocotools, every detection allowed."""
-    annotations, results = [], []
-    for i, (detections, targets, target_classes) in enumerate(images):
-        for (x1, y1, x2, y2), category in zip(
-            targets.astype(np.float64).tolist(), target_classes.tolist(), strict=True
-        ):
-            box = [x1, y1, x2 - x1, y2 - y1]
-            area = box[2] * box[3]
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": i,
-                    "category_id": category,
-                    "bbox": box,
-                    "area": area,
-                    "iscrowd": 0,
-                }
-            )
-        rows = zip(
-            detections.boxes_xyxy.double().tolist(),
-            detections.scores.tolist(),
-            detections.classes.tolist(),
-            strict=True,
-        )
-        for (x1, y1, x2, y2), score, category in rows:
-            results.append({"image_id": i, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score})
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO()
-        truth.dataset = {
-            "info": {},
-            "images": [{"id": i} for i in range(len(images))],
-            "annotations": annotations,
-            "categories": [{"id": c} for c in range(nc)],
-        }
-        truth.createIndex()
-        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
-        evaluation.params.maxDets = [1, 10, 1000]
-        evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
-        evaluation.evaluate()
-        evaluation.accumulate()
-    return evaluation
-
-
-def assert_equals_coco(images: list[Image], nc: int) -> None:
-    state = accumulate(images)
-    metrics, curves = summarize(state, nc)
-    if not any(len(d) for d, _, _ in images):  # pycocotools cannot load an empty list of results
-        assert metrics.map == metrics.map50 == 0
-        return
-    precision = coco_evaluate(images, nc).eval["precision"][:, :, :, 0, -1]  # (T, 101, nc), -1 without objects
-    present = precision[0, 0] > -1
-    np.testing.assert_array_equal(np.flatnonzero(present), metrics.class_ids)
-    if not present.any():
-        assert metrics.map == 0
-        return
-    expected = precision[:, :, present]
-    ap, _ = average_precision(rank(state), np.ones((len(images), 1), np.float32))
-    np.testing.assert_allclose(ap[..., 0], expected.mean(1).T, atol=1e-9)
-    np.testing.assert_allclose(curves.precision_at_recall, expected[0].T, atol=1e-9)
-    assert metrics.map == pytest.approx(expected.mean(), abs=1e-9)
-    assert metrics.map50 == pytest.approx(expected[0].mean(), abs=1e-9)
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())

@@ -16,7 +16,7 @@ from utils.evaluation.coco import (
     coco_results,
     save_coco_results,
 )
-from utils.types import Detections
+from utils.types import CocoIds, Detections
 
 
 def detections(n: int = 2) -> Detections:
@@ -43,23 +43,24 @@ class TestCoco:
 
     def test_rows(self) -> None:
         rows = CocoRows.collect({1: detections(1), 0: detections(), 2: detections(0)})
-        assert list(coco_results(rows, [139, "x", "y"], COCO_NAMES)) == [
+        assert list(coco_results(rows, CocoIds((139, "x", "y"), COCO_IDS))) == [
             {"image_id": 139, "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
-            {"image_id": 139, "category_id": 1, "bbox": [0, 0, 100, 200.123], "score": 0.12346},
+            {"image_id": 139, "category_id": 1, "bbox": [0, 0, 100, 200.12344], "score": 0.1234567},
             {"image_id": "x", "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
         ]
 
     def test_file_does_not_depend_on_the_ranks(self, tmp_path: Path) -> None:
         found = {i: detections(i % 3) for i in range(7)}
-        ids = coco_image_ids([str(i) for i in range(7)])
+        ids = CocoIds(tuple(range(7)), tuple(range(4)))
         texts = set()
         for ranks in (1, 2, 9):
             gathered = [CocoRows.collect({i: d for i, d in found.items() if i % ranks == r}) for r in range(ranks)]
-            save_coco_results(tmp_path / "predictions.json", gathered, ids, ["a", "b", "c", "d"])
+            save_coco_results(tmp_path / "predictions.json", gathered, ids)
             texts.add((tmp_path / "predictions.json").read_text())
         assert len(texts) == 1
         assert len(json.loads(texts.pop())) == sum(len(d) for d in found.values())
 
     def test_no_detections_are_valid_json(self, tmp_path: Path) -> None:
-        save_coco_results(tmp_path / "p.json", [CocoRows.collect({}), CocoRows.collect({3: detections(0)})], [], ["a"])
+        found = [CocoRows.collect({}), CocoRows.collect({3: detections(0)})]
+        save_coco_results(tmp_path / "p.json", found, CocoIds((), ()))
         assert json.loads((tmp_path / "p.json").read_text()) == []

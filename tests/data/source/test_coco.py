@@ -1,4 +1,4 @@
-"""Pascal VOC XML and COCO JSON, read as they are."""
+"""COCO JSON, read as it is."""
 
 from __future__ import annotations
 
@@ -8,135 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from data.source.formats import parse_coco, parse_voc, read_coco
+from data.source.coco import ids_of, parse_coco, read_coco
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_image
 from utils.errors import UserError
+from utils.types import CocoIds
 
 IDS = {"cat": 0, "dog": 1}
-
-
-def voc(*objects: str, size: str = "<size><width>64</width><height>48</height><depth>3</depth></size>") -> bytes:
-    return (
-        "<annotation>\n<filename>x.jpg</filename>\n" + size + "\n" + "\n".join(objects) + "\n</annotation>"
-    ).encode()
-
-
-def voc_object(name: str = "cat", box: str = "1 1 64 48", extra: str = "") -> str:
-    corners = "".join(
-        f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
-    )
-    return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
-
-
-def write_voc(
-    root: Path, stem: str, *objects: str, annotations: str = "Annotations", images: str = "JPEGImages"
-) -> None:
-    write_image(root / images / f"{stem}.jpg")
-    (root / annotations).mkdir(parents=True, exist_ok=True)
-    (root / annotations / f"{stem}.xml").write_bytes(voc(*objects))
-
-
-def test_voc_counts_pixels_from_one() -> None:
-    objects = parse_voc(voc(voc_object(), voc_object("dog", "17 13 32 24")), (48, 64), IDS)
-    assert objects.classes == [0, 1]
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1, 24 / 64, 18 / 48, 0.25, 0.25])
-    assert not objects.problems
-
-
-def test_voc_boxes_from_zero_are_cut() -> None:
-    objects = parse_voc(voc(voc_object(box="0 0 70 50")), (48, 64), IDS)
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
-
-
-def test_voc_difficult_and_parts_are_passed_over() -> None:
-    part = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
-    raw = voc(voc_object(extra="<difficult>1</difficult>"), voc_object(extra=part + "<difficult>0</difficult>"))
-    objects = parse_voc(raw, (48, 64), IDS)
-    assert objects.classes == [0]
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
-
-
-def test_voc_duplicates_count_once() -> None:
-    objects = parse_voc(voc(voc_object(), voc_object(), voc_object("dog")), (48, 64), IDS)
-    assert (objects.classes, objects.duplicates) == ([0, 1], 1)
-
-
-def test_voc_unknown_name_has_its_line() -> None:
-    assert parse_voc(voc(voc_object(), voc_object("zebra")), (48, 64), IDS).unknown == [(5, "'zebra'")]
-
-
-@pytest.mark.parametrize(
-    ("raw", "line", "what"),
-    [
-        (b"<annotation>\n<object>\n</annotation>", 3, "not valid XML"),
-        (b"", 1, "not valid XML"),
-        (b"<html/>", 1, "expected <annotation>"),
-        (voc(voc_object(box="5 5 20")), 4, "no <ymax>"),
-        (voc(voc_object(box="5 5 20 x")), 4, "<ymax> is 'x', expected a number"),
-        (voc(voc_object(box="5 5 20 inf")), 4, "expected a finite number"),
-        (voc(voc_object(box="20 5 5 20")), 4, "xmax or ymax is smaller"),
-        (voc(voc_object(box="100 5 120 20")), 4, "outside the image"),
-        (voc(size="<size><width>48</width><height>64</height></size>"), None, "made for an image of 48 x 64 pixels"),
-        (b'<!DOCTYPE a [<!ENTITY x "y">]><annotation>&x;</annotation>', 1, "declares entities"),
-    ],
-)
-def test_voc_problems(raw: bytes, line: int | None, what: str) -> None:
-    ((found_line, found),) = parse_voc(raw, (48, 64), IDS).problems
-    assert (found_line, what in found) == (line, True), found
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=100) | st.text(alphabet="<>/objectanibdx &;", max_size=60).map(str.encode))
-def test_voc_any_bytes_are_read(raw: bytes) -> None:
-    assert parse_voc(raw, (48, 64), IDS).classes == []
-
-
-def test_voc_folder(tmp_path: Path) -> None:
-    root = tmp_path / "voc"
-    write_voc(root, "a", voc_object("dog", "17 13 32 24"))
-    write_voc(root, "b")
-    (root / "Annotations" / "lost.xml").write_bytes(voc())
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
-    np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
-    (problem,) = index.problems
-    assert "lost.xml: no image of that name" in problem
-
-
-def test_voc_beside_the_images(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
-    write_image(tmp_path / "voc" / "train" / "background.jpg")
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert (len(index), len(index.classes), index.problems) == (2, 1, ())
-
-
-def test_voc_image_sets(tmp_path: Path) -> None:
-    kit = tmp_path / "voc" / "VOCdevkit" / "VOC2007"
-    for stem in ("000001", "000002", "000003"):
-        write_voc(kit, stem, voc_object())
-    (kit / "ImageSets" / "Main").mkdir(parents=True)
-    (kit / "ImageSets" / "Main" / "trainval.txt").write_text("000001\n000003\n")
-    entry = "VOCdevkit/VOC2007/ImageSets/Main/trainval.txt"
-    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert [index.path(i).name for i in range(len(index))] == ["000001.jpg", "000003.jpg"]
-    assert index.classes.tolist() == [0, 0]
-
-
-def test_voc_unknown_name_is_an_error(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("zebra"))
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    spec = load_spec(tmp_path / "voc.yaml")
-    with pytest.raises(UserError, match=r"Annotations/a\.xml:4: class 'zebra', but voc\.yaml names 2 classes"):
-        build_index(spec, "train")
-    assert build_index(spec, "train", single_cls=True).classes.tolist() == [0]
 
 
 def coco(**changes: Any) -> dict[str, Any]:
@@ -257,6 +137,34 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
         (coco(images=[], annotations=[]), "lists no images"),
         (coco(annotations=[{"image_id": [1]}]), "no image has that id"),
         (coco(annotations=[3]), "expected a COCO detection file"),
+        (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
+        (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
+        (
+            coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]),
+            "has the id 17, and so",
+        ),
+        (
+            coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]),
+            "file_name 'a.jpg', and so has",
+        ),
+        ('{"images": [' + "9" * 6000 + "]}", "a number of thousands of digits"),
+        ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "nest too deep"),
+        (coco(images=[{"id": float("inf"), "file_name": "a.jpg"}]), r"images\[0\] has the id inf, expected an integer"),
+        (coco(images=[{"id": [7], "file_name": "a.jpg"}]), r"images\[0\] has the id \[7\], expected an integer"),
+        (coco(categories=[{"id": 1.5, "name": "cat"}]), r"categories\[0\] has the id 1\.5, expected an integer"),
+        (coco(categories=[{"id": float("nan"), "name": "cat"}]), r"categories\[0\] has the id nan, expected an"),
+        (coco(images=[{"id": 7, "file_name": "a\0.jpg"}]), r"file_name 'a\\x00.jpg', which no file can have"),
+        (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
+        (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
+        (
+            coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]),
+            "has the height inf, expected",
+        ),
+        (coco(images=[{"id": 7, "file_name": "a.jpg", "width": "wide"}]), "has the width 'wide', expected"),
+        (
+            coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]),
+            "width a number of about 401 digits",
+        ),
     ],
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:
@@ -269,3 +177,80 @@ def test_coco_images_nowhere(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x", tmp_path / "y"])
     assert f"such as 'a.jpg', are in none of\n  {tmp_path}/x\n  {tmp_path}/y" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", "9" * 4000, "[" * 500 + "]" * 500, '"\\ud800"'])
+@pytest.mark.parametrize("key", ["bbox", "category_id", "image_id", "segmentation", "iscrowd", "area"])
+def test_odd_values_in_an_annotation(tmp_path: Path, key: str, value: str) -> None:
+    text = json.dumps(coco()).replace('"iscrowd": 0', f'"iscrowd": 0, "{key}": {value}')
+    try:
+        index = build_index(load_spec(write_coco(tmp_path / "set", text)), "train")
+        said = "\n".join(index.problems)
+    except UserError as error:
+        said = str(error)
+    assert len(said) < 400 and said.isprintable() and (said or key in ("segmentation", "iscrowd", "area"))
+
+
+def test_crowds_are_kept_apart(tmp_path: Path) -> None:
+    content = coco()
+    yaml = write_coco(tmp_path / "set", coco(annotations=content["annotations"][:2]))
+    without = build_index(load_spec(yaml), "train")
+    assert len(without.crowd_offsets) == 0 and [len(part) for part in without.crowds(1)] == [0, 0]
+    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    assert index.classes.tolist() == [1, 0] and not index.problems
+    assert [len(part) for part in index.crowds(0)] == [0, 0]
+    classes, boxes_xyxy = index.crowds(1)
+    assert classes.tolist() == [0]
+    np.testing.assert_allclose(boxes_xyxy, [[1, 1, 6, 6]], atol=1e-5)
+    assert index.content_hash() == without.content_hash(), "a run on the same objects resumes"
+    again = build_index(load_spec(tmp_path / "coco.yaml"), "train")
+    np.testing.assert_array_equal(again.crowds(1)[1], boxes_xyxy)
+    assert again.coco_ids() == index.coco_ids()
+
+
+def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
+    content = coco()
+    content["annotations"] += [
+        {"image_id": 7, "category_id": 17, "bbox": None, "iscrowd": 1},
+        {"image_id": 7, "category_id": 99, "bbox": [1, 1, 2, 2], "iscrowd": 1},  # of a class that is not asked for
+    ]
+    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    assert len(index) == 2 and len(index.crowd_classes) == 1
+    (problem,) = index.problems
+    assert problem.endswith(
+        "annotations[3]: bbox is null, expected x, y, width, height in pixels; the crowd region is left out"
+    )
+
+
+def test_ids_of_the_file(tmp_path: Path) -> None:
+    spec = load_spec(write_coco(tmp_path / "set", coco()))
+    assert build_index(spec, "train").coco_ids() == CocoIds((7, 9), (17, 18))
+    assert build_index(spec, "train", single_cls=True).coco_ids() == CocoIds((7, 9), (17,))
+    text = json.dumps(coco()).replace("7", '"seven"').replace('1"seven"', "17")
+    assert build_index(load_spec(write_coco(tmp_path / "set", text)), "train").coco_ids() == CocoIds(
+        ("seven", 9), (17, 18)
+    )
+    (tmp_path / "coco.yaml").write_text(
+        f"path: {tmp_path / 'set'}\ntrain: images/train\nval: images/train\nnames: [cat, dog]\n"
+    )
+    assert build_index(load_spec(tmp_path / "coco.yaml"), "val").coco_ids() is None
+
+
+def test_a_class_that_the_file_does_not_have() -> None:
+    assert ids_of([1], [{5: "dog", 3: "cow"}], ("cat", "dog"), False) == CocoIds((1,), (6, 5))
+
+
+def test_files_whose_ids_meet(tmp_path: Path) -> None:
+    write_coco(tmp_path / "set", coco())
+    other = coco()
+    for image, name in zip(other["images"], ("c.jpg", "d.jpg"), strict=True):
+        write_image(tmp_path / "set/images/train" / name)
+        image["file_name"] = name
+    (tmp_path / "set" / "train.json").write_text(json.dumps(other))
+    yaml = tmp_path / "two.yaml"
+    yaml.write_text(
+        f"path: {tmp_path / 'set'}\ntrain: [annotations/instances_train.json, train.json]\nnames: [cat, dog]\n"
+    )
+    index = build_index(load_spec(yaml), "train")
+    assert len(index) == 4 and index.coco_ids() is None
+    assert "one id is two images" in index.problems[0]

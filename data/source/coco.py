@@ -1,0 +1,278 @@
+"""COCO JSON, read as it is; nothing is converted on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.source.labels import Crowds, ParsedLabels, Size, clipped_fractions
+from utils.errors import UserError
+from utils.files import open_plain
+from utils.text import one_line, shown
+from utils.types import CocoId, CocoIds
+
+_LARGEST_SIDE = 2**31 - 1  # pixels
+
+
+@dataclass
+class CocoImage:
+    """An image of a COCO file: its id, place, stated size (0, 0 without one) and annotations (number, record)."""
+
+    id: CocoId
+    path: str
+    size_hw: Size
+    annotations: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass
+class CocoFile:
+    """A COCO detection file.
+
+    Attributes:
+        path: the file.
+        images: in the file's order.
+        categories: category id → name.
+    """
+
+    path: Path
+    images: list[CocoImage]
+    categories: dict[int, str]
+
+
+def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
+    """Read a COCO detection file.
+
+    Args:
+        path: the JSON.
+        folders: where the images may be; the first with one of the first images is taken for all.
+
+    Raises:
+        UserError: unreadable, not COCO, an id or a file name is there twice, or the images are in none of `folders`.
+    """
+    content = _load(path)
+    try:
+        categories = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
+        records = _by_id(path, "images", content)
+        names = _file_names(path, records.values())
+        sizes = [(_side(path, item, "height"), _side(path, item, "width")) for item in records.values()]
+        annotations = list(content.get("annotations", []))
+        owners = [item["image_id"] for item in annotations]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: expected a COCO detection file with images (id, file_name), annotations (image_id, category_id, "
+            f"bbox) and categories (id, name); found {type(error).__name__} {one_line(str(error), 80)}."
+        ) from error
+    folder = _image_folder(path, names, folders)
+    images = {
+        key: CocoImage(key, str(folder / name), size) for key, name, size in zip(records, names, sizes, strict=True)
+    }
+    for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
+        if not isinstance(owner, (int, float, str)) or owner not in images:
+            raise UserError(
+                f"{path}: annotations[{number}] belongs to image_id {shown(owner)}, but no image has that id."
+            )
+        images[cast(CocoId, owner)].annotations.append((number, annotation))
+    return CocoFile(path, list(images.values()), cast("dict[int, str]", categories))
+
+
+def _load(path: Path) -> Any:
+    """The content of a JSON file, which nothing is known of."""
+    try:
+        with open_plain(path) as file:
+            return json.load(file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text, expected a COCO JSON.") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
+    except ValueError as error:  # Python reads no number of more than 4,300 digits
+        raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
+
+
+def _by_id(path: Path, key: str, content: Any) -> dict[CocoId, dict[str, Any]]:
+    """The records of a list of the file by their ids: numbers, and text for images."""
+    records: dict[CocoId, dict[str, Any]] = {}
+    for number, item in enumerate(content[key]):
+        own = _whole(item["id"]) if key == "categories" else item["id"]
+        own = int(own) if isinstance(own, float) and own.is_integer() else own
+        if isinstance(own, bool) or not isinstance(own, (int, str) if key == "images" else int):
+            raise UserError(f"{path}: {key}[{number}] has the id {shown(item['id'])}, expected an integer.")
+        if own in records:
+            raise UserError(
+                f"{path}: {key}[{number}] has the id {shown(own)}, and so has an earlier one: their annotations cannot "
+                "be told apart. Give each an id of its own."
+            )
+        records[own] = item
+    return records
+
+
+def _whole(value: Any) -> Any:
+    """The integer that a text of digits or a number without fraction is; anything else as it is."""
+    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdecimal() and len(value) < 20:
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the images' files, each once."""
+    names: dict[str, None] = {}
+    for number, item in enumerate(records):
+        name = str(item["file_name"])
+        try:
+            usable = b"\0" not in os.fsencode(name)
+        except UnicodeEncodeError:
+            usable = False
+        if not usable:
+            raise UserError(f"{path}: images[{number}] has the file_name {shown(name)}, which no file can have.")
+        if name in names:
+            raise UserError(
+                f"{path}: images[{number}] has the file_name {shown(name)}, and so has an earlier one with another id: "
+                "their annotations belong to one image. Merge the two."
+            )
+        names[name] = None
+    return list(names)
+
+
+def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
+    """A stated height or width; 0 where there is none."""
+    value = _whole(item.get(key) or 0)
+    if isinstance(value, int) and 0 <= value <= _LARGEST_SIDE:
+        return value
+    raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
+
+
+def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if any(os.path.isfile(folder / name) for name in names[:10]):  # noqa: PTH113 - no error for a name too long
+            return folder
+    if not names:
+        raise UserError(f"{path}: it lists no images.")
+    tried = "\n  ".join(str(folder) for folder in folders)
+    raise UserError(
+        f"{path}: its images, such as {shown(names[0])}, are in none of\n  {tried}\nMove them to one of these."
+    )
+
+
+def ids_of(
+    images: Sequence[CocoId], categories: Sequence[Mapping[int, str]], names: Sequence[str], single: bool
+) -> CocoIds | None:
+    """The ids that results are written with; None where files of one split give an id to two things.
+
+    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it is the
+    first category.
+
+    Args:
+        images: the ids of the images of a split.
+        categories: category id → name of each file that they come from.
+        names: class names.
+        single: all classes count as one.
+    """
+    by_name: dict[str, int] = {}
+    by_id: dict[int, str] = {}
+    for number, name in (item for of_file in categories for item in of_file.items()):
+        if by_id.setdefault(number, name) != name or (len(categories) > 1 and by_name.get(name, number) != number):
+            return None
+        by_name.setdefault(name, number)
+    if len(set(images)) < len(images) or not by_id:
+        return None
+    beyond = max(by_id) + 1
+    own = [by_name.get(name, beyond + number) for number, name in enumerate(names)]
+    return CocoIds(tuple(images), (min(by_id),) if single else tuple(own))
+
+
+def parse_coco(
+    annotations: Sequence[tuple[int, dict[str, Any]]],
+    size_hw: Size,
+    categories: Mapping[int, str],
+    class_ids: Mapping[str, int],
+) -> ParsedLabels:
+    """Objects of one image of a COCO file; "line" is the place in `annotations`.
+
+    Boxes (x, y, width, height in pixels) are cut to the image. Crowd regions are kept apart; the key "ignore" has no
+    effect, as in pycocotools, which overwrites it. Polygons of several parts become one, part after part; run-length
+    masks leave the box alone.
+
+    Args:
+        annotations: (number, record) of the image.
+        size_hw: height and width of the image in pixels.
+        categories: category id → name.
+        class_ids: name → class.
+    """
+    classes: list[int] = []
+    boxes: list[float] = []
+    polygons: list[NDArray[np.float64]] = []
+    problems: list[tuple[int | None, str]] = []
+    unknown: list[tuple[int, str]] = []
+    seen: set[tuple[float, ...]] = set()
+    crowds = Crowds([], [])
+    remarks: list[tuple[int, str]] = []
+    duplicates = 0
+    for number, record in annotations:
+        category = _whole(record.get("category_id"))
+        name = categories.get(category) if isinstance(category, int) else None
+        box = _clipped_box(record.get("bbox"), size_hw)
+        if record.get("iscrowd"):
+            if isinstance(box, str):
+                remarks.append((number, f"{box}; the crowd region is left out"))
+            elif name is not None and name in class_ids:
+                crowds.classes.append(class_ids[name])
+                crowds.boxes.extend(box)
+            continue
+        if isinstance(box, str):
+            problems.append((number, box))
+            continue
+        if name is None or name not in class_ids:
+            unknown.append((number, f"category {shown(category)}" if name is None else shown(name)))
+            continue
+        polygon = _coco_polygon(record.get("segmentation"), size_hw)
+        key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
+        if key in seen:
+            duplicates += 1
+            continue
+        seen.add(key)
+        classes.append(class_ids[name])
+        boxes.extend(box)
+        polygons.append(polygon)
+    shapes = polygons if any(map(len, polygons)) else ()
+    return ParsedLabels(classes, boxes, shapes, duplicates, problems, unknown, crowds, remarks)
+
+
+def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:
+    """Centre and size of a bbox as fractions of the image, or what is wrong with it."""
+    box = _numbers(found)
+    if box is None or len(box) != 4 or box[2] < 0 or box[3] < 0:
+        return f"bbox is {'null' if found is None else shown(found, 60)}, expected x, y, width, height in pixels"
+    fractions = clipped_fractions(box[0], box[1], box[0] + box[2], box[1] + box[3], size_hw)
+    return fractions or f"bbox {box} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
+
+
+def _numbers(value: Any) -> list[float] | None:
+    """A list of finite numbers, None for anything else."""
+    if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
+        return None
+    try:
+        numbers = [float(item) for item in value]
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def _coco_polygon(segmentation: Any, size_hw: Size) -> NDArray[np.float64]:
+    """All parts of a polygon, end to end, as fractions cut to the image; (0, 2) for a mask or nothing."""
+    parts = [_numbers(part) for part in segmentation] if isinstance(segmentation, list) else []
+    points = [np.array(part).reshape(-1, 2) for part in parts if part and len(part) >= 6 and len(part) % 2 == 0]
+    if not points:
+        return np.zeros((0, 2))
+    height, width = size_hw
+    return np.clip(np.concatenate(points) / (width, height), 0.0, 1.0)

@@ -1,0 +1,137 @@
+"""Pascal VOC XML, read as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.source.index import build_index
+from data.source.spec import load_spec
+from data.source.voc import parse_voc
+from tests.data.make import write_image
+from utils.errors import UserError
+
+IDS = {"cat": 0, "dog": 1}
+
+
+def voc(*objects: str, size: str = "<size><width>64</width><height>48</height><depth>3</depth></size>") -> bytes:
+    return (
+        "<annotation>\n<filename>x.jpg</filename>\n" + size + "\n" + "\n".join(objects) + "\n</annotation>"
+    ).encode()
+
+
+def voc_object(name: str = "cat", box: str = "1 1 64 48", extra: str = "") -> str:
+    corners = "".join(
+        f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
+    )
+    return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
+
+
+def write_voc(
+    root: Path, stem: str, *objects: str, annotations: str = "Annotations", images: str = "JPEGImages"
+) -> None:
+    write_image(root / images / f"{stem}.jpg")
+    (root / annotations).mkdir(parents=True, exist_ok=True)
+    (root / annotations / f"{stem}.xml").write_bytes(voc(*objects))
+
+
+def test_voc_counts_pixels_from_one() -> None:
+    objects = parse_voc(voc(voc_object(), voc_object("dog", "17 13 32 24")), (48, 64), IDS)
+    assert objects.classes == [0, 1]
+    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1, 24 / 64, 18 / 48, 0.25, 0.25])
+    assert not objects.problems
+
+
+def test_voc_boxes_from_zero_are_cut() -> None:
+    objects = parse_voc(voc(voc_object(box="0 0 70 50")), (48, 64), IDS)
+    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
+
+
+def test_voc_difficult_and_parts_are_passed_over() -> None:
+    part = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
+    raw = voc(voc_object(extra="<difficult>1</difficult>"), voc_object(extra=part + "<difficult>0</difficult>"))
+    objects = parse_voc(raw, (48, 64), IDS)
+    assert objects.classes == [0]
+    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
+
+
+def test_voc_duplicates_count_once() -> None:
+    objects = parse_voc(voc(voc_object(), voc_object(), voc_object("dog")), (48, 64), IDS)
+    assert (objects.classes, objects.duplicates) == ([0, 1], 1)
+
+
+def test_voc_unknown_name_has_its_line() -> None:
+    assert parse_voc(voc(voc_object(), voc_object("zebra")), (48, 64), IDS).unknown == [(5, "'zebra'")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "line", "what"),
+    [
+        (b"<annotation>\n<object>\n</annotation>", 3, "not valid XML"),
+        (b"", 1, "not valid XML"),
+        (b"<html/>", 1, "expected <annotation>"),
+        (voc(voc_object(box="5 5 20")), 4, "no <ymax>"),
+        (voc(voc_object(box="5 5 20 x")), 4, "<ymax> is 'x', expected a number"),
+        (voc(voc_object(box="5 5 20 inf")), 4, "expected a finite number"),
+        (voc(voc_object(box="20 5 5 20")), 4, "xmax or ymax is smaller"),
+        (voc(voc_object(box="100 5 120 20")), 4, "outside the image"),
+        (voc(size="<size><width>48</width><height>64</height></size>"), None, "made for an image of 48 x 64 pixels"),
+        (b'<!DOCTYPE a [<!ENTITY x "y">]><annotation>&x;</annotation>', 1, "declares entities"),
+    ],
+)
+def test_voc_problems(raw: bytes, line: int | None, what: str) -> None:
+    ((found_line, found),) = parse_voc(raw, (48, 64), IDS).problems
+    assert (found_line, what in found) == (line, True), found
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=100) | st.text(alphabet="<>/objectanibdx &;", max_size=60).map(str.encode))
+def test_voc_any_bytes_are_read(raw: bytes) -> None:
+    assert parse_voc(raw, (48, 64), IDS).classes == []
+
+
+def test_voc_folder(tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    write_voc(root, "a", voc_object("dog", "17 13 32 24"))
+    write_voc(root, "b")
+    (root / "Annotations" / "lost.xml").write_bytes(voc())
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
+    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
+    np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
+    (problem,) = index.problems
+    assert "lost.xml: no image of that name" in problem
+
+
+def test_voc_beside_the_images(tmp_path: Path) -> None:
+    write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
+    write_image(tmp_path / "voc" / "train" / "background.jpg")
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
+    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    assert (len(index), len(index.classes), index.problems) == (2, 1, ())
+
+
+def test_voc_image_sets(tmp_path: Path) -> None:
+    kit = tmp_path / "voc" / "VOCdevkit" / "VOC2007"
+    for stem in ("000001", "000002", "000003"):
+        write_voc(kit, stem, voc_object())
+    (kit / "ImageSets" / "Main").mkdir(parents=True)
+    (kit / "ImageSets" / "Main" / "trainval.txt").write_text("000001\n000003\n")
+    entry = "VOCdevkit/VOC2007/ImageSets/Main/trainval.txt"
+    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n")
+    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    assert [index.path(i).name for i in range(len(index))] == ["000001.jpg", "000003.jpg"]
+    assert index.classes.tolist() == [0, 0]
+
+
+def test_voc_unknown_name_is_an_error(tmp_path: Path) -> None:
+    write_voc(tmp_path / "voc", "a", voc_object("zebra"))
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
+    spec = load_spec(tmp_path / "voc.yaml")
+    with pytest.raises(UserError, match=r"Annotations/a\.xml:4: class 'zebra', but voc\.yaml names 2 classes"):
+        build_index(spec, "train")
+    assert build_index(spec, "train", single_cls=True).classes.tolist() == [0]

@@ -1,0 +1,88 @@
+"""A COCO JSON with gaps in its ids and with crowds: what val.py prints and saves is what pycocotools measures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+import val
+from data.source.index import build_index
+from data.source.spec import load_spec
+from utils.evaluation.coco import COCO_NAMES
+
+IMAGES, MAX_DET = 16, 100
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, shared: Path) -> tuple[Path, Path]:
+    """The YAML and the JSON of some images of coco128; a quarter of the objects, made larger, are crowds."""
+    chance = random.Random(0)
+    ids = chance.sample(range(1000, 9000, 7), IMAGES)  # not in the order of the files
+    category_ids = chance.sample(range(3, 400, 3), len(COCO_NAMES))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "images").symlink_to(shared / "coco128" / "images" / "train2017")
+    labels = tmp_path / "labels.yaml"
+    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
+    labels.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
+    index = build_index(load_spec(labels), "val")
+    images, annotations = [], []
+    for place, own in enumerate(ids):
+        height, width = index.sizes_hw[place].tolist()
+        images.append({"id": own, "file_name": index.path(place).name, "height": height, "width": width})
+        for category, box in zip(*index.labels(place), strict=True):
+            iscrowd = int(chance.random() < 0.25)
+            grow = 0.2 * np.tile(box[2:] - box[:2], 2) * (-iscrowd, -iscrowd, iscrowd, iscrowd)
+            x1, y1, x2, y2 = np.clip(box + grow, 0, (width, height, width, height)).round(2).tolist()
+            row = {"id": len(annotations) + 1, "image_id": own, "category_id": category_ids[category]}
+            bbox = [x1, y1, min(round(x2 - x1, 2), width - x1), min(round(y2 - y1, 2), height - y1)]
+            ignored = {"ignore": 1} if chance.random() < 0.2 else {}
+            annotations.append({**row, "bbox": bbox, "area": bbox[2] * bbox[3], "iscrowd": iscrowd, **ignored})
+    categories = [{"id": own, "name": name} for own, name in zip(category_ids, COCO_NAMES, strict=True)]
+    chance.shuffle(categories)
+    chance.shuffle(annotations)
+    truth = tmp_path / "set" / "val.json"
+    truth.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    data = tmp_path / "set.yaml"
+    data.write_text(yaml.safe_dump({"path": str(tmp_path / "set"), "val": "val.json", "names": list(COCO_NAMES)}))
+    return data, truth
+
+
+def pycocotools(truth: Path, results: Path) -> tuple[float, float]:
+    """mAP50-95 and mAP50."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(truth)
+        evaluation = COCOeval(coco, coco.loadRes(str(results)), "bbox")
+        evaluation.params.maxDets = [1, 10, MAX_DET]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return float(evaluation.stats[0]), float(evaluation.stats[1])
+
+
+def test_printed_and_saved_are_pycocotools_own(
+    dataset: tuple[Path, Path], shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, truth = dataset
+    weights = shared / "weights" / "yolov5n.pt"
+    options = {"imgsz": 320, "device": "cpu", "workers": 0, "max_det": MAX_DET, "project": str(tmp_path / "runs")}
+    metrics = val.run(weights=str(weights), data=str(data), save_json=True, **options)
+    expected, expected50 = pycocotools(truth, tmp_path / "runs" / "exp" / "predictions.json")
+    assert 0.2 < expected < 0.9
+    assert (metrics.map, metrics.map50) == (pytest.approx(expected, abs=1e-6), pytest.approx(expected50, abs=1e-6))
+    (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["all"]]
+    assert [float(figure) for figure in line[-2:]] == [pytest.approx(v, abs=6e-4) for v in (expected50, expected)]
+
+    content = json.loads(truth.read_text())
+    without = {**content, "annotations": [a for a in content["annotations"] if not a["iscrowd"]]}
+    truth.write_text(json.dumps(without))
+    other, _ = pycocotools(truth, tmp_path / "runs" / "exp" / "predictions.json")
+    assert abs(other - expected) > 1e-3, "the crowds matter here"

@@ -1,0 +1,103 @@
+"""Crowd regions: what is found in them counts neither for nor against a detector, as in pycocotools."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
+from tests.utils.evaluation.made_images import Image, accumulate, make_image, random_images
+from utils.evaluation.average_precision import average_precision, rank
+from utils.evaluation.confusion import ConfusionMatrix
+from utils.evaluation.curves import summarize
+from utils.evaluation.match_state import merge
+from utils.evaluation.matching import Crowds, match_image
+
+BOX = [0.0, 0.0, 10.0, 10.0]
+
+
+def crowd(classes: list[int], boxes: list[list[float]]) -> Crowds:
+    return np.array(classes, np.int32), np.array(boxes, np.float32).reshape(-1, 4)
+
+
+def random_crowds(images: list[Image], seed: int, nc: int) -> list[Crowds]:
+    """Up to three regions an image, around and beside its objects."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in images:
+        count = int(rng.integers(0, 4))
+        corner = rng.integers(0, 80, (count, 2))
+        boxes = np.concatenate((corner, corner + rng.integers(5, 90, (count, 2))), 1)
+        found.append((rng.integers(0, nc, count).astype(np.int32), boxes.astype(np.float32)))
+    return found
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_equals_pycocotools(seed: int, n: int, nc: int, coarse: bool) -> None:
+    images = random_images(seed, n, nc, coarse=coarse, crowded=seed % 2 == 0)
+    assert_equals_coco(images, nc, random_crowds(images, seed, nc))
+
+
+def test_equals_pycocotools_in_every_resampled_set() -> None:
+    """An image that counts k times is k images."""
+    images = random_images(3, 8, 2, coarse=False, crowded=True, distinct=True)
+    crowds = random_crowds(images, 3, 2)
+    times = [0, 1, 2, 0, 3, 1, 1, 2]
+    ap, present = average_precision(rank(accumulate(images, crowds=crowds)), np.float32(times)[:, None])
+    repeated = [i for i, count in enumerate(times) for _ in range(count)]
+    precision = coco_evaluate([images[i] for i in repeated], 2, [crowds[i] for i in repeated]).eval["precision"]
+    expected = precision[:, :, [0], 0, -1].mean(1).T
+    assert present[:, 0].tolist() == [True]
+    np.testing.assert_allclose(ap[..., 0], expected, atol=1e-9)
+
+
+def test_any_number_of_ranks_gives_the_same() -> None:
+    images = random_images(5, 9, 3, coarse=False, crowded=True)
+    crowds = random_crowds(images, 5, 3)
+    whole = accumulate(images, crowds=crowds)
+    merged = merge([accumulate(images, list(range(9))[r::2], crowds) for r in (1, 0)])
+    assert whole.in_crowds.any()
+    np.testing.assert_array_equal(whole.in_crowds, merged.in_crowds)
+
+
+def test_a_detection_takes_an_object_before_a_crowd() -> None:
+    image = make_image([BOX, [2, 2, 8, 8], [20, 20, 30, 30]], [0.9, 0.8, 0.7], [0, 0, 0], [BOX], [0])
+    found = match_image(*image, crowd([0], [[0, 0, 25, 30]]))
+    assert found.correct[0].all() and not found.correct[1:].any()
+    assert found.in_crowds.tolist() == [10, 10, 1], "the whole box, the whole box, half of it"
+    other = match_image(*image, crowd([1], [[0, 0, 25, 30]]))
+    assert not other.in_crowds.any(), "of another class"
+
+
+@pytest.mark.parametrize("crowds", [None, crowd([], []), crowd([1], [[0, 0, 100, 100]])])
+def test_without_a_crowd_of_the_class_nothing_changes(crowds: Crowds | None) -> None:
+    image = make_image([BOX, [20, 20, 30, 30]], [0.9, 0.8], [0, 0], [BOX], [0])
+    state = accumulate([image], crowds=() if crowds is None else [crowds])
+    found, expected = (summarize(of, 2)[0] for of in (state, accumulate([image])))
+    assert (found.precision, found.recall, found.map) == (expected.precision, expected.recall, expected.map)
+
+
+def test_precision_does_not_count_what_is_in_a_crowd() -> None:
+    image = make_image([BOX, [20, 20, 30, 30]], [0.5, 0.9], [0, 0], [BOX], [0])
+    alone, among = (
+        summarize(accumulate([image], crowds=crowds), 1)[0] for crowds in ((), [crowd([0], [[15, 15, 90, 90]])])
+    )
+    assert alone.map50 == pytest.approx(0.5) and alone.precision == pytest.approx(0.5)
+    assert among.map50 == among.precision == among.recall == 1
+
+
+def test_a_class_of_nothing_but_crowds_is_left_out_of_the_mean() -> None:
+    image = make_image([BOX, BOX], [0.9, 0.8], [0, 1], [BOX], [0])
+    metrics, _ = summarize(accumulate([image], crowds=[crowd([1], [BOX])]), 2)
+    assert metrics.class_ids.tolist() == [0] and metrics.map == 1
+    assert metrics.objects == 1
+
+
+def test_the_confusion_matrix_leaves_them_out() -> None:
+    image = make_image([BOX, [20, 20, 30, 30], [20, 20, 30, 30]], [0.9, 0.8, 0.8], [0, 0, 1], [BOX], [0])
+    confusion = ConfusionMatrix(2)
+    confusion.add(*image, crowd([0], [[15, 15, 90, 90]]))
+    assert confusion.matrix.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
