@@ -19,6 +19,7 @@ ROOMS = (
     "models.heads",
     "models",
     "utils.engine",
+    "data.source.annotations",
     "data.source",
     "data.augment",
     "data.feed",

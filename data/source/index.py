@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.coco import ids_of
+from data.source.annotations.coco import ids_of
 from data.source.listing import Listing, Remembered, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir

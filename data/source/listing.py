@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.coco import CocoImage, read_coco
+from data.source.annotations.coco import CocoImage, read_coco
 from utils.errors import UserError
 from utils.types import IMAGE_SUFFIXES, DatasetSpec
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.coco import parse_coco
+from data.source.annotations.coco import parse_coco
+from data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
+from data.source.annotations.voc import parse_voc
 from data.source.headers import BadImage, Size, image_size
-from data.source.labels import Crowds, ParsedLabels, parse_labels
 from data.source.listing import Listing
-from data.source.voc import parse_voc
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.source.annotations.voc import parse_voc
 from data.source.index import build_index
 from data.source.spec import load_spec
-from data.source.voc import parse_voc
 from tests.data.make import write_image
 from utils.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source.coco import ids_of, parse_coco, read_coco
+from data.source.annotations.coco import ids_of, parse_coco, read_coco
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_image

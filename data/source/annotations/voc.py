@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.source.labels import ParsedLabels, Size, clipped_fractions
+from data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
 
 
 def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> ParsedLabels:

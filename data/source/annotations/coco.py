@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.labels import Crowds, ParsedLabels, Size, clipped_fractions
+from data.source.annotations.labels import Crowds, ParsedLabels, Size, clipped_fractions
 from utils.errors import UserError
 from utils.files import open_plain
 from utils.text import one_line, shown
