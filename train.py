@@ -128,7 +128,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             resumed.check_classes(train_index.names, config)
 
         world.set_activity("building the model")
-        raw_model = build_model(config, train_index.names, weights, resumed)
+        raw_model = build_model(config, train_index.names, weights, resumed, round(hyp.anchors))
         del weights  # else they would stay in memory for the whole run
         require_agreement(run_fingerprint(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
         imgsz = raw_model.usable_imgsz(config.imgsz)
@@ -252,9 +252,13 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
 
 
 def build_model(
-    config: TrainConfig, names: Sequence[str], weights: Weights | None = None, resumed: ResumedRun | None = None
+    config: TrainConfig,
+    names: Sequence[str],
+    weights: Weights | None = None,
+    resumed: ResumedRun | None = None,
+    anchors: int = 0,
 ) -> DetectionModel:
-    """The raw model on the CPU, the same on every rank; with the weights and layers that were asked for.
+    """The raw model on the CPU, the same on every rank; with the weights, layers and anchors that were asked for.
 
     Raises:
         UserError: the weights fit the architecture nowhere.
@@ -263,7 +267,7 @@ def build_model(
     described = resumed.checkpoint["model_yaml"] if resumed else config.cfg or (weights and weights.model_yaml)
     with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
         torch.default_generator.manual_seed(config.seed)
-        model = DetectionModel(described or "yolov5n.yaml", names=names)
+        model = DetectionModel(described or "yolov5n.yaml", names=names, anchors=anchors or None)
     if weights is not None:
         # A YAML that was asked for brings its own values, such as anchors.
         kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.build import build_layers
-from models.description import IMAGE, read_model
+from models.description import IMAGE, ModelSpec, read_model
 from models.heads.head import Head
 from models.layers.blocks import SILU, Conv
 from utils.errors import ConfigError
@@ -31,7 +31,8 @@ class DetectionModel(nn.Module):
         nc: classes; None = as many as `names`, else as the YAML says.
         names: class names, by index; None = "0", "1", …
         anchors: in place of the YAML's, for a head that has anchors: one row of w, h, w, h … (or of [w, h] pairs) in
-            pixels a level, or a number of anchors a level, to be fitted by AutoAnchor.
+            pixels a level, or a number of anchors a level, to be fitted by AutoAnchor. A YAML that has that many keeps
+            its own.
         ch: channels of the images; None = the YAML's `ch`, else 3.
 
     Attributes:
@@ -56,7 +57,9 @@ class DetectionModel(nn.Module):
         super().__init__()
         if nc is None and names is not None:
             nc = len(names)
-        spec = read_model(cfg, {"nc": nc, "anchors": anchors, "ch": ch})
+        spec = read_model(cfg, {"nc": nc, "ch": ch})
+        if anchors is not None and _anchors_a_level(spec) not in (None, anchors):
+            spec = read_model(cfg, {"nc": nc, "anchors": anchors, "ch": ch})
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
         layers, head = build_layers(spec)
@@ -136,3 +139,9 @@ class DetectionModel(nn.Module):
             if not 0 <= index < len(self.model):
                 raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
+
+
+def _anchors_a_level(spec: ModelSpec) -> int | None:
+    """How many anchors a level the description has; None where its head has none."""
+    anchors = spec.head_keys.get("anchors")
+    return len(anchors[0]) // 2 if isinstance(anchors, list) else anchors

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any, Literal
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
+from utils.files import user_path
 from utils.options import Options, option
+from utils.text import shown
 from utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
@@ -26,14 +29,18 @@ LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
 # ---------------------------------------------------------------------------------------------- hyperparameters
 
 
-def _between(low: float, high: float) -> Any:
-    """A required float field that must lie in [low, high]."""
-    return field(metadata={"low": low, "high": high})
+def _between(low: float, high: float, default: Any = dataclasses.MISSING) -> Any:
+    """A float field that must lie in [low, high]; required where it has no default."""
+    return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class Hyp:
-    """Hyperparameters (data/hyps/*.yaml), each inside its range."""
+    """Hyperparameters (data/hyps/*.yaml), each inside its range.
+
+    `anchors` may be left out: anchors a level, rounded, that AutoAnchor fits where the model has another number; 0
+    keeps the model's. Files evolved by YOLOv5 have it.
+    """
 
     lr0: float = _between(1e-8, 10)
     lrf: float = _between(0, 10)
@@ -63,6 +70,7 @@ class Hyp:
     mosaic: float = _between(0, 1)
     mixup: float = _between(0, 1)
     copy_paste: float = _between(0, 1)
+    anchors: float = _between(0, 32, default=0.0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
@@ -85,33 +93,33 @@ class Hyp:
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    f"{found.at(str(key))}: unknown hyperparameter '{key}'.{did_you_mean(str(key), known)} "
+                    f"{found.at(str(key))}: unknown hyperparameter {shown(key)}.{did_you_mean(str(key), known)} "
                     f"Known: {', '.join(known)}."
                 )
-        missing = [key for key in known if key not in values]
+        missing = [key for key, f in known.items() if key not in values and f.default is dataclasses.MISSING]
         if missing:
             raise ConfigError(
                 f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
                 f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
             )
-        checked = {key: _number(values[key], f"{found.at(key)}: {key}", f.metadata) for key, f in known.items()}
-        return cls(**checked)
+        return cls(**{key: _number(values[key], f"{found.at(key)}: {key}", known[key].metadata) for key in values})
 
     def as_dict(self) -> dict[str, float]:
-        """Plain mapping, in order."""
-        return dataclasses.asdict(self)
+        """Plain mapping, in order; without the keys that may be left out and are at their default."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
 def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
     low, high = metadata["low"], metadata["high"]
-    if isinstance(value, str):  # YAML 1.1 reads 1e-3, without a point, as text
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where}: found {value!r}, expected a number from {low:g} to {high:g}.")
-    if not low <= value <= high:
-        raise ConfigError(f"{where}: found {value:g}, allowed is {low:g} to {high:g}.")
-    return float(value)
+    number = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)  # of text too: YAML 1.1 reads 1e-3, without a point, as that
+    if not math.isfinite(number):
+        raise ConfigError(f"{where}: found {shown(value)}, expected a number from {low:g} to {high:g}.")
+    if not low <= number <= high:
+        raise ConfigError(f"{where}: found {number:g}, allowed is {low:g} to {high:g}.")
+    return number
 
 
 def load_hyp(hyp: str | Path) -> Hyp:
@@ -120,13 +128,15 @@ def load_hyp(hyp: str | Path) -> Hyp:
     Raises:
         ConfigError: no such file, not YAML, or a key or value that is not allowed.
     """
-    tried = [Path(hyp), HYPS_DIR / hyp]
-    path = next((p for p in tried if p.is_file()), None)
+    given = user_path(hyp, "--hyp")
+    tried = [given, HYPS_DIR / given]
+    path = next((p for p in tried if os.path.isfile(p)), None)  # noqa: PTH113 - pathlib's raises where it may not look
     if path is None:
         choices = sorted(p.name for p in HYPS_DIR.glob("*.yaml"))
+        places = "\n  ".join(map(shown, tried))
         raise ConfigError(
-            f"--hyp {hyp}: no such file; tried {' and '.join(map(str, tried))}."
-            f"{did_you_mean(Path(hyp).name, choices)} There are {', '.join(choices)}."
+            f"--hyp {shown(given)}: no such file.{did_you_mean(given.name, choices)} Tried\n  {places}\n"
+            f"There are {', '.join(choices)}."
         )
     return Hyp.from_yaml(read_yaml(path, "'key: value' lines"))
 
@@ -191,7 +201,7 @@ class TrainConfig(Options):
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         if not self.name.strip("/. "):
-            raise ConfigError(f"--name '{self.name}': expected a name for the run's folder.")
+            raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         tracker_names(self.loggers.split(","))
         if self.evolve and self.resume:
             raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")
@@ -253,5 +263,5 @@ def tracker_names(names: Iterable[str]) -> tuple[str, ...]:
     for name in asked:
         if name and name not in known:
             hint = did_you_mean(name, known)
-            raise ConfigError(f"--loggers: unknown tracker '{name}'.{hint} Known: {', '.join(known)}.")
+            raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
     return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))

@@ -67,6 +67,22 @@ def user_path(text: str | Path, where: str) -> Path:
     Raises:
         ConfigError: no file can have this path, or the user of `~user` is unknown.
     """
+    check_path(text, where)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{where}: found {shown(str(text))}, but the home folder that it starts with is unknown. Write the folder "
+            "itself."
+        ) from error
+
+
+def check_path(text: str | Path, where: str) -> None:
+    """Make sure that a file can have this path; asked of the system, most such paths are errors of another kind each.
+
+    Raises:
+        ConfigError: it holds a NUL, is longer than any path, or cannot be encoded.
+    """
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -78,13 +94,6 @@ def user_path(text: str | Path, where: str) -> Path:
             f"{where}: found {shown(str(text))}, expected a path of at most {LONGEST_PATH:,} bytes, each name in it at "
             f"most {LONGEST_NAME}."
         )
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{where}: found {shown(str(text))}, but the home folder that it starts with is unknown. Write the folder "
-            "itself."
-        ) from error
 
 
 def open_plain(path: Path | str) -> IO[bytes]:

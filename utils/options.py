@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from utils.errors import ConfigError, did_you_mean
+from utils.files import check_path
+from utils.text import one_line, shown
+
+LARGEST_NUMBER = 2**31 - 1  # where a flag has no limit of its own
 
 
 def option(
@@ -72,7 +76,7 @@ class Options:
         for key, value in kwargs.items():
             if key not in names:
                 hint = did_you_mean(key, names)
-                raise ConfigError(f"unknown option '{key}'.{hint} Known: {', '.join(sorted(names))}.")
+                raise ConfigError(f"unknown option {shown(key)}.{hint} Known: {', '.join(sorted(names))}.")
             given[names[key]] = value
         return given
 
@@ -120,29 +124,33 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
     kind = m["kind"]
     if kind is bool:
         if not isinstance(value, bool):
-            raise ConfigError(f"{flag}: found {value!r}, expected true or false.")
+            raise ConfigError(f"{flag}: found {shown(value)}, expected true or false.")
         return value
     if kind is str:
         value = "" if value is None else str(value)
+        check_path(value, flag)  # most are paths, and no other text is longer
         if m["choices"] and value not in m["choices"]:
             matching = [c for c in m["choices"] if c.lower() == value.lower()]
             if not matching:
                 hint = did_you_mean(value, m["choices"])
-                raise ConfigError(f"{flag}: found '{value}', expected one of {', '.join(m['choices'])}.{hint}")
+                raise ConfigError(f"{flag}: found {shown(value)}, expected one of {', '.join(m['choices'])}.{hint}")
             value = matching[0]
         return value
     try:
         number = kind(value)
         exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
+        exact = exact and math.isfinite(number)
     except (TypeError, ValueError, OverflowError):
         exact = False
-    if not exact or not math.isfinite(number):
+    if not exact:
         wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{flag}: found {value!r}, expected {wanted}.")
+        raise ConfigError(f"{flag}: found {shown(value)}, expected {wanted}.")
     low, high = m["low"], m["high"]
     if (low is not None and number < low) or (high is not None and number > high):
         allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
         raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
+    if high is None and number > LARGEST_NUMBER:
+        raise ConfigError(f"{flag}: found {number:g}, allowed is at most {LARGEST_NUMBER:,}.")
     return number
 
 
@@ -155,8 +163,8 @@ class _Parser(argparse.ArgumentParser):
             word = message[len(marker) :].split()[0]
             known = [flag for action in self._actions for flag in action.option_strings]
             hint = did_you_mean(word.split("=")[0], known)
-            raise ConfigError(f"{self.prog}: unknown argument '{word}'.{hint} See {self.prog} --help.")
-        raise ConfigError(f"{self.prog}: {message}. See {self.prog} --help.")
+            raise ConfigError(f"{self.prog}: unknown argument {shown(word)}.{hint} See {self.prog} --help.")
+        raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
 
 
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:

@@ -224,6 +224,10 @@ def test_classes_names_and_anchors_can_be_replaced() -> None:
     squares = DetectionModel("yolov5n", anchors=2).head.anchors
     torch.testing.assert_close(squares[:, :, 0], torch.tensor([[4, 4 * math.sqrt(2)]] * 3))
     torch.testing.assert_close(squares[:, :, 0], squares[:, :, 1])
+    same = DetectionModel("yolov5n", anchors=3)
+    assert same.yaml == DetectionModel("yolov5n").yaml and torch.equal(
+        same.head.anchors, DetectionModel("yolov5n").head.anchors
+    )
 
 
 def test_the_description_rebuilds_the_model() -> None:

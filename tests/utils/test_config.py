@@ -100,3 +100,41 @@ def test_shipped_hyperparameters_are_valid(path: Path) -> None:
 def test_scientific_notation_without_a_point_is_a_number() -> None:
     values = {**load_hyp("hyp.scratch-low.yaml").as_dict(), "lr0": "1e-3"}
     assert Hyp.from_dict(values, "x").lr0 == 0.001
+
+
+def test_anchors_of_an_evolved_file() -> None:
+    """YOLOv5 writes them into what it evolves; without them nothing changes, and no file gets the key."""
+    values = load_hyp("hyp.scratch-low.yaml").as_dict()
+    assert "anchors" not in values and Hyp.from_dict(values, "x").anchors == 0
+    evolved = Hyp.from_dict({**values, "anchors": 3.412}, "x")
+    assert evolved.anchors == 3.412 and Hyp.from_dict(evolved.as_dict(), "x") == evolved
+    with pytest.raises(ConfigError, match="anchors: found -1, allowed is 0 to 32"):
+        Hyp.from_dict({**values, "anchors": -1}, "x")
+
+
+@pytest.mark.parametrize("value", [10**400, "9" * 6000, "1e999", "nan", None, [1], True, "x" * 10**6])
+def test_numbers_that_are_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"x: lr0: found .*, expected a number from 1e-08 to 10") as error:
+        Hyp.from_dict({**load_hyp("hyp.scratch-low.yaml").as_dict(), "lr0": value}, "x")
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": "9" * 6000}, "--epochs: found '999.*, expected a whole number"),
+        ({"epochs": 10**400}, "--epochs: found a number of about 401 digits, expected a whole number"),
+        ({"epochs": 10**15}, r"--epochs: found 1e\+15, allowed is at most 2,147,483,647"),
+        ({"label_smoothing": "1e999"}, "--label-smoothing: found '1e999', expected a number"),
+        ({"data": "a\0b"}, r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
+        ({"weights": "x" * 300}, "--weights: found 'xxx.*each name in it at most 255"),
+        ({"optimizer": "S\x1b[31mGD"}, r"--optimizer: found 'S\\x1b\[31mGD'"),
+        ({"project": "\ud800"}, "--project: .* this is no text"),
+        ({"freeze": ["1" * 5000]}, "--freeze: found '111"),
+        ({"rect": "x" * 9999}, "--rect: found 'xxx"),
+    ],
+)
+def test_hostile_flags_give_one_short_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        TrainConfig(**values)
+    assert len(str(error.value)) < 250 and str(error.value).isprintable()

@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import io
 import logging
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ import numpy as np
 from utils.checkpoints.folder import open_run, write_yaml
 from utils.config import Hyp, TrainConfig
 from utils.errors import Diverged, UserError
-from utils.files import atomic_write
+from utils.files import atomic_write, open_plain
 from utils.ranks.world import World
 from utils.seeding import sample_rng
+from utils.text import one_line, shown
 from utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,9 @@ PARENTS = 5  # the best trials, of which one is sampled to be mutated
 MUTATION_PROBABILITY = 0.8
 MUTATION_SIGMA = 0.2
 FACTOR_RANGE = (0.3, 3.0)
-_FIXED = frozenset({"iou_t"})  # no effect on a training
+_FIXED = frozenset({"iou_t", "anchors"})  # no effect on a training; another model
+_OPTIONAL = frozenset({"anchors"})  # tables written before there was one lack it
+_LARGEST_TABLE = 64 << 20  # bytes; a search of 10,000 trainings has 3 MB
 _FIGURES = ("generation", "fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 
 
@@ -92,27 +96,37 @@ def read_trials(path: Path) -> list[HypTrial]:
     """
     if not path.is_file():
         return []
-    trials = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))), 2):
-        try:
+    trials: list[HypTrial] = []
+    try:
+        with open_plain(path) as file:
+            text = file.read(_LARGEST_TABLE).decode()
+        for row in csv.DictReader(io.StringIO(text)):
             figures = {key: float(row[key]) for key in _FIGURES}
-            hyp = Hyp.from_dict({f.name: float(row[f.name]) for f in dataclasses.fields(Hyp)}, f"{path}:{number}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{path}:{number}: not a line that a search has written ({error}). Remove it, or move the file."
-            ) from error
-        scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
-        trials.append(HypTrial(hyp, *scores, figures["fitness"]))
+            values = {f.name: row[f.name] for f in dataclasses.fields(Hyp) if f.name in row or f.name not in _OPTIONAL}
+            hyp = Hyp.from_dict(values, "hyperparameters")
+            if not all(map(math.isfinite, figures.values())):
+                raise ValueError("found nan or inf")
+            scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
+            trials.append(HypTrial(hyp, *scores, figures["fitness"]))
+    except OSError as error:
+        raise UserError(f"{shown(path)}: cannot be read ({error.strerror}).") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(
+            f"{shown(path)}:{len(trials) + 2}: not a line that a search has written ({one_line(str(error), 120)}). "
+            "Remove it, or move the file."
+        ) from error
     return trials
 
 
 def write_trials(path: Path, trials: Sequence[HypTrial]) -> None:
     """Write an evolve.csv whole or not at all."""
+    keys = [f.name for f in dataclasses.fields(Hyp)]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow((*_FIGURES, *(f.name for f in dataclasses.fields(Hyp))))
+    table.writerow((*_FIGURES, *keys))
     for number, t in enumerate(trials):
-        table.writerow((number, t.fitness, t.precision, t.recall, t.map50, t.map, *t.hyp.as_dict().values()))
+        values = [getattr(t.hyp, key) for key in keys]
+        table.writerow((number, t.fitness, t.precision, t.recall, t.map50, t.map, *values))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode())
 

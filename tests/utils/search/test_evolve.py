@@ -64,6 +64,33 @@ def test_a_foreign_line_is_named(tmp_path: Path) -> None:
         read_trials(path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\udcff",
+        "generation\n" + "1" * 200_000,
+        "\0",
+        'generation\n"',
+        "generation,fitness\nnan,nan\n",
+        "generation\n\x1b[2J",
+    ],
+)
+def test_a_table_that_is_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "evolve.csv"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    try:
+        assert read_trials(path) == []
+    except UserError as error:
+        assert "evolve.csv:2: not a line" in str(error) and len(str(error)) < 400
+
+
+def test_a_table_from_before_anchors(tmp_path: Path) -> None:
+    path = tmp_path / "evolve.csv"
+    write_trials(path, [trial(START, 0.25)])
+    path.write_text("\n".join(line.rpartition(",")[0] for line in path.read_text().splitlines()) + "\n")
+    assert read_trials(path) == [trial(START, 0.25)]
+
+
 def test_a_training_that_diverges_is_a_trial_of_no_worth(tmp_path: Path) -> None:
     def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
         (Path(config.project) / config.name).mkdir()
