@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from data.source.annotations.coco import CocoImage, read_coco
 from utils.errors import UserError
+from utils.files import LONGEST_PATH, open_plain
+from utils.text import first_of, one_line, shown
 from utils.types import IMAGE_SUFFIXES, DatasetSpec
 
 Stat = tuple[int, int]
@@ -49,7 +52,7 @@ class Listing:
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
-        return path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path
+        return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
 
     def label_place(self, index: int) -> Callable[[int | None], str]:
         """How messages name a line of the labels of image `index`, and None: all of them."""
@@ -82,7 +85,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         for path in _expand(spec, split, entry):
             found.add(path)
     if not found.labels:
-        places = "\n  ".join(map(str, spec.splits[split]))
+        places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
@@ -116,9 +119,9 @@ def _stat(path: str) -> Stat:
         return MISSING
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with a NUL
         return MISSING
-    return found.st_size, found.st_mtime_ns
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else MISSING
 
 
 def label_path(image: str) -> str:
@@ -142,7 +145,7 @@ class _Found:
     def add(self, path: Path) -> None:
         """Add the images that `path`, an entry of the YAML, names."""
         suffix = path.suffix.lower()
-        if path.is_dir():
+        if os.path.isdir(path):
             self._add_folder(path)
         elif suffix in IMAGE_SUFFIXES:
             self._put(str(path), label_path(str(path)))
@@ -152,8 +155,8 @@ class _Found:
             self._add_list(path)
         else:
             raise UserError(
-                f"{self.spec.yaml_path}: found the entry {path}, expected a folder, an image, a list of images (.txt) "
-                "or a COCO file (.json)."
+                f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
+                "images (.txt) or a COCO file (.json)."
             )
 
     def _put(self, image: str, label: str) -> None:
@@ -193,9 +196,10 @@ class _Found:
 
     def _add_list(self, file: Path) -> None:
         try:
-            lines = file.read_text("utf-8-sig", errors="surrogateescape").splitlines()
+            with open_plain(file) as content:
+                lines = content.read().decode("utf-8-sig", errors="surrogateescape").splitlines()
         except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
+            raise UserError(f"{shown(file)}: cannot be read ({error.strerror}).") from error
         lines = [line for text in lines if (line := text.strip())]
         if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
@@ -208,13 +212,13 @@ class _Found:
             if _suffix(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
-                self.notes.append(f"{file}: '{line[:80]}' is not the path of an image; it is left out")
+                self.notes.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
 
     def _base_of_list(self, file: Path, lines: Sequence[str]) -> Path:
         """Where relative lines without `./` start: the first folder in which the first of them exists."""
         bases = (file.parent, self.spec.root, Path.cwd())
         first = next((line for line in lines if not line.startswith(("./", "/"))), None)
-        return next((base for base in bases if first and (base / first).exists()), file.parent)
+        return next((base for base in bases if first and os.path.exists(base / first)), file.parent)
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
@@ -247,18 +251,18 @@ class _Found:
 
 def _expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     """The entry itself where it exists, else what it matches as a glob, in order."""
-    if entry.exists():
+    if os.path.exists(entry):
         return [entry]
     if glob.has_magic(str(entry)):
         matches = sorted(glob.glob(str(entry), recursive=True))
         paths = [Path(m) for m in matches if os.path.isdir(m) or _suffix(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
         if paths:
             return paths
-        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {entry}.")
+        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
     advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
     raise UserError(
-        f"{spec.yaml_path}: {split}: {entry} does not exist. Relative entries start from {spec.root}; correct `path` "
-        f"or `{split}`.{advice}"
+        f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "
+        f"correct `path` or `{split}`.{advice}"
     )
 
 
@@ -287,7 +291,7 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
                     elif entry.is_dir():
                         pending.append(entry.path)
         except OSError as error:
-            raise UserError(f"{current}: the folder cannot be read ({error.strerror}).") from error
+            raise UserError(f"{shown(Path(current))}: the folder cannot be read ({error.strerror}).") from error
     return images, sorted(xmls)
 
 

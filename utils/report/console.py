@@ -7,6 +7,8 @@ import sys
 
 from tqdm import tqdm
 
+from utils.text import printable
+
 _PACKAGES = frozenset({"__main__", "train", "val", "data", "models", "utils"})
 
 
@@ -42,7 +44,7 @@ class _Console(logging.Handler):
 
 
 class _Formatter(logging.Formatter):
-    """The message alone for information, after the level's name otherwise."""
+    """The message alone for information, after the level's name otherwise; what a terminal would obey as escapes."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
-        return f"{self._prefix}{level}{super().format(record)}"
+        return f"{self._prefix}{level}{printable(super().format(record))}"
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
