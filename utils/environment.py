@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.errors import ConfigError
 from utils.files import user_path
+from utils.text import shown
 
 REPO = Path(__file__).resolve().parent.parent
+_MAX_PIXELS = 1 << 28
 
 
 def datasets_dir() -> Path:
@@ -21,6 +24,23 @@ def datasets_dir() -> Path:
 def cache_dir() -> Path:
     """Folder for indexes and image caches (TESSERA_CACHE)."""
     return user_path(os.environ.get("TESSERA_CACHE") or "~/.cache/tessera", "TESSERA_CACHE")
+
+
+def max_pixels() -> int:
+    """How many pixels a picture may have (TESSERA_MAX_PIXELS).
+
+    Raises:
+        ConfigError: the variable is no positive integer.
+    """
+    text = os.environ.get("TESSERA_MAX_PIXELS") or str(_MAX_PIXELS)
+    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        return int(text)
+    raise ConfigError(f"TESSERA_MAX_PIXELS: found {shown(text)}, expected a number of pixels such as {_MAX_PIXELS}.")
+
+
+def bound_opencv() -> None:
+    """Let OpenCV itself refuse what is larger, in formats whose headers only it reads; call before it is imported."""
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
 
 
 def forbid_update_checks() -> None:

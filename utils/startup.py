@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from utils.environment import Launch
+from utils.environment import Launch, bound_opencv
 from utils.errors import ConfigError
 from utils.options import Options
 
@@ -18,7 +18,8 @@ INTERRUPTED = 128 + signal.SIGINT
 def check_command_line(options: type[Options], argv: Sequence[str] | None = None) -> None:
     """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
 
-    From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself.
+    OpenCV, imported after it, is told how large a picture may be. From then on Ctrl-C ends the process quietly, until
+    whatever runs next handles the signal itself.
 
     Args:
         options: the flags of the command.
@@ -26,6 +27,7 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
     """
     is_main = Launch.from_environment().rank == 0
     try:
+        bound_opencv()
         options(**options.from_args(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:
         if is_main:  # all ranks find the same mistake

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +11,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from data.source.bounds import LARGE, refuse_large
 from utils.errors import UserError
+from utils.files import open_plain
 
 Pixels = NDArray[np.uint8]
 
@@ -20,11 +24,17 @@ cv2.setNumThreads(0)
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
+# Threads decode side by side, but one large picture at a time. No process is forked while they do.
+_ONE_LARGE = threading.Lock()
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
 class UndecodableImage(UserError):
     """The content of a file is not an image, or not the one that was indexed; the same on every rank."""
+
+
+class TooLarge(UndecodableImage):
+    """A picture has more pixels than TESSERA_MAX_PIXELS allows, or than its file can hold."""
 
 
 def read_image(path: Path, reduction: int = 1) -> Pixels:
@@ -38,12 +48,23 @@ def read_image(path: Path, reduction: int = 1) -> Pixels:
 
     Raises:
         UserError: the file cannot be read.
-        UndecodableImage: it holds no image.
+        MemoryError: too little memory.
+        UndecodableImage: it holds no image, or one that is too large.
     """
     try:
-        encoded = np.fromfile(path, np.uint8)  # unlike cv2.imread, takes any Unicode path on every system
+        with open_plain(path) as file:  # unlike cv2.imread, takes any Unicode path on every system
+            encoded = np.fromfile(file, np.uint8)
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
+    try:
+        pixels = refuse_large(encoded.data)
+    except ValueError as error:
+        raise TooLarge(f"{path}: {error}.") from error
+    with nullcontext() if pixels is not None and pixels < LARGE else _ONE_LARGE:
+        return _read(path, encoded, reduction)
+
+
+def _read(path: Path, encoded: Pixels, reduction: int) -> Pixels:
     floating, jpeg = path.suffix.lower() == ".pfm", encoded[:2].tobytes() == _JPEG_START
     reduction = reduction if jpeg else 1
     image = _decode(encoded, floating, reduction)
@@ -60,6 +81,15 @@ def read_image(path: Path, reduction: int = 1) -> Pixels:
 def _decode(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
     if len(encoded) == 0:
         return None
+    try:
+        return _rgb(encoded, floating, reduction)
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:
+            raise MemoryError(error.err) from error
+        return None
+
+
+def _rgb(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
     if floating:  # grey levels in [0, 1], which OpenCV's own conversion would round to 0 and 1
         image = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
         if image is None:

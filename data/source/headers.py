@@ -11,15 +11,18 @@ that breaks off it reads another orientation than OpenCV.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from pathlib import Path
 
-from data.source.decode import read_image
+from data.source.bounds import LARGE, refuse_large
+from data.source.decode import TooLarge, read_image
+from utils.environment import max_pixels
 from utils.errors import UserError
+from utils.files import open_plain
 
 MIN_SIDE = 10  # pixels
-_MAX_PIXELS = 1 << 30  # OpenCV's own limit
 _HEAD = 4096  # bytes; enough for most files
 _MORE = (1 << 16, 1 << 20)  # for the metadata of cameras: preview, colour profile
 TAIL = 4096  # bytes; where the end mark must be; some cameras add a trailer after it
@@ -39,34 +42,42 @@ def image_size(path: str, length: int) -> Size:
 
     Args:
         path: the file.
-        length: its size in bytes, below 0 where it does not exist.
+        length: its size in bytes; -1 where it does not exist, less where it is no plain file.
 
     Raises:
-        BadImage: missing, unreadable, not an image, a side below 10 pixels or more than 2^30 pixels.
+        BadImage: missing, unreadable, no plain file, not an image, a side below 10 pixels, or more pixels than
+            TESSERA_MAX_PIXELS allows or the file can hold.
     """
-    if length <= 0:
+    if length in (0, -1):
         raise BadImage("the file is empty" if length == 0 else "no such file")
     try:
         size = _size_from_header(path, length)
+        if size is not None and size[0] * size[1] > min(LARGE, max_pixels()):
+            with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                refuse_large(content)
     except OSError as error:
         raise BadImage(f"cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise BadImage(str(error)) from error
     if size is None:
         try:
             height, width = read_image(Path(path)).shape[:2]
+        except TooLarge as error:
+            raise BadImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
         except UserError as error:
             raise BadImage("not an image that OpenCV can decode, or damaged") from error
     else:
         height, width = size
     if height < MIN_SIDE or width < MIN_SIDE:
         raise BadImage(f"{width} x {height} pixels, expected at least {MIN_SIDE} on each side")
-    if height * width > _MAX_PIXELS:
-        raise BadImage(f"{width} x {height} pixels, more than OpenCV decodes")
     return height, width
 
 
 def _size_from_header(path: str, length: int) -> Size | None:
     """The size, None where only decoding can tell."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if length < 0:
+        open_plain(path).close()  # says what it is
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
     try:
         head = os.read(descriptor, _HEAD)
         if head[:2] == b"\xff\xd8":

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from data.source.annotations.coco import ids_of
 from data.source.listing import Listing, Remembered, list_images
 from data.source.scan import ClassNames, Stretch, scan
-from utils.environment import cache_dir
+from utils.environment import cache_dir, max_pixels
 from utils.errors import UserError
-from utils.files import atomic_write
+from utils.files import atomic_write, open_plain
 from utils.text import first_of
 from utils.types import CocoIds, DatasetIndex, DatasetSpec
 
@@ -160,7 +160,7 @@ def _digest(listing: Listing, names: tuple[str, ...]) -> str:
     images, labels = (
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
-    header = json.dumps([_FORMAT, cv2.__version__, names, sources, listing.notes])
+    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, names, sources, listing.notes])
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
     state.update(listing.image_stats.tobytes())
@@ -249,7 +249,8 @@ def read_index(path: Path) -> StoredIndex | None:
     """Map an index file; None where there is none, or it is damaged or of another format."""
     start = len(_MAGIC) + 32
     try:
-        content = np.memmap(path, np.uint8, "r")
+        with open_plain(path) as file:
+            content = np.memmap(file, np.uint8, "r")
     except (OSError, ValueError):
         return None
     if len(content) < start + 8 or content[: len(_MAGIC)].tobytes() != _MAGIC:

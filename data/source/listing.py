@@ -22,6 +22,7 @@ from utils.types import IMAGE_SUFFIXES, DatasetSpec
 
 Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)
+NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
 
@@ -33,7 +34,8 @@ class Listing:
         root: folder of the dataset; messages name files from there.
         images: absolute paths.
         labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
-        image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file.
+        image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file, and other
+            negative sizes where it is no plain file.
         coco: place in `images` → COCO file, image with its annotations, category id → name.
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
@@ -110,7 +112,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
 
 
 def stats(paths: Iterable[str]) -> NDArray[np.int64]:
-    """(N, 2) sizes in bytes and modification times in ns, -1 where there is no plain file to read."""
+    """(N, 2) sizes in bytes and modification times in ns, -1 where there is no file, -2 where it is no plain one."""
     return np.array([_stat(path) for path in paths], np.int64).reshape(-1, 2)
 
 
@@ -119,9 +121,11 @@ def _stat(path: str) -> Stat:
         return MISSING
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a name with a NUL
+    except (OSError, ValueError):  # no file has such a name
         return MISSING
-    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else MISSING
+    if not stat.S_ISREG(found.st_mode):
+        return NOT_PLAIN
+    return found.st_size, found.st_mtime_ns
 
 
 def label_path(image: str) -> str:

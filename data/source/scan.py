@@ -23,6 +23,7 @@ from data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
 from data.source.annotations.voc import parse_voc
 from data.source.headers import BadImage, Size, image_size
 from data.source.listing import Listing
+from utils.files import open_plain
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
@@ -186,7 +187,7 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
             return ParsedLabels([], [], problems=[(None, what)])
         return parse_coco(image.annotations, size_hw, categories, ids)
     length = int(listing.label_stats[index, 0])
-    if length <= 0:
+    if length in (0, -1):
         return ParsedLabels([], [])
     path = listing.labels[index]
     try:
@@ -200,7 +201,9 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
 
 def _read_bytes(path: str, length: int) -> bytes:
     """All `length` bytes of a file, without the layers of `open`, which take longer than the reading."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if length < 0:
+        open_plain(path).close()  # says what it is
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
     try:
         raw = os.read(descriptor, length)
         while len(raw) < length and (block := os.read(descriptor, length - len(raw))):

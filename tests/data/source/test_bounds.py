@@ -1,0 +1,204 @@
+"""A picture larger than its file can hold, or than the budget, is refused before it is decoded; special files too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.source import decode
+from data.source.bounds import refuse_large, stated
+from data.source.check import check_dataset
+from data.source.decode import TooLarge, UndecodableImage, read_image
+from data.source.headers import BadImage, image_size
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.data.make import write_dataset, write_image
+from tests.system.launch import ROOT
+from utils.errors import ConfigError, UserError
+
+HUGE = 30_000  # pixels a side
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png(side: int, data: bytes = b"") -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def bmp(side: int) -> bytes:
+    return b"BM" + struct.pack("<IHHI", 66, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, *[0] * 6)
+
+
+def jpeg(side: int, between: bytes = b"") -> bytes:
+    raw = cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1].tobytes()
+    at = raw.index(b"\xff\xc0")
+    return raw[:at] + between + raw[at : at + 5] + struct.pack(">HH", side, side) + raw[at + 9 :]
+
+
+def tiff(side: int) -> bytes:
+    tags = [(256, 4, 1, side), (257, 4, 1, side)]
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif", ".gif", ".ppm", ".pfm"])
+def test_what_a_picture_states(tmp_path: Path, suffix: str) -> None:
+    pixels = np.zeros((48, 64, 3), np.float32 if suffix == ".pfm" else np.uint8)
+    encoded = cv2.imencode(suffix, pixels)[1].tobytes()
+    found = stated(encoded)
+    assert found is not None and found.pixels == 48 * 64 and found.least_bytes <= len(encoded)
+
+
+def test_a_picture_of_one_colour_fits_its_file() -> None:
+    for suffix, options in ((".png", [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_BILEVEL, 1]), (".jpg", [])):
+        encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()
+        assert refuse_large(encoded) == 6000**2
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(png(HUGE), bmp(HUGE), jpeg(HUGE), jpeg(HUGE, b"\xff" * 5000), jpeg(HUGE, b"garbage"), tiff(HUGE)),
+        *(f"P6\n{HUGE} {HUGE}\n255\n".encode(), f"PF\n{HUGE} {HUGE}\n-1\n".encode(), b"GIF89a" + b"\xff" * 20),
+    ],
+    ids=["png", "bmp", "jpg", "jpg-fill", "jpg-garbage", "tiff", "ppm", "pfm", "gif"],
+)
+def test_the_budget_holds_before_decoding(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    path = tmp_path / "a.png"
+    path.write_bytes(raw)
+    with pytest.raises(TooLarge, match=r"a\.png: [\d,]+ pixels, expected at most 268,435,456; set TESSERA_MAX_PIXELS"):
+        read_image(path)
+    with pytest.raises(BadImage, match=r"^[\d,]+ pixels, expected at most 268,435,456"):
+        image_size(str(path), len(raw))
+
+
+@pytest.mark.parametrize("raw", [png(12_000), bmp(12_000), jpeg(12_000)], ids=["png", "bmp", "jpg"])
+def test_what_the_file_cannot_hold_is_not_decoded(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    path = tmp_path / "a.png"
+    path.write_bytes(raw)
+    said = f"it states 144,000,000 pixels, which its {len(raw):,} bytes cannot hold"
+    with pytest.raises(TooLarge, match=said):
+        read_image(path)
+    with pytest.raises(BadImage, match=said):
+        image_size(str(path), len(raw))
+
+
+def test_the_variable_raises_and_lowers_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5", "train/b": "0 .5 .5 .5 .5"})
+    write_image(tmp_path / "set/images/train/b.jpg", (100, 100))
+    assert len(build_index(load_spec(yaml), "train")) == 2
+    monkeypatch.setenv("TESSERA_MAX_PIXELS", "9999")
+    index = build_index(load_spec(yaml), "train")
+    assert len(index) == 1, "the stored index is of another budget"
+    assert "b.jpg: 10,000 pixels, expected at most 9,999" in index.problems[0]
+    assert any("expected at most 9,999" in line for line in check_dataset(load_spec(yaml)).problems)
+    with pytest.raises(UndecodableImage):
+        read_image(tmp_path / "set/images/train/b.jpg")
+    for wrong in ("many", "-1", "0", "1e6", "9" * 30):
+        monkeypatch.setenv("TESSERA_MAX_PIXELS", wrong)
+        with pytest.raises(ConfigError, match="TESSERA_MAX_PIXELS: found"):
+            build_index(load_spec(yaml), "train")
+
+
+def test_commands_bound_formats_that_only_opencv_knows(tmp_path: Path) -> None:
+    raster = struct.pack(">8I", 0x59A66A95, HUGE, HUGE, 24, 0, 1, 0, 0)  # Sun
+    (tmp_path / "a.png").write_bytes(raster + bytes(100))
+    program = (
+        "from utils.startup import check_command_line; from utils.config import ValConfig\n"
+        "check_command_line(ValConfig, [])\n"
+        "from pathlib import Path; from data.source.decode import read_image\n"
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))\n"
+        f"read_image(Path({str(tmp_path / 'a.png')!r}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "UndecodableImage" in ended.stderr, ended.stderr
+
+
+def test_one_large_picture_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "LARGE", 40 * 40)
+    paths = [write_image(tmp_path / f"{i}.png", (40, 40) if i % 2 else (20, 20)) for i in range(8)]
+    at_once, most = {400: 0, 1600: 0}, {400: 0, 1600: 0}
+    guard, imdecode = threading.Lock(), cv2.imdecode
+
+    def slowly(*given: object) -> object:
+        image = imdecode(*given)  # type: ignore[call-overload]
+        size = image.shape[0] * image.shape[1]
+        with guard:
+            at_once[size] += 1
+            most[size] = max(most[size], at_once[size])
+        time.sleep(0.05)
+        with guard:
+            at_once[size] -= 1
+        return image
+
+    monkeypatch.setattr(cv2, "imdecode", slowly)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read_image, paths))
+    assert most[1600] == 1 and most[400] > 1
+
+
+def make_special(path: Path, kind: str) -> None:
+    """A FIFO, a socket, a link to a device, or a folder."""
+    path.unlink(missing_ok=True)
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
+@pytest.mark.parametrize("place", ["images/train/a.jpg", "labels/train/a.txt"])
+def test_special_files_are_left_out_by_kind(
+    tmp_path: Path, kind: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5", "train/b": "0 .5 .5 .5 .5"})
+    make_special(tmp_path / "set" / place, kind)
+    index = build_index(load_spec(yaml), "train")
+    (problem,) = index.problems
+    assert len(index) == 1 and problem.startswith(f"{place}: cannot be read (it is a {kind}"), problem
+    if place.endswith(".jpg"):  # it may have become one since
+        with pytest.raises(UserError, match=f"it is a {kind}"):
+            read_image(tmp_path / "set" / place)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
+def test_a_special_file_as_coco_json_or_voc_xml(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_image(tmp_path / "set" / "a.jpg")
+    for name in ("a.json", "a.xml"):
+        make_special(tmp_path / "set" / name, kind)
+    (tmp_path / "coco.yaml").write_text("path: set\ntrain: a.json\nnames: [cat]\n")
+    (tmp_path / "voc.yaml").write_text("path: set\ntrain: .\nnames: [cat]\n")
+    for name in ("coco", "voc"):
+        with pytest.raises(UserError, match=f"cannot be read \\(it is a {kind}"):
+            build_index(load_spec(tmp_path / f"{name}.yaml"), "train")
+
+
+def test_a_fifo_as_index_is_replaced(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5"})
+    build_index(load_spec(yaml), "train")
+    (stored,) = (tmp_path / "cache" / "index").iterdir()
+    make_special(stored, "FIFO")
+    assert len(build_index(load_spec(yaml), "train")) == 1 and stored.is_file()
