@@ -28,8 +28,11 @@ from models.layers.arguments import (
 )
 from models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
 from utils.errors import ConfigError, did_you_mean
+from utils.text import one_line, shown
 
 PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
+MAX_PARAMETERS = 10**9  # seven times yolov5x6
+MAX_CELLS = 2**24  # numbers in a layer's output at the size of the probe; 64 MiB
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,20 @@ KINDS: dict[str, Kind] = {
 def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head]:
     """Make every layer, the head last.
 
-    Each new layer runs once, on a small image. That gives the channels that the next one reads and the strides, and
-    finds maps that do not fit together on the line that joins them.
+    Each layer is first made without memory, on the meta device, and run there on a small image. That gives the channels
+    that the next one reads and the strides, finds maps that do not fit together on the line that joins them, and what
+    is too large for any machine before memory is taken for it.
 
     Raises:
         ConfigError: with file and line.
     """
-    maps = {IMAGE: torch.zeros(1, spec.channels, PROBE_SIZE, PROBE_SIZE)}
+    maps = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
     layers: list[nn.Module] = []
+    parameters = 0
     *body, last = spec.layers
     for layer in body:
-        module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width)
+        module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width, parameters)
+        parameters += _size(module)
         layers.append(module)
     return layers, _build_head(spec, last, [maps[s] for s in last.sources])
 
@@ -106,20 +112,39 @@ def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> He
                 f"{layer.where}: layer {source} makes {x.shape[2]}×{x.shape[3]} cells of {PROBE_SIZE}×{PROBE_SIZE} px, "
                 "expected a whole stride. Check strides and padding of the layers before it."
             )
-    return spec.head.from_spec(
-        HeadSpec(
-            nc=spec.nc,
-            arguments=layer.arguments,
-            keys=spec.head_keys,
-            channels=tuple(x.shape[1] for x in features),
-            strides=tuple(strides),
-            where=layer.where,
-        )
+    described = HeadSpec(
+        nc=spec.nc,
+        arguments=layer.arguments,
+        keys=spec.head_keys,
+        channels=tuple(x.shape[1] for x in features),
+        strides=tuple(strides),
+        where=layer.where,
     )
+    with torch.device("meta"):
+        _require_small(layer, _size(spec.head.from_spec(described)), features[0])
+    return spec.head.from_spec(described)
 
 
-def _build(layer: LayerSpec, inputs: list[Tensor], width: float) -> tuple[nn.Module, Tensor]:
-    """One layer, and the map that it makes of `inputs`."""
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
+    """Refuse what no machine trains: a typo in a multiple, or a file made to take all memory."""
+    if parameters > MAX_PARAMETERS:
+        raise ConfigError(
+            f"{layer.where}: the model has {parameters:,} parameters up to here, at most {MAX_PARAMETERS:,} are "
+            "allowed. Check the channels and width_multiple."
+        )
+    if output.numel() > MAX_CELLS:
+        raise ConfigError(
+            f"{layer.where}: makes a map of (channels, height, width) {tuple(output.shape[1:])} of {PROBE_SIZE} px, at "
+            f"most {MAX_CELLS:,} numbers are allowed. Check its arguments."
+        )
+
+
+def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) -> tuple[nn.Module, Tensor]:
+    """One layer, after others of `before` parameters; and the map that it makes of `inputs`, without memory."""
     kind = KINDS.get(layer.module)
     if kind is None:
         raise ConfigError(
@@ -129,18 +154,19 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float) -> tuple[nn.Mod
         raise ConfigError(f"{layer.where}: reads {len(inputs)} layers, but takes one. Join them with Concat before.")
     values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
     try:
-        module = _make(kind, layer.repeats, inputs[0].shape[1], values, width)
-        module.eval()  # leaves the statistics of batch normalisation alone
-        with torch.no_grad():
-            output = module(inputs if kind.joins else inputs[0])
-        module.train()
-    except (ValueError, RuntimeError) as error:
+        with torch.device("meta"), torch.no_grad():
+            tried = _make(kind, layer.repeats, inputs[0].shape[1], values, width).eval()
+            output = tried(inputs if kind.joins else inputs[0])
+            tried.train()  # layers share activations
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two for what is beyond 64 bits
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
         raise ConfigError(
             f"{layer.where}: does not fit its input, which is (channels, height, width) {shapes} for images of "
-            f"{PROBE_SIZE} px: {error}. Check `from` and the arguments {list(layer.arguments)}."
+            f"{PROBE_SIZE} px: {one_line(str(error), 200)}. Check `from` and the arguments "
+            f"{shown(list(layer.arguments))}."
         ) from error
-    return module, output
+    _require_small(layer, before + _size(tried), output)
+    return _make(kind, layer.repeats, inputs[0].shape[1], values, width), output
 
 
 def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:

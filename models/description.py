@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from models.heads.head import Head
 from models.layers.arguments import Reader, checked, count, is_whole, positive
 from models.layers.blocks import SiLU
 from utils.errors import ConfigError, did_you_mean
+from utils.files import user_path
+from utils.text import one_line, shown
 from utils.yaml_file import YamlMapping, read_yaml
 
 MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves
+MAX_LAYERS, MAX_REPEATS = 1000, 1000
 
 _REQUIRED = ("nc", "backbone", "head")
 _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
@@ -97,16 +101,16 @@ def find_model_yaml(cfg: str | Path) -> Path:
     Raises:
         ConfigError: there is none; the message lists the places that were tried and the closest name.
     """
-    path = Path(cfg).expanduser()
+    path = user_path(cfg, "--cfg")
     tried = [path, MODELS_DIR / path.name]
     if path.suffix not in (".yaml", ".yml"):
         tried.append(MODELS_DIR / f"{path.name}.yaml")
     for candidate in tried:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
             return candidate
     known = sorted(file.name for file in MODELS_DIR.glob("*.yaml"))
     raise ConfigError(
-        f"model YAML '{cfg}': not found, tried {', '.join(map(str, tried))}. "
+        f"model YAML {shown(str(cfg))}: not found, tried {one_line(', '.join(map(str, tried)), 240)}. "
         f"Give a path or one of {', '.join(known)}.{did_you_mean(path.name, known)}"
     )
 
@@ -172,7 +176,7 @@ def _check_keys(
     for key in plain:
         if key not in known:
             raise ConfigError(
-                f"{source.at(str(key))}: unknown key '{key}', expected one of {', '.join(known)}."
+                f"{source.at(str(key))}: unknown key {shown(key)}, expected one of {', '.join(known)}."
                 f"{did_you_mean(str(key), known)}"
             )
     for key in required:
@@ -196,17 +200,26 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
     for key in ("backbone", "head"):
         if not isinstance(plain[key], list) or not plain[key]:
             raise ConfigError(f"{source.at(key)}: {key} must be a list of [from, repeats, module, arguments].")
+    if len(plain["backbone"]) + len(plain["head"]) > MAX_LAYERS:
+        raise ConfigError(f"{source.name}: backbone and head have more than {MAX_LAYERS:,} layers.")
     rows = [(key, row, fields) for key in ("backbone", "head") for row, fields in enumerate(plain[key])]
     specs = []
     for index, (key, row, fields) in enumerate(rows):
         place = source.at(key, row)
         if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
-            raise ConfigError(f"{place}: layer {index} is {fields}, expected [from, repeats, module, [arguments]].")
+            raise ConfigError(
+                f"{place}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
+            )
         sources, repeats, module, arguments = fields
-        where = f"{place}: layer {index} ({module})"
+        where = f"{place}: layer {index} ({one_line(str(module)[:200], 40)})"
         repeats = checked(where, "repeats", repeats, count)
         if repeats > 1:
-            repeats = max(round(repeats * plain["depth_multiple"]), 1)
+            scaled = repeats * plain["depth_multiple"]
+            if scaled > MAX_REPEATS:
+                raise ConfigError(
+                    f"{where}: {scaled:g} repeats after depth_multiple, at most {MAX_REPEATS} are allowed."
+                )
+            repeats = max(round(scaled), 1)
         specs.append(
             LayerSpec(
                 index=index,
@@ -229,7 +242,7 @@ def _absolute(where: str, index: int, source: object) -> int:
         if 0 <= absolute < index or (source == -1 and index == 0):
             return absolute
     allowed = "-1, the images" if index == 0 else f"0 to {index - 1}, or -1 to -{index}"
-    raise ConfigError(f"{where}: `from` is {source}, expected an earlier layer: {allowed}.")
+    raise ConfigError(f"{where}: `from` is {shown(source)}, expected an earlier layer: {allowed}.")
 
 
 def _activation(value: object) -> nn.Module:

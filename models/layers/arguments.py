@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from utils.errors import ConfigError
+from utils.text import shown
 
 # A reader returns the value of one argument, or raises ValueError with what would have been right.
 Reader = Callable[[Any], Any]
@@ -21,7 +22,7 @@ def checked(where: str, name: str, value: object, read: Reader) -> Any:
     try:
         return read(value)
     except ValueError as error:
-        raise ConfigError(f"{where}: {name} is {value!r}, expected {error}.") from error
+        raise ConfigError(f"{where}: {name} is {shown(value)}, expected {error}.") from error
 
 
 def read_arguments(
@@ -42,7 +43,7 @@ def read_arguments(
         least = "" if required == len(readers) else f"{required} to "
         names = ", ".join(name for name, _ in readers)
         raise ConfigError(
-            f"{where}: has {len(values)} arguments {list(values)}, expected {least}{len(readers)}: [{names}]."
+            f"{where}: has {len(values)} arguments {shown(list(values))}, expected {least}{len(readers)}: [{names}]."
         )
     return [
         checked(where, f"argument '{name}'", value, read) for value, (name, read) in zip(values, readers, strict=False)

@@ -113,6 +113,34 @@ def test_mistakes_name_the_line(tmp_path: Path, old: str, new: str, message: str
     assert str(error.value).startswith(str(path))
 
 
+HUGE = [
+    ("width_multiple: 0.5", "width_multiple: 1.0e+9", r"mine.yaml:8: .*parameters up to here, at most 1,000,000,000"),
+    ("width_multiple: 0.5", "width_multiple: 1.0e+300", r"mine.yaml:8: layer 0 \(Conv\): does not fit"),
+    ("depth_multiple: 0.5", "depth_multiple: 1.0e+9", r"mine.yaml:10: .*6e\+09 repeats after depth_multiple, at most"),
+    ("[-1, 6, C3", f"[-1, {10**150}, C3", r"mine.yaml:10: .*repeats after depth_multiple, at most 1000"),
+    ("[16, 3, 2]", "[16, 1000000001, 2]", r"mine.yaml:8: layer 0 \(Conv\): (does not fit|the model has)"),
+    ("[16, 3, 2]", f"[16, {10**50}, 2]", r"mine.yaml:8: layer 0 \(Conv\): does not fit"),
+    ("[None, 2, 'nearest']", "[None, 1000, 'nearest']", r"mine.yaml:13: .*makes a map of .* at most 16,777,216"),
+    ("nc: 2", "nc: 100000000000", r"mine.yaml:16: layer 7 \(Detect\): the model has"),
+    ("nc: 2", "nc: 2\nch: 1000000000000", r"mine.yaml:9: layer 0 \(Conv\): (does not fit|the model has)"),
+    ("[16, 3, 2]", f"[16, [{', '.join('9' * 5000)}], 2]", r"mine.yaml:8: .*'kernel' is \[9, 9, 9.{0,80}, expected"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), HUGE)
+def test_what_no_machine_holds_is_refused_before_memory_is_taken(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        DetectionModel(written(tmp_path, old, new))
+    assert max(map(len, str(error.value).splitlines())) < 800
+
+
+def test_anchors_beyond_any_number() -> None:
+    with pytest.raises(ConfigError, match=r"anchors is 1000000000, expected at most 64 anchors a level"):
+        DetectionModel("yolov5n", anchors=10**9)
+
+
 def test_a_dictionary_has_no_lines_but_places(tmp_path: Path) -> None:
     plain = read_model(written(tmp_path)).plain
     plain["head"][2][2] = "Cat"

@@ -23,11 +23,15 @@ from utils.seeding import sample_rng
 
 log = logging.getLogger(__name__)
 
+MAX_ANCHORS = 64  # a level
+
 
 def read_anchors(value: object) -> list[list[float]] | int:
     """Anchors in pixels, a row of w, h, w, h … (or of [w, h] pairs) a level, all of one length; or a number of them."""
     if isinstance(value, int):
-        return count(value)
+        if count(value) > MAX_ANCHORS:
+            raise ValueError(f"at most {MAX_ANCHORS} anchors a level")
+        return value
     expected = "one row of width, height, width, height … a detection level, all of one length, or a number of anchors"
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ValueError(expected)
