@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from utils.text import shown
 
 REPO = Path(__file__).resolve().parent.parent
 _MAX_PIXELS = 1 << 28
+_PORTS = 2**16 - 1
+_MOST_SECONDS = 1e7  # as milliseconds it still fits into 64 bits many times over
 
 
 def datasets_dir() -> Path:
@@ -53,14 +56,40 @@ def make_cublas_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def quieten_torch() -> None:
+    """Let torch's C++ code log errors only, no lost connections with their stacks; call before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def peer_timeout_s() -> float:
-    """Seconds of silence after which a rank counts as lost (TESSERA_PEER_TIMEOUT)."""
-    return float(os.environ.get("TESSERA_PEER_TIMEOUT") or 60)
+    """Seconds of silence after which a rank, or a stopped loader worker, counts as lost (TESSERA_PEER_TIMEOUT)."""
+    return _seconds("TESSERA_PEER_TIMEOUT", 60)
 
 
 def control_timeout_s() -> float:
     """Seconds that ranks wait for one another in a control message (TESSERA_CONTROL_TIMEOUT)."""
-    return float(os.environ.get("TESSERA_CONTROL_TIMEOUT") or 1800)
+    return _seconds("TESSERA_CONTROL_TIMEOUT", 1800)
+
+
+def join_timeout_s() -> float:
+    """Seconds that ranks wait for all of them to start (TESSERA_JOIN_TIMEOUT)."""
+    return _seconds("TESSERA_JOIN_TIMEOUT", 600)
+
+
+def _seconds(name: str, default: float) -> float:
+    """Value of a variable.
+
+    Raises:
+        ConfigError: it is no number of seconds.
+    """
+    text = os.environ.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < _MOST_SECONDS:
+        raise ConfigError(f"{name}={shown(text)}: expected seconds, more than 0 and less than {_MOST_SECONDS:,.0f}.")
+    return value
 
 
 @dataclass(frozen=True)
@@ -94,30 +123,43 @@ class Launch:
         """
         env = os.environ if env is None else env
         if "RANK" in env and "WORLD_SIZE" in env:
-            size = int(env["WORLD_SIZE"])
+            size = _integer(env, "WORLD_SIZE", 1, low=1)
             return cls(
-                rank=int(env["RANK"]),
-                local_rank=int(env.get("LOCAL_RANK", max(local_rank_flag, 0))),
+                rank=_integer(env, "RANK", 0, high=size - 1),
+                local_rank=_integer(env, "LOCAL_RANK", max(local_rank_flag, 0)),
                 size=size,
-                local_size=int(env.get("LOCAL_WORLD_SIZE", size)),
+                local_size=_integer(env, "LOCAL_WORLD_SIZE", size, low=1),
                 address=env.get("MASTER_ADDR", "127.0.0.1"),
-                port=int(env.get("MASTER_PORT", "29500")),
+                port=_integer(env, "MASTER_PORT", 29500, high=_PORTS),
                 launcher="torchrun",
                 has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
         # An interactive `srun --pty bash` sets these with one task, which is a plain start.
-        if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
+        size = _integer(env, "SLURM_NTASKS", 1, low=1)
+        if size > 1 and "SLURM_PROCID" in env:
             return cls(
-                rank=int(env["SLURM_PROCID"]),
-                local_rank=int(env["SLURM_LOCALID"]),
-                size=int(env["SLURM_NTASKS"]),
+                rank=_integer(env, "SLURM_PROCID", 0, high=size - 1),
+                local_rank=_integer(env, "SLURM_LOCALID", 0),
+                size=size,
                 local_size=_slurm_tasks_on_node(env),
                 address=env.get("MASTER_ADDR") or first_slurm_host(_slurm_nodes(env)),
                 # One port a job, so that two jobs on one node do not join each other.
-                port=int(env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000),
+                port=_integer(env, "MASTER_PORT", 20000 + _integer(env, "SLURM_JOB_ID", 0) % 20000, high=_PORTS),
                 launcher="slurm",
             )
         return cls()
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:
+    """Value of a launcher's variable.
+
+    Raises:
+        ConfigError: it is no number, or not one from `low` to `high`.
+    """
+    text = env.get(name) or str(default)
+    if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
+        raise ConfigError(f"{name}={shown(text)}: expected a number from {low} to {high}, as a launcher sets it.")
+    return int(text)
 
 
 def _slurm_nodes(env: Mapping[str, str]) -> str:
@@ -132,7 +174,7 @@ def _slurm_tasks_on_node(env: Mapping[str, str]) -> int:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ValueError(f"SLURM_TASKS_PER_NODE: found '{text}', expected a list such as '2(x3),1'")
+            raise ConfigError(f"SLURM_TASKS_PER_NODE: found {shown(text)}, expected a list such as '2(x3),1'")
         counts += [int(match[1])] * int(match[2] or 1)
     node = int(env.get("SLURM_NODEID", "0"))
     return counts[node] if node < len(counts) else counts[0]
@@ -142,5 +184,5 @@ def first_slurm_host(nodelist: str) -> str:
     """First host of a SLURM node list: "gpu[03-05,9],cpu1" gives "gpu03"."""
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodelist)
     if match is None:
-        raise ValueError(f"SLURM_JOB_NODELIST: cannot read '{nodelist}'")
+        raise ConfigError(f"SLURM_JOB_NODELIST: cannot read {shown(nodelist)}")
     return match[1] + (match[2] or "")

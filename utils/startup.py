@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from utils.environment import Launch, bound_opencv
+from utils.environment import Launch, bound_opencv, quieten_torch
 from utils.errors import ConfigError
 from utils.options import Options
 
@@ -25,8 +25,10 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
         options: the flags of the command.
         argv: the command line; None = this process's.
     """
-    is_main = Launch.from_environment().rank == 0
+    quieten_torch()
+    is_main = True
     try:
+        is_main = Launch.from_environment().rank == 0
         bound_opencv()
         options(**options.from_args(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:

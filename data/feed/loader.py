@@ -28,7 +28,7 @@ from data.feed.sampler import (
     validation_shapes,
 )
 from data.feed.shared_memory import SharedMemory
-from data.feed.workers import PREFETCH, affordable_workers, begin_worker, cap_workers
+from data.feed.workers import PREFETCH, StoppedWorkers, affordable_workers, begin_worker, cap_workers
 from utils.engine.context import RunContext
 from utils.errors import UserError, lost_worker
 from utils.ranks.world import World
@@ -69,6 +69,7 @@ class Loader(Generic[S]):
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
         )
+        self._stopped = StoppedWorkers(world.rank)
         self._stream: Iterator[Batch | UserError] = iter(())
         self._left_out: set[int] = set()
         self._log_level = logging.WARNING if world.is_main else logging.ERROR  # other ranks' warnings are not shown
@@ -78,6 +79,7 @@ class Loader(Generic[S]):
         # These are the only references to torch's iterator, which joins its workers as it goes.
         self._stream = iter(())
         self._loader = None
+        self._stopped.close()
 
     def __enter__(self: L) -> L:
         return self
@@ -90,7 +92,8 @@ class Loader(Generic[S]):
     def _start(self) -> None:
         """Let the workers begin with what the sampler gives next; what they prepared before is dropped."""
         assert self._loader is not None, "the loader is closed"
-        self._stream = iter(self._loader)
+        with self._stopped.watch_new():
+            self._stream = iter(self._loader)
 
     def _take(self) -> Batch:
         try:

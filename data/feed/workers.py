@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import torch
 
 from data.feed.shared_memory import SharedMemory
+from utils.environment import peer_timeout_s
 from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
@@ -17,6 +25,7 @@ from utils.ranks.world import World
 log = logging.getLogger(__name__)
 
 PREFETCH = 2  # batches each worker prepares ahead
+LOOK_S = 1.0
 
 
 def cap_workers(asked: int, world: World) -> int:
@@ -56,3 +65,61 @@ def begin_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")
+
+
+class StoppedWorkers:
+    """Kills loader workers of this process that are stopped (SIGSTOP) for long; a killed one ends the run.
+
+    One that is stopped is alive for its rank, which would wait for it without end; and so would the workers of other
+    ranks for what it has locked. Only Linux says which processes are stopped.
+
+    Args:
+        rank: of this process, for the message.
+        timeout_s: how long one may be stopped.
+    """
+
+    def __init__(self, rank: int, timeout_s: float | None = None) -> None:
+        self._rank, self._timeout_s = rank, peer_timeout_s() if timeout_s is None else timeout_s
+        self._workers: list[BaseProcess] = []
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch_new(self) -> Iterator[None]:
+        """Watch the workers that are started inside."""
+        before = multiprocessing.active_children()
+        yield
+        self._workers += [worker for worker in multiprocessing.active_children() if worker not in before]
+        if self._thread is None and self._workers:
+            self._thread = threading.Thread(target=self._look, name="stopped workers", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer, and kill the workers that are stopped now: their rank would wait for them at its end."""
+        self._closed.set()
+        for worker in self._workers:
+            if _is_stopped(worker.pid):
+                worker.kill()
+
+    def _look(self) -> None:
+        stopped_s: dict[int | None, float] = {}
+        while not self._closed.wait(LOOK_S):
+            pids = [worker.pid for worker in self._workers if _is_stopped(worker.pid)]
+            stopped_s = {pid: stopped_s.get(pid, 0.0) + LOOK_S for pid in pids}
+            for worker in self._workers:
+                if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
+                    print(
+                        f"rank {self._rank}: loader worker {worker.name} (process {worker.pid}) has been stopped for "
+                        f"{stopped_s.pop(worker.pid):.0f} s: it is killed.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    worker.kill()
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process is stopped by a signal or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:  # it has ended, or this is not Linux
+        return False

@@ -57,6 +57,10 @@ class Host:
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=10)
         return [int(word) for word in listed.stdout.split()]
 
+    def cut_off(self) -> None:
+        """Pull the cable: what is sent is lost, and no end of a connection is told."""
+        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=10)
+
     def power_off(self) -> None:
         """kill -9 of all that runs here."""
         for _ in range(50):

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from torch._C._distributed_c10d import Store
 
 from utils.environment import Launch
-from utils.errors import Interrupted, UserError, explained
+from utils.errors import ConfigError, Interrupted, UserError, explained
 from utils.ranks.signals import Interruption
 from utils.ranks.stack_dumps import print_stacks_on_signal
 
@@ -73,7 +73,11 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         The exit code, and the body's result (None after a failure). A user's mistake, and what `explained` knows, give
         one message; any other exception its traceback, for it is a defect.
     """
-    launch = Launch.from_environment()
+    try:
+        launch = Launch.from_environment()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code, None
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     end_answers = print_stacks_on_signal(f"rank {launch.rank}")
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import Store
 
 from utils.ranks.failures import FirstFailure
+from utils.ranks.watchdog import OwnTime, leave, say
 
 INTERVAL_S = 1.0
 GRACE_S = 10.0  # for a rank to end by itself once another one has failed
@@ -56,10 +56,11 @@ class Heartbeat:
     """This rank's signs of life, and its watch over the next rank.
 
     Args:
-        store: a connection of its own, because a waiting call blocks its connection.
+        store: a connection of its own, because a waiting call blocks its connection; one whose calls are watched, see
+            WatchedStore.
         rank, size: this rank among all.
         host: name of this machine.
-        timeout_s: silence of the next rank after which the job is ended.
+        timeout_s: silence of the next rank after which the job is ended, from the start on.
         end: called with a message and an exit code in place of leaving the process (for tests).
     """
 
@@ -76,7 +77,7 @@ class Heartbeat:
         self.messages = 0
         self._store, self._rank, self._size, self._host = store, rank, size, host
         self._reporter = f"heartbeat {rank}"
-        self._timeout_s, self._end = timeout_s, end or self._leave
+        self._timeout_s, self._end = timeout_s, end or (lambda message, code: leave(rank, message, code))
         self._tick, self._kernel = 0, _kernel()
         self._process = f"{os.getpid()} {self._kernel}"
         self._closed = threading.Event()
@@ -96,8 +97,7 @@ class Heartbeat:
 
     def signs(self) -> list[Sign | None]:
         """Every rank's latest sign, None where it never gave one."""
-        keys = [self._key(rank) for rank in range(self._size)]
-        return [Sign.decode(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+        return [self._sign(rank) for rank in range(self._size)]
 
     def silent(self) -> list[tuple[int, Sign]]:
         """Ranks that show no more signs of life and have not ended regularly; takes a few seconds."""
@@ -110,6 +110,16 @@ class Heartbeat:
         pairs = enumerate(zip(before, after, strict=True))
         return [(rank, a) for rank, (b, a) in pairs if a is not None and b is not None and a.tick == b.tick != -1]
 
+    def process_here(self, rank: int) -> int | None:
+        """Process id of another rank of this machine; None for one of another machine, and where it is unknown."""
+        sign = self._sign(rank)
+        return self._local_process(sign) if sign is not None and rank != self._rank else None
+
+    def _sign(self, rank: int) -> Sign | None:
+        """The latest sign of a rank; None where it never gave one."""
+        key = self._key(rank)
+        return Sign.decode(self._store.get(key)) if self._store.check([key]) else None
+
     def _key(self, rank: int) -> str:
         return f"heartbeat/{rank}"
 
@@ -120,7 +130,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         neighbour = (self._rank + 1) % self._size
-        seen, since = -2, time.monotonic()
+        seen, silence_s, clock = -2, 0.0, OwnTime()
         while not self._closed.wait(INTERVAL_S):
             try:
                 self._tick += 1
@@ -129,29 +139,24 @@ class Heartbeat:
                 if first is not None:
                     self._follow(first)
                     return
-                sign = Sign.decode(self._store.get(self._key(neighbour))) if self._is_there(neighbour) else None
+                sign = self._sign(neighbour)
             except (RuntimeError, OSError):
                 if not self._closed.is_set():
                     self._lose_store()
                 return
-            now = time.monotonic()
-            if sign is not None and sign.tick != -1 and self._is_dead(sign):
+            silence_s += clock.passed(INTERVAL_S)
+            tick = -2 if sign is None else sign.tick
+            if sign is not None and tick != -1 and self._is_dead(sign):
                 self._report_dead(neighbour)
                 return
-            if sign is None or sign.tick == -1 or sign.tick != seen:
-                seen, since = (sign.tick if sign else -2), now
-            elif now - since > self._timeout_s:
+            if tick not in (-1, seen):  # a regular end is no silence
+                seen, silence_s = tick, 0.0
+            elif tick != -1 and silence_s > self._timeout_s:
                 first = self._claim()
-                self._kill(sign)
-                silence = (
-                    f"rank {neighbour} on {sign.host} has not answered for {now - since:.0f} s; its last activity: "
-                    f"{sign.activity}. The job is ended; resume it with --resume."
-                )
-                self._end(silence if self._is_mine(first) else "", first.exit_code)
+                if sign is not None:
+                    self._kill(sign)
+                self._end(_is_silent(neighbour, sign, silence_s) if self._is_mine(first) else "", first.exit_code)
                 return
-
-    def _is_there(self, rank: int) -> bool:
-        return self._store.check([self._key(rank)])
 
     def _kill(self, sign: Sign) -> None:
         """Kill a silent rank of this machine: a stopped process handles no other signal of its launcher."""
@@ -208,13 +213,18 @@ class Heartbeat:
         if not self._closed.wait(GRACE_S):
             self._end(STORE_LOST, 1)
 
-    def _leave(self, message: str, exit_code: int) -> None:
-        if message:
-            self._print(message)
-        os._exit(exit_code)
-
     def _print(self, message: str) -> None:
-        print(f"rank {self._rank}: error: {message}", file=sys.stderr, flush=True)
+        say(f"rank {self._rank}: error: {message}")
+
+
+def _is_silent(rank: int, sign: Sign | None, seconds: float) -> str:
+    """Message about a rank that shows no more signs of life."""
+    if sign is None:
+        return f"rank {rank} has given no sign of life for {seconds:.0f} s since the ranks met. The job is ended."
+    return (
+        f"rank {rank} on {sign.host} has not answered for {seconds:.0f} s; its last activity: {sign.activity}. The job "
+        f"is ended; resume it with --resume."
+    )
 
 
 def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from utils.environment import Launch, control_timeout_s, peer_timeout_s
+from utils.environment import Launch, control_timeout_s, join_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError, exit_code_of
+from utils.machine.accelerator import Accelerator
 from utils.machine.choose import choose_accelerator
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import FirstFailure, PeerError
 from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
-from utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
+from utils.ranks.rendezvous import (
+    agree_on_session,
+    connect_to_store,
+    first_line,
+    keeper_of,
+    open_store,
+    require_own_devices,
+)
 from utils.ranks.signals import ignore_sigterm_at_the_end
+from utils.ranks.watchdog import Watchdog, WatchedStore
 from utils.ranks.world import World
 
 
@@ -38,33 +47,35 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     accelerator = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
-    if launch.size == 1:
-        # A single rank can be restarted too: the others may have left the job, or never been in it.
-        yield World(launch, accelerator, memory=connect_to_store(launch) if launch.has_store else None)
+    if launch.size == 1 and not launch.has_store:
+        yield World(launch, accelerator)
         return
-    joined = open_store(launch)
-    session = agree_on_session(joined, launch.rank, launch.size)
-    own_keys = PrefixStore(f"default/{session}", joined)
-    require_own_devices(own_keys, launch.rank, launch.size, accelerator.identity)
-    dist.init_process_group(
-        accelerator.backend,
-        store=own_keys,
-        rank=launch.rank,
-        world_size=launch.size,
-        device_id=accelerator.group_device,
-    )
+    with closing(Watchdog(launch.rank)) as watchdog:
+        if launch.size == 1:
+            # A single rank can be restarted too: the others may have left the job, or never been in it.
+            memory = WatchedStore(connect_to_store(launch, watchdog), watchdog, keeper_of(launch))
+            yield World(launch, accelerator, memory=memory)
+        else:
+            with _joined(launch, accelerator, watchdog) as world:
+                yield world
+
+
+@contextmanager
+def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Iterator[World]:
+    """As `open_world`, with several ranks. The heartbeat comes first: a rank may die while the groups are made."""
+    joined = open_store(launch, watchdog)
+    keeper = keeper_of(launch)
+    session = agree_on_session(WatchedStore(joined, watchdog, keeper), launch.rank, launch.size, join_timeout_s())
+    memory = connect_to_store(launch, watchdog)
+    store = WatchedStore(PrefixStore(f"tessera/{session}", memory), watchdog, keeper)
+    heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
     collectives: Collectives | None = None
-    heartbeat: Heartbeat | None = None
-    store: Store | None = None
     failed = True
     try:
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
-        assert isinstance(control, dist.ProcessGroup)
+        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined))
         collectives = Collectives(control)
-        memory = connect_to_store(launch)
-        store = PrefixStore(f"tessera/{session}", memory)
-        heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
-        yield World(launch, accelerator, collectives, store, heartbeat, memory)
+        watchdog.keeper = None if launch.has_store else heartbeat.process_here(0)
+        yield World(launch, accelerator, collectives, store, heartbeat, WatchedStore(memory, watchdog, keeper))
         failed = False
     except Interrupted as stopped:
         ignore_sigterm_at_the_end()
@@ -79,12 +90,36 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
             raise
         raise settled from error
     finally:
-        if heartbeat is not None:
-            heartbeat.close()
+        heartbeat.close()
         if collectives is not None:
             collectives.close()
-        if not (failed and accelerator.group_waits_for_all):  # it would wait for ranks that wait for this one
-            dist.destroy_process_group()
+        # It would wait for ranks that wait for this one.
+        if dist.is_initialized() and not (failed and accelerator.group_waits_for_all):
+            with watchdog.over("The other ranks' part in ending the process group"):
+                dist.destroy_process_group()
+
+
+def _make_groups(launch: Launch, accelerator: Accelerator, store: Store) -> dist.ProcessGroup:
+    """Make the default group; return the control group."""
+    require_own_devices(store, launch.rank, launch.size, accelerator.identity)
+    try:
+        dist.init_process_group(
+            accelerator.backend,
+            store=store,
+            rank=launch.rank,
+            world_size=launch.size,
+            device_id=accelerator.group_device,
+        )
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
+    except RuntimeError as error:
+        if _is_lost_connection(error):
+            raise  # a peer is gone, which is found out by its signs of life
+        raise UserError(
+            f"the ranks met, but cannot connect to each other: {first_line(error)}. Name the interface that the hosts "
+            f"share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
+        ) from error
+    assert isinstance(control, dist.ProcessGroup)
+    return control
 
 
 def _with_reporter(

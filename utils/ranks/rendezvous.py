@@ -2,36 +2,117 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
-from utils.environment import Launch
+from utils.environment import Launch, join_timeout_s
 from utils.errors import ConfigError, UserError
+from utils.ranks.watchdog import NOTICE_S, Watchdog, say
+from utils.text import one_line
 
-JOINING_TIMEOUT = timedelta(minutes=10)  # for all ranks to start
-
-
-def open_store(launch: Launch) -> Store:
-    """The job's store: torchrun's own, or one that rank 0 opens. Collectives connect through it, and may wait in it."""
-    if launch.launcher == "torchrun":
-        store, _, _ = next(rendezvous("env://"))
-        return store
-    assert launch.address is not None and launch.port is not None
-    is_host = launch.rank == 0
-    return TCPStore(launch.address, launch.port, launch.size, is_master=is_host, timeout=JOINING_TIMEOUT)
+_PAUSE_S = 0.2  # between tries to connect
 
 
-def connect_to_store(launch: Launch) -> Store:
-    """Another connection to the job's store, on which nothing ever waits."""
-    assert launch.address is not None and launch.port is not None
-    return TCPStore(launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=JOINING_TIMEOUT)
+def open_store(launch: Launch, watchdog: Watchdog) -> Store:
+    """The job's store: torchrun's own, or one that rank 0 opens. Collectives connect through it, and may wait in it.
+
+    Raises:
+        UserError: nobody keeps a store at the address, or rank 0 cannot.
+    """
+    if launch.has_store or launch.rank:
+        return connect_to_store(launch, watchdog)
+    address, port = _address(launch)
+    try:
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=join_timeout_s()),
+            multi_tenant=True,  # a second run in this process may find the first one's
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"rank 0 cannot listen on port {port} of this host: {first_line(error)}. Another job has the port, or "
+            f"{address} is not this host: give a free MASTER_PORT, and the host of rank 0 as MASTER_ADDR."
+        ) from error
 
 
-def agree_on_session(store: Store, rank: int, size: int, timeout_s: float = JOINING_TIMEOUT.total_seconds()) -> str:
+def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
+    """Another connection to the job's store, on which nothing ever waits.
+
+    Raises:
+        UserError: nobody keeps a store there.
+    """
+    timeout_s = join_timeout_s()
+    _await_listener(launch, timeout_s)
+    address, port = _address(launch)
+    notice = (
+        f"{address}:{port} takes connections, but does not answer as a job's store: another program, or a stopped one? "
+        f"Waiting for at most {timeout_s:.0f} s."
+    )
+    try:
+        with watchdog.over(keeper_of(launch), timeout_s, notice):
+            timeout = timedelta(seconds=timeout_s)
+            return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        raise UserError(
+            f"{address}:{port} is no store of a job: {first_line(error)}. Is another program on that port? Give "
+            f"MASTER_ADDR and MASTER_PORT of rank 0.",
+            reporter=launch.rank,
+        ) from error
+
+
+def keeper_of(launch: Launch) -> str:
+    """Whose store it is, as the begin of a sentence."""
+    keeper = "torchrun" if launch.has_store else "rank 0"
+    return f"{keeper} on {launch.address}:{launch.port}, which keeps the job's store,"
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of torch says, without the C++ stack below it."""
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
+
+
+def _address(launch: Launch) -> tuple[str, int]:
+    assert launch.address is not None and launch.port is not None, "a job has an address"
+    return launch.address, launch.port
+
+
+def _await_listener(launch: Launch, timeout_s: float) -> None:
+    """Wait until somebody listens at the job's address; torch itself would try for minutes without a word.
+
+    Raises:
+        UserError: nobody does within `timeout_s` seconds.
+    """
+    keeper, found = "torchrun" if launch.has_store else "rank 0", ""
+    address, port = _address(launch)
+
+    def step() -> str:
+        nonlocal found
+        try:
+            socket.create_connection((address, port), timeout=NOTICE_S).close()
+            return "listens"
+        except OSError as error:
+            found = error.strerror or str(error)
+            return ""
+
+    def late() -> UserError:
+        return UserError(
+            f"rank {launch.rank} has found nobody at {address}:{port} for {timeout_s:.0f} s ({found}). Does {keeper} "
+            f"run, is the address right, and does no firewall block the port?",
+            reporter=launch.rank,
+        )
+
+    _wait(step, timeout_s, lambda: f"{keeper} at {address}:{port} ({found})", late, _PAUSE_S)
+
+
+def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
     """Id of this start of the ranks, the same on all of them and never used before: a prefix for its keys.
 
     A launcher that restarts ranks may keep its store, where the addresses of dead ranks are left, and how often it has
@@ -42,24 +123,20 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float = JOIN
     Raises:
         UserError: ranks are missing when the time is up.
     """
-    nonce, end = uuid.uuid4().hex, time.monotonic() + timeout_s
     if rank:
-        store.set(f"rendezvous/nonce/{rank}", nonce)
-        accepted = ""
-        while time.monotonic() < end:
-            offer = _read(store, "rendezvous/offer").split(" ")
-            session = offer[0] if len(offer) == size and offer[rank] == nonce else ""
-            if session and session != accepted:
-                store.set(f"rendezvous/{session}/{rank}", "accepted")
-                accepted = session
-            if accepted and store.check([f"rendezvous/{accepted}/all"]):
-                return accepted
-            time.sleep(0.02)
-        raise UserError(f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.")
-    session, read = nonce, [""] * (size - 1)
+        return _follow(store, rank, size, timeout_s)
+    return _lead(store, size, timeout_s)
+
+
+def _lead(store: Store, size: int, timeout_s: float) -> str:
+    """Rank 0's part of `agree_on_session`."""
     others = range(1, size)
-    while time.monotonic() < end:
-        nonces = [_read(store, f"rendezvous/nonce/{other}") for other in others]
+    session, read = uuid.uuid4().hex, [""] * len(others)
+    store.set("rendezvous/size", str(size))
+
+    def step() -> str:
+        nonlocal session, read
+        nonces = [_read(store, f"rendezvous/nonce/{other}").partition("/")[0] for other in others]
         if nonces != read:  # nonces of ranks that died may be left; those of living ranks replace them
             read, session = nonces, uuid.uuid4().hex
             if all(read):
@@ -67,9 +144,80 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float = JOIN
         if all(read) and store.check([f"rendezvous/{session}/{other}" for other in others]):
             store.set(f"rendezvous/{session}/all", "")
             return session
-        time.sleep(0.02)
-    missing = ", ".join(str(other) for other in others if not store.check([f"rendezvous/{session}/{other}"]))
-    raise UserError(f"of {size} ranks {missing} did not start within {timeout_s:.0f} s. Look at what they print.")
+        return ""
+
+    def missing() -> str:
+        return ", ".join(str(other) for other in others if not store.check([f"rendezvous/{session}/{other}"]))
+
+    def sizes() -> str:
+        posted = {other: _read(store, f"rendezvous/nonce/{other}").partition("/")[2] for other in others}
+        return "".join(_hint(other, found, size) for other, found in posted.items())
+
+    def late() -> UserError:
+        return UserError(
+            f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print.{sizes()}"
+        )
+
+    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late)
+
+
+def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
+    """The part of the other ranks in `agree_on_session`."""
+    nonce, accepted = uuid.uuid4().hex, ""
+    store.set(f"rendezvous/nonce/{rank}", f"{nonce}/{size}")
+
+    def step() -> str:
+        nonlocal accepted
+        offer = _read(store, "rendezvous/offer").split(" ")
+        session = offer[0] if len(offer) == size and offer[rank] == nonce else ""
+        if session and session != accepted:
+            store.set(f"rendezvous/{session}/{rank}", "accepted")
+            accepted = session
+        return accepted if accepted and store.check([f"rendezvous/{accepted}/all"]) else ""
+
+    def sizes() -> str:
+        return _hint(0, _read(store, "rendezvous/size"), size)
+
+    def missing() -> str:
+        """Rank 0 alone says which others are; nothing where it is there and agrees on their number."""
+        return f"rank 0 to start{sizes()}" if sizes() or not store.check(["rendezvous/size"]) else ""
+
+    def late() -> UserError:
+        return UserError(
+            f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.{sizes()}", reporter=rank
+        )
+
+    return _wait(step, timeout_s, missing, late)
+
+
+def _hint(rank: int, found: str, size: int) -> str:
+    """What to say of another rank that was started with another number of ranks, as far as the store remembers."""
+    return (
+        f" (rank {rank} was started as one of {found}, this one as one of {size})"
+        if found not in ("", str(size))
+        else ""
+    )
+
+
+def _wait(
+    step: Callable[[], str],
+    timeout_s: float,
+    missing: Callable[[], str],
+    late: Callable[[], UserError],
+    pause_s: float = 0.02,
+) -> str:
+    """Repeat `step` until it gives something; say once whom it waits for, and raise `late` in the end."""
+    started, noticed = time.monotonic(), False
+    while not (found := step()):
+        waited = time.monotonic() - started
+        if waited > timeout_s:
+            raise late()
+        if waited > NOTICE_S and not noticed:
+            noticed = True
+            if who := missing():
+                say(f"Waiting for {who}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
+        time.sleep(pause_s)
+    return found
 
 
 def require_own_devices(store: Store, rank: int, size: int, identity: str) -> None:

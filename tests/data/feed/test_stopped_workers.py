@@ -1,0 +1,51 @@
+"""A loader worker that is stopped is killed after a while, and so ends its rank's wait for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from data.feed import workers
+from data.feed.workers import StoppedWorkers
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux says which processes are stopped")
+
+
+def test_a_stopped_worker_is_killed_and_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "LOOK_S", 0.02)
+    context = multiprocessing.get_context("fork")
+    stopped = StoppedWorkers(3, 0.1)
+    with stopped.watch_new():
+        first, second = (context.Process(target=time.sleep, args=(60,), daemon=True) for _ in range(2))
+        first.start()
+        second.start()
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGSTOP)
+    first.join(20)
+    assert first.exitcode == -signal.SIGKILL and second.is_alive()
+    said = capfd.readouterr().err
+    assert said.startswith(f"rank 3: loader worker {first.name} (process {first.pid}) has been stopped for"), said
+    second.kill()
+    second.join(20)
+    stopped.close()
+
+
+def test_a_worker_that_is_stopped_at_the_end_is_not_waited_for() -> None:
+    stopped = StoppedWorkers(0, 60)
+    with stopped.watch_new():
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    while not workers._is_stopped(worker.pid):
+        time.sleep(0.01)
+    stopped.close()
+    worker.join(20)
+    assert worker.exitcode == -signal.SIGKILL
