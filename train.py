@@ -64,7 +64,7 @@ from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.machine.out_of_memory import explain_out_of_memory
-from utils.ranks.agreement import require_agreement, run_fingerprint
+from utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
 from utils.ranks.ddp import smart_DDP
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import check_batch_size, open_world
@@ -356,6 +356,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
     asked = TrainConfig(**given)
     with open_world(asked.device, asked.local_rank, 0 if asked.resume else asked.batch_size) as world:
         setup_logging(world.rank, world.size)
+        require_same_command(asked, world)
         if asked.check_data:
             check_data(asked, world)
             return None

@@ -41,6 +41,7 @@ from utils.evaluation.label_files import LabelFileSink
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
 from utils.machine.out_of_memory import explain_out_of_memory
+from utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World, torch_distributed_zero_first
@@ -61,6 +62,7 @@ SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task 
 def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights on config.data; print and write what the flags ask for."""
     setup_logging(world.rank, world.size)
+    require_same_command(config, world)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     model = build_model(weights, config.weights)
     split = "val" if config.task == "speed" else config.task
@@ -69,6 +71,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
         index = build_index(spec, split, single_cls=config.single_cls)
     if problems := problem_report(index):
         log.warning(problems)
+    require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
 
     imgsz = model.usable_imgsz(config.imgsz)

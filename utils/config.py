@@ -207,7 +207,8 @@ class TrainConfig(Options):
             raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")
 
     @classmethod
-    def _program(cls) -> str:
+    def program(cls) -> str:
+        """As Options."""
         return "train.py"
 
     @property
@@ -248,7 +249,8 @@ class ValConfig(Options):
     local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
 
     @classmethod
-    def _program(cls) -> str:
+    def program(cls) -> str:
+        """As Options."""
         return "val.py"
 
 

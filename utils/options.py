@@ -87,13 +87,14 @@ class Options:
         Raises:
             ConfigError: an unknown flag or a value that is not allowed.
         """
-        parser = _Parser(prog=cls._program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
+        parser = _Parser(prog=cls.program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
         return vars(parser.parse_args(list(argv)))
 
     @classmethod
-    def _program(cls) -> str:
+    def program(cls) -> str:
+        """Name of the command that takes these flags."""
         raise NotImplementedError
 
     @classmethod

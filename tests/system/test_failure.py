@@ -193,3 +193,13 @@ def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> No
         job.until(lambda: "heartbeat.py" in job.err and "_worker_loop" in job.err, timeout=10)
         told = len(job.err)
         job.until(lambda: "batches/s" in job.err[told:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--check-data", "--evolve 1", "--resume", "--weights other.pt"])
+def test_ranks_that_were_asked_for_other_work_are_refused_before_they_wait_for_each_other(
+    data: Path, tmp_path: Path, flag: str
+) -> None:
+    outcome = fail(data, tmp_path, "", env={"ARGS_OF_RANK_1": flag})
+    assert outcome.err.count("the ranks do not agree") == 1, outcome.said
+    assert f"{flag.split()[0]}: " in outcome.err, outcome.said

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from utils.environment import Launch, first_slurm_host
+from utils.environment import Launch, first_slurm_host, peer_timeout_s
+from utils.errors import ConfigError
 
 
 def test_torchrun() -> None:
@@ -37,3 +40,26 @@ def test_alone() -> None:
 )
 def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
     assert first_slurm_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2': expected a number from 0 to 1"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a number from 0 to"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9" * 6000}, "SLURM_NTASKS="),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_refused(env: dict[str, str], found: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(found)) as refused:
+        Launch.from_environment(env=env)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("value", ["soon", "-3", "0", "nan", "inf"])
+def test_a_time_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TESSERA_PEER_TIMEOUT", value)
+    with pytest.raises(ConfigError, match=r"TESSERA_PEER_TIMEOUT=.*expected seconds"):
+        peer_timeout_s()

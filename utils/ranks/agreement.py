@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,30 +12,81 @@ from torch import nn
 from utils.config import Hyp, TrainConfig
 from utils.environment import REPO
 from utils.errors import UserError
+from utils.options import Options
 from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume", "data", "hyp"})
+_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume", "data", "hyp", "weights"})
+# Decide which collectives come next: where they differ, ranks would wait for each other without end.
+_PATHS = frozenset(
+    {"command", "--check-data", "--evolve", "--resume", "--weights", "--loggers", "--task", "--save-json", "--save-txt"}
+)
+_CONTENT = "content of --weights"
+
+
+def require_same_command(config: Options, world: World) -> None:
+    """Refuse ranks that were asked for different work, before the first collective of any. Every rank calls this.
+
+    Raises:
+        UserError: on every rank, with all that differs.
+    """
+    everyone = world.all_gather(_command(config))
+    contents = [theirs.pop(_CONTENT) for theirs in everyone]
+    if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
+        name_of = {content: theirs["--weights"] for content, theirs in zip(contents, everyone, strict=True)}
+        for content, theirs in zip(contents, everyone, strict=True):
+            theirs["--weights"] = f"{name_of[content]} ({content})"
+    found = _differences(everyone)
+    if found.keys() & _PATHS:
+        raise _disagreement(found)
+
+
+def _command(config: Options) -> dict[str, str]:
+    """What this rank was asked for, by name."""
+    values = config.as_dict()
+    return {
+        "command": config.program(),
+        **flags_fingerprint(config),
+        "--resume": "given" if values.get("resume") else "not given",
+        "--weights": values["weights"] or "none",
+        _CONTENT: _content(values["weights"]),
+    }
+
+
+def _content(file: str) -> str:
+    """Hash of a file on this rank's host; "" where there is none."""
+    try:
+        return _short(Path(file).expanduser().read_bytes()) if Path(file).expanduser().is_file() else ""
+    except (OSError, ValueError, RuntimeError):  # found and reported where the file is needed
+        return ""
 
 
 def run_fingerprint(
     config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module
 ) -> dict[str, str]:
     """What must be equal on all ranks, by name: values and hashes short enough for a message."""
-    flags = {f"--{k.replace('_', '-')}": str(v) for k, v in config.as_dict().items() if k not in _OWN}
     values = {f"hyp {key}": f"{value:g}" for key, value in hyp.as_dict().items()}
-    data = {f"{split} data": f"{len(index)} images, {index.content_hash()}" for split, index in indexes.items()}
-    classes = {f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()}
     shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in model.state_dict().items())
     return {
         "code": code_version(),
         "torch": torch.__version__,
-        **flags,
+        **flags_fingerprint(config),
         **values,
-        **classes,
-        **data,
+        **data_fingerprint(indexes),
         "model": f"{sum(p.numel() for p in model.parameters())} parameters, {_short(shapes.encode())}",
+    }
+
+
+def flags_fingerprint(config: Options) -> dict[str, str]:
+    return {f"--{key.replace('_', '-')}": str(value) for key, value in config.as_dict().items() if key not in _OWN}
+
+
+def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
+    """What the splits hold, by name."""
+    return {
+        **{f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()},
+        **{f"{split} data": f"{len(index)} images, {index.content_hash()}" for split, index in indexes.items()},
     }
 
 
@@ -44,21 +96,29 @@ def require_agreement(mine: Mapping[str, str], world: World) -> None:
     Raises:
         UserError: on every rank, with the names, values and ranks that differ.
     """
-    everyone = world.all_gather(dict(mine))
-    lines = []
-    for name in mine:
+    if found := _differences(world.all_gather(dict(mine))):
+        raise _disagreement(found)
+
+
+def _differences(everyone: Sequence[Mapping[str, str]], ignored: Sequence[str] = ()) -> dict[str, str]:
+    """What differs between the ranks: a line for each name."""
+    lines = {}
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs if name not in ignored):
         ranks_of: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):
             ranks_of.setdefault(theirs.get(name, "missing"), []).append(rank)
         if len(ranks_of) > 1:
             found = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
-            lines.append(f"{name}: {found}")
-    if lines:
-        raise UserError(
-            "the ranks do not agree, and would train different things:\n  "
-            + "\n  ".join(lines)
-            + "\nGive all hosts the same code, flags and data."
-        )
+            lines[name] = f"{name}: {found}"
+    return lines
+
+
+def _disagreement(found: Mapping[str, str]) -> UserError:
+    return UserError(
+        "the ranks do not agree, and would do different things:\n  "
+        + "\n  ".join(found.values())
+        + "\nGive all hosts the same code, command, flags and data."
+    )
 
 
 def code_version() -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.ranks.agreement import require_agreement
+from utils.options import Options
+from utils.ranks.agreement import require_agreement, require_same_command
 from utils.ranks.world import World
 
 
@@ -25,3 +30,64 @@ def test_agreement_names_what_differs_and_where() -> None:
     require_agreement(mine, _Ranks([mine, mine]))
     with pytest.raises(UserError, match=r"train data: 24 images on rank 0, 2; 23 images on rank 1"):
         require_agreement(mine, _Ranks([{**mine, "train data": "23 images"}, mine]))
+
+
+class _Gathers(World):
+    """Several ranks in one process, each of which gives what it was asked for; `asked` are the other ranks'."""
+
+    def __init__(self, asked: list[Options]) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def all_gather(self, value: Any) -> list[Any]:
+        others: list[Any] = []
+        for config in getattr(self, "_asked", []):
+            require_same_command(config, _Noted(others))
+        return [value, *others]
+
+
+class _Noted(World):
+    """A rank that only notes what it gives."""
+
+    def __init__(self, to: list[Any]) -> None:
+        super().__init__()
+        self._to = to
+
+    def all_gather(self, value: Any) -> list[Any]:
+        if hasattr(self, "_to"):
+            self._to.append(dict(value))
+        return [value]
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (TrainConfig(check_data=True), "--check-data: False on rank 0; True on rank 1"),
+        (TrainConfig(evolve=3), "--evolve: 0 on rank 0; 3 on rank 1"),
+        (TrainConfig(resume="newest"), "--resume: not given on rank 0; given on rank 1"),
+        (TrainConfig(weights="nowhere.pt"), "--weights: none on rank 0; nowhere.pt on rank 1"),
+        (ValConfig(weights=""), r"command: train.py on rank 0; val.py on rank 1"),
+    ],
+)
+def test_ranks_that_were_asked_for_other_work_are_refused(other: Options, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        require_same_command(TrainConfig(), _Gathers([other]))
+
+
+def test_settings_of_one_rank_and_what_is_compared_later_may_differ() -> None:
+    require_same_command(TrainConfig(), _Gathers([TrainConfig(workers=3, project="elsewhere", seed=4)]))
+
+
+def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Path) -> None:
+    a, b, c = (tmp_path / name for name in ("a.pt", "b.pt", "c.pt"))
+    a.write_bytes(b"one")
+    b.write_bytes(b"one")
+    c.write_bytes(b"two")
+    require_same_command(TrainConfig(weights=str(a)), _Gathers([TrainConfig(weights=str(b))]))
+    with pytest.raises(UserError, match=r"--weights: .*a.pt \(\w+\) on rank 0; .*c.pt \(\w+\) on rank 1"):
+        require_same_command(TrainConfig(weights=str(a)), _Gathers([TrainConfig(weights=str(c))]))
+
+
+def test_weights_that_only_rank_0_has_are_compared_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_same_command(TrainConfig(weights="x.pt"), _Gathers([TrainConfig(weights="x.pt")]))
