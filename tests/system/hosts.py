@@ -22,6 +22,7 @@ import pytest
 from tests.system.launch import ROOT, Outcome, free_port
 
 DEVICE = "tess0"  # the network device in each host
+_OWN = ("--uts", "--pid", "--fork", "--kill-child", "--mount-proc")  # name and process ids
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Host:
         full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": DEVICE, **env}
         with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
             return subprocess.Popen(
-                ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", inside, "sh", *command],
+                ["ip", "netns", "exec", self.namespace, "unshare", *_OWN, "sh", "-c", inside, "sh", *command],
                 env=full_env,
                 stdout=out,
                 stderr=err,

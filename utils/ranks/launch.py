@@ -65,10 +65,13 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
     """As `open_world`, with several ranks. The heartbeat comes first: a rank may die while the groups are made."""
     joined = open_store(launch, watchdog)
     keeper = keeper_of(launch)
-    session = agree_on_session(WatchedStore(joined, watchdog, keeper), launch.rank, launch.size, join_timeout_s())
-    memory = connect_to_store(launch, watchdog)
-    store = WatchedStore(PrefixStore(f"tessera/{session}", memory), watchdog, keeper)
-    heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
+    try:
+        session = agree_on_session(WatchedStore(joined, watchdog, keeper), launch.rank, launch.size, join_timeout_s())
+        memory = connect_to_store(launch, watchdog)
+        store = WatchedStore(PrefixStore(f"tessera/{session}", memory), watchdog, keeper)
+        heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
+    except RuntimeError as error:
+        raise UserError(STORE_LOST, reporter=launch.rank) from error
     collectives: Collectives | None = None
     failed = True
     try:
