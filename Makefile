@@ -27,10 +27,10 @@ gpu-stand-in:
 	$(PYTHON) -m pytest -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
 
-KILLS = 100
+KILLS = 1000
 
 chaos:
-	PYTHONPATH=. uv run python tests/system/chaos.py --kills $(KILLS)
+	TORCH_CPP_LOG_LEVEL=ERROR PYTHONPATH=. uv run python tests/system/chaos.py --kills $(KILLS)
 
 hostile:
 	uv run python -m tests.hostile

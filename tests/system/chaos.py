@@ -1,15 +1,19 @@
-"""A fault campaign: runs of two ranks killed at random moments of their whole life, each followed by a resume.
+"""A fault campaign: runs of two ranks struck at random moments of their whole life, each followed by a resume.
 
-    make chaos            # 100 kills, and a table of what became of them
+    make chaos            # 1,000 strikes, and a table of what became of them; given again, it goes on where it was
     make chaos KILLS=10
 
-Every kill strikes all processes of the job at once with SIGKILL: launcher, ranks and loader workers. Half of a short
-run under torchrun is Python importing modules, which no kill can harm: so the ranks are forked here from a process that
-has them, and join as torchrun's do. With --torchrun it is torchrun that starts them. Then the same
-command is given again, with --resume where there is a checkpoint, until a run comes to its end; that one must have the
-weights of a run that nobody disturbed, bit for bit, and the next one begins. Moments are drawn uniformly from the time
-that an undisturbed run takes; every eighth is one of the first 50 ms of the scan, which chance would hardly meet. After
-every fourth the run is let go on to its end: a kill would put an end to one that hangs.
+A strike is SIGKILL of everything, of a rank, a loader worker or the launcher, SIGSTOP of one of these, a cable that is
+cut between two hosts, or the power cut of a host (network namespaces; left out where they are not permitted). What is
+not struck must end by itself within its time limits, and say why. Then the same command is given again, with --resume
+where there is a checkpoint, until a run comes to its end; that one must have the weights of a run that nobody
+disturbed, bit for bit, and the next one begins.
+
+Half of a short run under torchrun is Python importing modules, which no strike can harm: so the ranks are forked here
+from a process that has them. Moments are drawn uniformly from the time that an undisturbed run takes; every eighth is
+one of the first 50 ms of the scan, which chance would hardly meet. After every fourth the run is let go on to its end.
+Strike k of a seed is always the same one, so the folder of a campaign that was interrupted is all that is needed to
+resume it.
 """
 
 from __future__ import annotations
@@ -18,26 +22,31 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 import torch
 
-from tests.system.jobs import Job, shared_memory, tell_where, torchrun_command
-from tests.system.launch import Outcome, free_port
+import train
+from tests.system.chaos_job import ForkedJob
+from tests.system.chaos_tally import Tally
+from tests.system.hosts import Host, two_hosts
+from tests.system.jobs import shared_memory
+from tests.system.launch import Outcome
 from tests.system.tiny import assert_same_checkpoint, flags, make_data
 from utils.checkpoints.format import load_checkpoint
 from utils.errors import UserError
 from utils.ranks.world import World
 
-PHASES = ("start", "scan", "step", "validation", "save", "end")
 _PHASE_OF = {  # by the first word of what a rank says it does
     "reading": "scan",
     "building": "start",
@@ -46,131 +55,181 @@ _PHASE_OF = {  # by the first word of what a rank says it does
     "saving": "save",
     "measuring": "end",
 }
-_HANG_S = 180.0
+_LIMITS = {"TESSERA_PEER_TIMEOUT": "6", "TESSERA_JOIN_TIMEOUT": "20"}
+_HANG_S = 90.0  # several times these limits: the machine may be busy
+_WHOLE_RUN_S = 240.0
 _SCAN_EVERY, _SCAN_S = 8, 0.05
 _SPARE_EVERY = 4
+_NAMES = re.compile(r"rank \d: error: |Stopped by SIG|has been stopped|error: a loader worker is gone")
 
 
-@dataclass
-class Tally:
-    """What became of the kills so far."""
+class Strike(NamedTuple):
+    """What is done, to a job of which kind.
 
-    phases: Counter[str] = field(default_factory=Counter)
-    resumed: int = 0
-    fresh: int = 0
-    not_resumed: list[str] = field(default_factory=list)
-    corrupt: list[str] = field(default_factory=list)
-    hangs: int = 0
-    processes: int = 0
-    segments: set[str] = field(default_factory=set)
-    temporary: int = 0
-    finished: int = 0
-    equal: int = 0
+    Attributes:
+        target: "all", "rank 0", "rank 1", "launcher", "worker", "cable" or "host 1".
+        number: the signal.
+        layout: "plain" (rank 0 keeps the store), "launcher" (the launcher does) or "hosts" (it does, on the first).
+    """
 
-    @property
-    def kills(self) -> int:
-        """How many there were."""
-        return sum(self.phases.values())
+    target: str
+    number: signal.Signals
+    layout: str
 
-    @property
-    def clean(self) -> bool:
-        """Whether every promise was kept."""
-        wrong = (self.not_resumed, self.corrupt, self.hangs, self.processes, self.segments, self.temporary)
-        return not any(wrong) and self.equal == self.finished > 0
+    def __str__(self) -> str:
+        verb = "cut" if self.target == "cable" else "stop" if self.number == signal.SIGSTOP else "kill"
+        return f"{verb} {self.target} ({self.layout})"
 
-    def table(self) -> str:
-        """For the terminal."""
-        rows = [("kills", self.kills), *((f"  in {phase}", self.phases[phase]) for phase in PHASES)]
-        rows += [("went on from a checkpoint", self.resumed), ("nothing saved yet: began anew", self.fresh)]
-        rows += [("did not go on", len(self.not_resumed)), ("corrupt checkpoints", len(self.corrupt))]
-        rows += [("hangs", self.hangs), ("left-over processes", self.processes)]
-        rows += [("left-over segments in /dev/shm", len(self.segments))]
-        rows += [("temporary files in finished runs", self.temporary)]
-        rows += [("runs finished", self.finished), ("  with the undisturbed run's bits", self.equal)]
-        return "\n".join(f"{name:<36}{value:>6}" for name, value in rows)
+
+_KILL, _STOP = signal.SIGKILL, signal.SIGSTOP
+_ALONE = [Strike("all", _KILL, layout) for layout in ("plain", "launcher")] * 2
+_ALONE += [Strike(f"rank {r}", n, layout) for r in (0, 1) for n in (_KILL, _STOP) for layout in ("plain", "launcher")]
+_ALONE += [Strike("worker", n, "plain") for n in (_KILL, _STOP)] + [
+    Strike("launcher", n, "launcher") for n in (_KILL, _STOP)
+]
+_HOSTS = [Strike(target, _KILL, "hosts") for target in ("all", "cable", "cable", "host 0", "host 1", "rank 1")]
+_HOSTS += [Strike("rank 0", _STOP, "hosts"), Strike("rank 1", _STOP, "hosts")]
 
 
 class Campaign:
-    """Runs, kills and checks; everything it writes lies in `folder`.
+    """Runs, strikes and checks; everything it writes lies in `folder`, from which it resumes.
 
     Args:
-        folder: for data, caches and runs.
-        seed: of the moments.
-        torchrun: let it start the ranks.
+        folder: for data, caches, runs and the tally.
+        seed: of the strikes.
+        hosts: two of them; none where that is not permitted.
     """
 
-    def __init__(self, folder: Path, seed: int, torchrun: bool) -> None:
-        self._folder, self._random, self._torchrun = folder, random.Random(seed), torchrun
-        self._data = make_data(folder)
+    def __init__(self, folder: Path, seed: int, hosts: Sequence[Host]) -> None:
+        self._folder, self._seed, self._hosts = folder, seed, hosts
+        folder.mkdir(parents=True, exist_ok=True)
+        self._data = folder / "tiny.yaml" if (folder / "undisturbed.pt").is_file() else make_data(folder)
         self._project = folder / "runs"
-        self._phase = folder / "phase"
+        self._phase, self._file = folder / "phase", folder / "tally.json"
         self._last = self._project / "exp" / "weights" / "last.pt"
-        self._env = {"TESSERA_CACHE": str(folder / "cache"), "CHAOS_PHASE": str(self._phase)}
-        self.tally = Tally()
-        started = time.monotonic()
-        with self._start() as job:
-            outcome = job.wait(_HANG_S)
-        assert outcome.code == 0, outcome.said
-        self.life_s = time.monotonic() - started
         self._expected = folder / "undisturbed.pt"
+        self._env = {"TESSERA_CACHE": str(folder / "cache"), "CHAOS_PHASE": str(self._phase), **_LIMITS}
+        self.tally = Tally.load(self._file)
+        if not self._expected.is_file():
+            self._measure()
+
+    def _measure(self) -> None:
+        """One run that nobody disturbs."""
+        started = time.monotonic()
+        with self._start("plain") as job:
+            outcome = job.wait(_WHOLE_RUN_S)
+            assert outcome is not None and outcome.code == 0, job.said
+        self.tally.life_s = time.monotonic() - started
+        self.tally.save(self._file)
         self._last.replace(self._expected)
         shutil.rmtree(self._project)
+        shutil.rmtree(self._folder / "cache")
 
     def strike(self) -> None:
-        """Start or go on, and kill at a random moment; a run that ends before is compared, and the next one begins."""
-        moment = self._random.uniform(0, self.life_s)
-        going_on = self._last.is_file()
-        saved = self._whole_step()
-        before = shared_memory()
-        at_scan = self.tally.kills % _SCAN_EVERY == _SCAN_EVERY - 1
+        """Start or go on, and strike at a random moment; a run that ends before is compared, and the next begins."""
+        tally = self.tally
+        dice = random.Random(f"{self._seed} {tally.strikes} {tally.finished}")
+        strike = dice.choice(_HOSTS if self._hosts and dice.random() < 0.3 else _ALONE)
+        moment = dice.uniform(0, tally.life_s)
+        going_on, saved, before = self._last.is_file(), self._whole_step(), shared_memory()
+        at_scan = tally.strikes % _SCAN_EVERY == _SCAN_EVERY - 1
         if at_scan:
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
-        with self._start() as job:
+        with self._start(strike.layout) as job:
             if at_scan:
                 self._await_scan(job)
-                moment = self._random.uniform(0, _SCAN_S)
-            with contextlib.suppress(AssertionError):  # it goes on, and is to be killed
-                outcome = job.wait(moment, kill=False)
+                moment = dice.uniform(0, _SCAN_S)
+            outcome = job.wait(moment)
+            if outcome is not None:
                 self._close_run(outcome)
+                tally.save(self._file)
                 return
             phase = self._phase.read_text() if self._phase.is_file() else "start"
+            self._hit(job, strike)
             killed = job.kill()
-        self.tally.phases[phase] += 1
-        self.tally.processes += len(job.left_over(0))
-        ids = set(map(str, killed))
-        self.tally.segments |= {n for n in shared_memory() - before if ids & set(n.replace("-", "_").split("_"))}
+        self._repair()
+        tally.strikes += 1
+        tally.phases[phase] += 1
+        tally.kinds[str(strike)] += 1
+        tally.resumed += going_on
+        tally.fresh += not going_on
+        ids = set(map(str, [*killed, *job.seen]))
+        left = {name for name in shared_memory() - before if ids & set(name.replace("-", "_").split("_"))}
+        tally.left_over += [f"{strike} in {phase}: {name}" for name in sorted(left)]
         step = self._whole_step()
         if step < saved:
-            self.tally.corrupt.append(f"step {saved} before the kill in {phase}, {step} after it")
-        self.tally.resumed += going_on
-        self.tally.fresh += not going_on
+            tally.corrupt.append(f"{strike} in {phase}: step {saved} before, {step} after it")
+        if tally.strikes % _SPARE_EVERY == 0:
+            self._finish()
+        tally.save(self._file)
 
-    def finish(self) -> None:
-        """Let the run that was killed last, or a new one, go on to its end."""
-        with self._start() as job:
-            try:
-                outcome = job.wait(_HANG_S)
-            except AssertionError as error:
-                self.tally.hangs += 1
-                print(error, file=sys.stderr)
+    def _hit(self, job: ForkedJob, strike: Strike) -> None:
+        """Do it, and wait until what was not struck has ended."""
+        job.note()
+        pids = self._targets(job, strike)
+        if strike.target in ("cable", "host 0", "host 1"):
+            self._hosts[0].cut_off()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, strike.number)
+        if strike.target == "all":
+            return
+        struck = pids if strike.number == _STOP and strike.target != "worker" else set()
+        exempt = set.union(struck, *(job.descendants(pid) for pid in struck if strike.target != "launcher"))
+        started = time.monotonic()
+        while (left := set(job.processes()) - exempt - set(job.launchers)) and time.monotonic() - started < _HANG_S:
+            job.note()
+            time.sleep(0.05)
+        self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - started)
+        if left:
+            job.tell_where()
+            self.tally.hangs.append(f"strike {self.tally.strikes}, {strike}: {len(left)} hang\n{job.said[-6000:]}")
+        elif "Traceback" in job.said or (pids and not _NAMES.search(job.said)):
+            self.tally.unnamed.append(f"strike {self.tally.strikes}, {strike}:\n{job.said[-3000:]}")
+
+    def _targets(self, job: ForkedJob, strike: Strike) -> set[int]:
+        """Processes that get the signal; none where the job has no such process at this moment."""
+        kind, _, number = strike.target.partition(" ")
+        if kind == "all":
+            return set(job.processes())
+        if kind == "launcher":
+            return {job.launchers[0]}
+        if kind == "host":
+            return job.descendants(job.launchers[int(number)])
+        rank = job.rank(int(number or 0))
+        if kind == "worker":
+            return set(sorted(job.descendants(rank) - {rank})[:1]) if rank else set()
+        return {rank} if kind == "rank" and rank else set()
+
+    def _repair(self) -> None:
+        for host in self._hosts:
+            host.plug_in()
+
+    def _finish(self) -> None:
+        """Let the run that was struck last, or a new one, go on to its end."""
+        with self._start("launcher") as job:
+            outcome = job.wait(_WHOLE_RUN_S)
+            if outcome is None:
+                job.tell_where()
+                self.tally.hangs.append(f"after strike {self.tally.strikes}: the resumed run hangs\n{job.said[-6000:]}")
                 return
         self._close_run(outcome)
 
-    def _await_scan(self, job: Job | ForkedJob) -> None:
+    def _await_scan(self, job: ForkedJob) -> None:
         end = time.monotonic() + _HANG_S
         while not (self._phase.is_file() and self._phase.read_text() == "scan"):
-            assert time.monotonic() < end and job.processes(), "the scan never came"
+            assert time.monotonic() < end and job.processes(), f"the scan never came\n{job.said}"
             time.sleep(0.001)
 
-    def _start(self) -> Job | ForkedJob:
+    def _start(self, layout: str) -> ForkedJob:
         self._phase.unlink(missing_ok=True)
         if self._last.is_file():
             args = ["--resume", str(self._last), "--device", "cpu"]
         else:
             args = flags(self._data, self._project, "--epochs", "2", "--save-steps", "1", "--exist-ok")
-        if self._torchrun:
-            return Job(torchrun_command(Path(__file__), "--rank", *args), self._folder / "said", self._env)
-        return ForkedJob(args, self._folder / "said", self._env)
+        hosts = self._hosts if layout == "hosts" else ()
+        run = partial(run_rank_with_phases, args)
+        return ForkedJob(run, self._folder / "said", self._env, keeps_store=layout != "plain", hosts=hosts)
 
     def _whole_step(self) -> int:
         """Step of the checkpoint; -1 where there is none. A damaged one is noted."""
@@ -183,138 +242,29 @@ class Campaign:
             return -1
 
     def _close_run(self, outcome: Outcome) -> None:
-        killed_at_the_end = "nothing is left to train" in outcome.err
-        if outcome.code != 0 and not killed_at_the_end:
-            self.tally.not_resumed.append(outcome.said)
-            print(outcome.said, file=sys.stderr)
+        tally = self.tally
+        if outcome.code != 0 and "nothing is left to train" not in outcome.err:  # struck at its very end
+            tally.not_resumed.append(f"after strike {tally.strikes}: {outcome.said[-3000:]}")
         else:
-            self.tally.finished += 1
-            self.tally.temporary += len(list(self._project.rglob("*.tmp")))
+            tally.finished += 1
+            tally.left_over += [f"after strike {tally.strikes}: {path}" for path in self._project.rglob("*.tmp")]
             try:
                 assert_same_checkpoint(self._last, self._expected)
-                self.tally.equal += 1
+                tally.equal += 1
             except AssertionError as error:
-                print(error, file=sys.stderr)
+                tally.corrupt.append(f"after strike {tally.strikes}: {error}")
         shutil.rmtree(self._project)
         shutil.rmtree(self._folder / "cache", ignore_errors=True)  # the next one scans again
 
 
-class ForkedJob:
-    """Two ranks, forked from this process with all modules imported; as `jobs.Job`, in a session of their own.
-
-    Args:
-        args: of train.py.
-        folder: gets what they print.
-        env: variables.
-    """
-
-    def __init__(self, args: Sequence[str], folder: Path, env: dict[str, str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._said = folder / "said"
-        self._code: int | None = None
-        port = free_port()
-        self._launcher = os.fork()
-        if self._launcher == 0:
-            code = 1
-            try:
-                os.setsid()
-                with self._said.open("w") as said:
-                    os.dup2(said.fileno(), 1)
-                    os.dup2(said.fileno(), 2)
-                os.environ.update(env)
-                code = _launch(args, port)
-            finally:
-                os._exit(code)
-
-    def __enter__(self) -> ForkedJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def wait(self, timeout: float, kill: bool = True) -> Outcome:
-        """As `Job.wait`."""
-        end = time.monotonic() + timeout
-        while self._code is None:
-            pid, status = os.waitpid(self._launcher, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > end:
-                if kill:
-                    tell_where(self.processes())
-                    self.kill()
-                raise AssertionError(f"the job is not over after {timeout} s\n{self._said.read_text()}")
-            else:
-                time.sleep(max(min(end - time.monotonic(), 0.02), 0))
-        return Outcome(self._code, "", self._said.read_text(errors="replace"))
-
-    def processes(self) -> list[int]:
-        """Ids of the session's processes that live."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(session) == self._launcher and state not in "ZX":
-                    found.append(int(folder.name))
-        return found
-
-    def left_over(self, within_s: float) -> list[int]:
-        """As `Job.left_over`."""
-        time.sleep(within_s)
-        return self.processes()
-
-    def kill(self) -> list[int]:
-        """As `Job.kill`."""
-        killed: list[int] = []
-        if self._code is None:
-            os.kill(self._launcher, signal.SIGKILL)  # it may not have its session yet
-        while pids := self.processes():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            killed += pids
-            time.sleep(0.01)
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self._launcher, 0)[1])
-        return killed
-
-
-def _launch(args: Sequence[str], port: int) -> int:
-    """Fork two ranks and wait for them; 0 where both end with 0. A rank notices by itself that another one is gone."""
-    ranks = {}
-    for rank in range(2):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-                os.environ.update({**address, **place})
-                code = run_rank_with_phases(list(args))
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        ranks[pid] = rank
-    failed = False
-    while ranks:
-        pid, status = os.wait()
-        ranks.pop(pid)
-        failed |= status != 0
-    return int(failed)
-
-
 def run_rank_with_phases(args: list[str]) -> int:
     """train.py as it is, with rank 0 noting in a file what it is doing."""
-    import train
-
     set_activity = World.set_activity
 
     def note(world: World, what: str) -> None:
-        phase = _PHASE_OF[what.split()[0]]
         if world.is_main:
             new = Path(os.environ["CHAOS_PHASE"] + ".new")
-            new.write_text(phase)
+            new.write_text(_PHASE_OF[what.split()[0]])
             new.replace(os.environ["CHAOS_PHASE"])
         set_activity(world, what)
 
@@ -324,33 +274,32 @@ def run_rank_with_phases(args: list[str]) -> int:
 
 def main() -> int:
     """The command line; exits with 0 where every promise was kept."""
-    if sys.argv[1:2] == ["--rank"]:
-        return run_rank_with_phases(sys.argv[2:])
-    parser = argparse.ArgumentParser(description="Kill runs at random moments and see what becomes of them.")
-    parser.add_argument("--kills", type=int, default=100)
+    parser = argparse.ArgumentParser(description="Strike runs at random moments and see what becomes of them.")
+    parser.add_argument("--kills", type=int, default=1000, help="strikes in all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--torchrun", action="store_true", help="start every run with torchrun: minutes become hours")
-    parser.add_argument("--minutes", type=float, default=60, help="stop killing after so many")
+    parser.add_argument("--folder", type=Path, help="where the campaign lies (default: a temporary one of the seed)")
+    parser.add_argument("--minutes", type=float, default=600, help="stop after so many; given again, it goes on")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    import train  # noqa: F401 - for the ranks that are forked
-
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        started = time.monotonic()
-        campaign = Campaign(Path(folder), asked.seed, asked.torchrun)
+    folder = asked.folder or Path(tempfile.gettempdir()) / f"tessera-chaos-{asked.seed}"
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts())
+        except pytest.skip.Exception as skipped:
+            print(f"Without strikes on two hosts: {skipped}")
+            hosts = ()
+        campaign = Campaign(folder, asked.seed, hosts)
         tally = campaign.tally
-        print(f"An undisturbed run takes {campaign.life_s:.1f} s.", flush=True)
-        while tally.kills < asked.kills and time.monotonic() - started < 60 * asked.minutes:
-            kills = tally.kills
+        print(f"An undisturbed run takes {tally.life_s:.1f} s; {tally.strikes} strikes done; {folder}", flush=True)
+        while tally.strikes < asked.kills and time.monotonic() - started < 60 * asked.minutes:
             campaign.strike()
-            if tally.kills > kills and tally.kills % _SPARE_EVERY == 0:
-                campaign.finish()
             if sys.stderr.isatty():
-                print(f"\r{tally.kills} of {asked.kills} kills", end="", file=sys.stderr)
-        if tally.kills % _SPARE_EVERY:
-            campaign.finish()
-        print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
-    return 0 if tally.clean and tally.kills >= asked.kills else 1
+                print(f"\r{tally.strikes} of {asked.kills} strikes", end="", file=sys.stderr)
+    print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
+    for line in (*tally.hangs, *tally.unnamed, *tally.not_resumed, *tally.corrupt, *tally.left_over):
+        print(line, file=sys.stderr)
+    return 0 if tally.clean and tally.strikes >= asked.kills else 1
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ class Host:
         """Pull the cable: what is sent is lost, and no end of a connection is told."""
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=10)
 
+    def plug_in(self) -> None:
+        """Put it back."""
+        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=10)
+
     def power_off(self) -> None:
         """kill -9 of all that runs here."""
         for _ in range(50):

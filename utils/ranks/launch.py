@@ -54,7 +54,10 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
         if launch.size == 1:
             # A single rank can be restarted too: the others may have left the job, or never been in it.
             memory = WatchedStore(connect_to_store(launch, watchdog), watchdog, keeper_of(launch))
-            yield World(launch, accelerator, memory=memory)
+            try:
+                yield World(launch, accelerator, memory=memory)
+            except dist.DistNetworkError as error:
+                raise UserError(STORE_LOST, reporter=launch.rank) from error
         else:
             with _joined(launch, accelerator, watchdog) as world:
                 yield world
@@ -144,8 +147,10 @@ def _with_reporter(
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed because another rank's end of the connection did."""
+    """Whether a collective, or a call of the store, failed because the other end of its connection did."""
     text = str(error)
+    if isinstance(error, dist.DistNetworkError):  # of a store
+        return True
     return isinstance(error, RuntimeError) and any(word in text for word in ("onnection", "ocket", "peer", "NCCL"))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore
 
 from utils.errors import ConfigError, Diverged, Interrupted, UserError
 from utils.ranks.failures import PeerError
+from utils.ranks.heartbeat import STORE_LOST
 from utils.ranks.launch import _with_reporter
 
 
@@ -37,3 +38,12 @@ def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: Use
 def test_a_defect_is_raised_as_it_is() -> None:
     error = ZeroDivisionError()
     assert _with_reporter(error, 1, None, None) is error
+
+
+def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
+    class Lost(HashStore):
+        def compare_set(self, *_: object) -> bytes:
+            raise DistNetworkError("Broken pipe")
+
+    raised = _with_reporter(DistNetworkError("Broken pipe"), 1, Lost(), None)
+    assert isinstance(raised, UserError) and str(raised) == STORE_LOST and raised.reporter == 1

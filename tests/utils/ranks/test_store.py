@@ -69,10 +69,13 @@ def test_somebody_listens_who_never_answers(
         with contextlib.suppress(UserError):  # at the test's end
             connect_to_store(rank(1, taken.getsockname()[1]), guard)
 
-    threading.Thread(target=connect, daemon=True).start()
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
     end = time.monotonic() + 20
     while not said and time.monotonic() < end:
         time.sleep(0.01)
+    taken.close()
+    thread.join(20)
     assert said and "which keeps the job's store, has not answered" in said[0]
     assert "does not answer as a job's store" in capfd.readouterr().err
 
