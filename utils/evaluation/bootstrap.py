@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from utils.evaluation.average_precision import average_precision, rank
 from utils.evaluation.match_state import MatchState
 
+ROUNDS = 500  # resampled sets
+LEVEL = 0.95  # share of them between the bounds
 _CHUNK = 50  # rounds at a time: bounds memory, and keeps a class's working set in the processor's cache
 
 
@@ -20,10 +22,8 @@ class Intervals(NamedTuple):
     map: tuple[float, float]
 
 
-def bootstrap_interval(
-    state: MatchState, rng: np.random.Generator, rounds: int = 500, level: float = 0.95
-) -> Intervals:
-    """Interval of mAP over sets of N images sampled with replacement from the N images of `state`.
+def bootstrap_interval(state: MatchState, rng: np.random.Generator) -> Intervals:
+    """95 % interval of mAP over sets of N images sampled with replacement from the N images of `state`.
 
     An image sampled k times counts k times, its matches unchanged; a class without objects in a round is left out of
     that round's mean, as it would be in a validation.
@@ -31,13 +31,11 @@ def bootstrap_interval(
     Args:
         state: merged from all ranks.
         rng: source of the resampling, such as `sample_rng(seed, 0, 0, "bootstrap")`.
-        rounds: resampled sets.
-        level: share of them between the bounds.
     """
-    samples = bootstrap_maps(state, rng, rounds)
+    samples = bootstrap_maps(state, rng, ROUNDS)
     if np.isnan(samples).all():
         return Intervals((float("nan"),) * 2, (float("nan"),) * 2)
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.nanquantile(samples, (tail, 1 - tail), axis=1)
     return Intervals((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
 

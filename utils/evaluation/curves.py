@@ -120,8 +120,8 @@ def measure_curves(ranking: Ranking, objects: NDArray[np.int64]) -> Curves:
     )
 
 
-def smooth(values: NDArray[np.float64], share: float = SMOOTHING) -> NDArray[np.float64]:
-    """Moving average over `share` of a curve (n,), the ends held: a single lucky point must not decide."""
-    half = round(len(values) * share) // 2
+def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Moving average over a tenth of a curve (n,), the ends held: a single lucky point must not decide."""
+    half = round(len(values) * SMOOTHING) // 2
     padded = np.pad(values, half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

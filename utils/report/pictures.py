@@ -26,6 +26,7 @@ PICTURES = 3  # batches that are rendered
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
+LEAST_SCORE = 0.25  # of a detection that is shown
 _CAPTION = (40, 40, 40)  # RGB behind a file name
 
 Picture = NDArray[np.uint8]
@@ -91,21 +92,18 @@ def render_detections(
     names: Sequence[str],
     captions: Sequence[str],
     target: Path,
-    *,
-    min_score: float = 0.25,
 ) -> None:
     """Picture of a batch with what was found on it (`val_batch0_pred.jpg`).
 
     Args:
         batch: as in `render_targets`.
-        detections: one an image, in pixels of `batch.images`.
+        detections: one an image, in pixels of `batch.images`; those below a score of 0.25 are left out.
         names, captions, target: as in `render_targets`.
-        min_score: detections below it are left out.
     """
     count = min(len(batch), MAX_IMAGES)
     annotations = []
     for found in detections[:count]:
-        keep = (found.scores >= min_score).cpu().numpy()
+        keep = (found.scores >= LEAST_SCORE).cpu().numpy()
         boxes, classes, scores = (
             t.float().cpu().numpy()[keep] for t in (found.boxes_xyxy, found.classes, found.scores)
         )
