@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 
+DECAY, WARMUP = 0.9999, 2000.0  # the largest decay; updates after which 63 % of it is reached
+
 
 class ModelEMA(Generic[M]):
     """Average over all floating-point state, parameters and buffers, in fp32.
@@ -22,15 +24,14 @@ class ModelEMA(Generic[M]):
         updates: how many updates it has seen.
     """
 
-    def __init__(self, model: M, decay: float = 0.9999, warmup: float = 2000.0) -> None:
+    def __init__(self, model: M) -> None:
         self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
         self.updates = 0
-        self._decay, self._warmup = decay, warmup
         self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     def decay(self) -> float:
         """Weight of the old average in the latest update."""
-        return self._decay * (1 - math.exp(-self.updates / self._warmup))
+        return DECAY * (1 - math.exp(-self.updates / WARMUP))
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
@@ -38,8 +39,8 @@ class ModelEMA(Generic[M]):
 
         Args:
             model: its state is finite.
-            taken: False leaves the average as it is, and `take_back` follows. A bool () on the device is not read by
-                the host, which costs a second pass.
+            taken: False leaves the average as it is, and `take_back` follows. A scalar on the model's device
+                costs two more passes over the state in place of a host synchronisation.
         """
         self.updates += 1
         if self._pairs is None:
@@ -60,7 +61,7 @@ class ModelEMA(Generic[M]):
 
 @torch.no_grad()
 def move(averages: list[Tensor], values: list[Tensor], share: Tensor) -> None:
-    """Move averages towards values by a share, () on their device, that the host need not know."""
+    """Move averages towards values by a share, a scalar on their device, without a host synchronisation."""
     steps = torch._foreach_sub(values, averages)
     torch._foreach_mul_(steps, share)
     torch._foreach_add_(averages, steps)
