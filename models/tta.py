@@ -14,15 +14,16 @@ VIEWS = ((1.0, False), (0.83, True), (0.67, False))
 
 
 @torch.no_grad()
-def predict_augmented(model: DetectionModel, images: Tensor, clip_tails: bool = True) -> Tensor:
+def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
     """Predict on the images, mirrored at 0.83 and at 0.67 of their size, all boxes brought back to their pixels.
+
+    The level of the largest stride is left out in the first view, and that of the smallest stride in the last. Where a
+    view is largest its coarse cells find least that the smaller views do not find better, and the reverse; without them
+    NMS has about a fifth fewer candidates.
 
     Args:
         model: in evaluation mode.
         images: float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride.
-        clip_tails: leave out the level of the largest stride in the first view and that of the smallest stride in the
-            last. Where a view is largest its coarse cells find least that the smaller views do not find better, and the
-            reverse; without them NMS has about a fifth fewer candidates.
 
     Returns:
         float32 (B, rows, columns) like the model's own predictions, the views one after the other, ready for NMS.
@@ -33,9 +34,9 @@ def predict_augmented(model: DetectionModel, images: Tensor, clip_tails: bool = 
         image, (ratio_x, ratio_y) = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
         decoded, _ = model(image)
         rows = model.head.rows_per_level(image.shape[-2:])
-        if clip_tails and len(rows) > 1 and view == 0:
+        if len(rows) > 1 and view == 0:
             decoded = decoded[:, : -rows[-1]]
-        elif clip_tails and len(rows) > 1 and view == len(VIEWS) - 1:
+        elif len(rows) > 1 and view == len(VIEWS) - 1:
             decoded = decoded[:, rows[0] :]
         x, y, w, h, scores = decoded.split((1, 1, 1, 1, decoded.shape[-1] - 4), -1)
         # Divided by numbers of Python's: a tensor of the two would be copied to the device, and the host would wait.

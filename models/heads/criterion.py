@@ -118,7 +118,7 @@ class LossMeter:
             return None
         return torch.stack(self._batches).cpu().double().sum(0).numpy()
 
-    def losses(self, totals: Iterable[NDArray[np.float64] | None] | None = None) -> tuple[float, ...]:
-        """The criterion's losses over the `totals` of all ranks; over this meter's own where None; 0 over nothing."""
-        measured = [total for total in ([self.total()] if totals is None else totals) if total is not None]
+    def losses(self, totals: Iterable[NDArray[np.float64] | None]) -> tuple[float, ...]:
+        """The criterion's losses over the `totals` of all ranks, None where a rank measured nothing; 0 over nothing."""
+        measured = [total for total in totals if total is not None]
         return self.criterion.losses(np.sum(measured, axis=0)) if measured else (0.0,) * len(self.criterion.names)

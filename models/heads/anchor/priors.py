@@ -21,6 +21,7 @@ from models.heads.anchor.layers import AnchorLayers
 SUFFICIENT_RECALL = 0.98
 SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
 MUTATED_SHARE, MUTATION_SIGMA = 0.9, 0.1  # of the sides in a generation; largest standard deviation of their factors
+KMEANS_ROUNDS = 30  # at most; fewer where nothing moves any more
 LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
 
 
@@ -179,7 +180,7 @@ def _fitness(log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t
     return float((np.exp(-nearest) * (nearest < math.log(anchor_t))).mean())
 
 
-def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator, iterations: int = 30) -> NDArray[np.float64]:
+def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Lloyd's algorithm on (M, 2) points, M >= k, started by k-means++ (Arthur and Vassilvitskii, SODA 2007)."""
     centres = points[rng.integers(len(points))][None]
     nearest = ((points - centres) ** 2).sum(1)
@@ -189,7 +190,7 @@ def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator, itera
         centres = np.concatenate((centres, chosen[None]))
         nearest = np.minimum(nearest, ((points - chosen) ** 2).sum(1))
 
-    for _ in range(iterations):
+    for _ in range(KMEANS_ROUNDS):
         # |p - c|² without |p|², which is the same for every centre
         closest = ((centres**2).sum(1) - 2 * points @ centres.T).argmin(1)
         size = np.bincount(closest, minlength=k)
