@@ -133,6 +133,11 @@ def label_path(image: str) -> str:
     return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
 
 
+def _voc_path(image: str) -> str:
+    """The XML of an image of the VOC development kit: the last /JPEGImages/ becomes /Annotations/."""
+    return "/Annotations/".join(os.path.splitext(image)[0].rsplit("/JPEGImages/", 1)) + ".xml"
+
+
 @dataclass
 class _Found:
     """Collects the images of all entries of a split."""
@@ -175,8 +180,14 @@ class _Found:
         if xmls and not any(os.path.exists(label_path(image)) for image in images):
             self._add_voc(folder, images, xmls)
             return
+        annotations = Path(_voc_path(f"{folder}/x")).parent
+        has_xmls = (
+            annotations != folder
+            and annotations.is_dir()
+            and not any(os.path.exists(label_path(image)) for image in images)
+        )
         for image in images:
-            self._put(image, label_path(image))
+            self._put(image, _voc_path(image) if has_xmls else label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
         """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 import xml.parsers.expat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
+from utils.text import one_line, shown
+
+_MOST_DEPTH = 32
+_INVALID_TOKEN = xml.parsers.expat.errors.codes[xml.parsers.expat.errors.XML_ERROR_INVALID_TOKEN]
+_DECLARED = re.compile(
+    rb"""(?:\xef\xbb\xbf)?\s{0,99}<\?xml[^>]{0,200}?\sencoding\s{0,9}=\s{0,9}["']([\w.:-]{1,40})["']"""
+)
+# Python's name of an encoding of several bytes a character → the encoding that files which declare it are in, which is
+# often wider (WHATWG Encoding standard, 4.2).
+_MULTI_BYTE = {
+    **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "cp932"), "cp932"),
+    **dict.fromkeys(("euc_kr", "cp949"), "cp949"),
+    **dict.fromkeys(("big5", "cp950"), "cp950"),
+    **{name: name for name in ("big5hkscs", "hz", "euc_jp", "iso2022_jp", "iso2022_kr", "johab", "utf-8")},
+}
 
 
 def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> ParsedLabels:
@@ -18,21 +36,17 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     [xmin − 1, xmax]. Objects marked difficult are left out, as VOC's own evaluation does.
 
     Args:
-        raw: bytes of the XML file. One that declares entities is refused.
+        raw: bytes of the XML file, in the encoding that it declares. One that declares entities, or nests elements
+            deeper than any annotation, is refused.
         size_hw: height and width of the image in pixels.
         class_ids: name → class.
     """
-    reader = _VocReader()
     try:
-        reader.parser.Parse(raw, True)
-    except xml.parsers.expat.ExpatError as error:
-        return ParsedLabels(
-            [], [], problems=[(error.lineno, f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})")]
-        )
+        reader = _parse(raw)
     except _Refused as error:
-        return ParsedLabels([], [], problems=[(reader.parser.CurrentLineNumber, str(error))])
+        return ParsedLabels([], [], problems=[(error.line, str(error))])
     if reader.root != "annotation":
-        return ParsedLabels([], [], problems=[(1, f"the root is <{reader.root}>, expected <annotation>")])
+        return ParsedLabels([], [], problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
     height, width = size_hw
     classes: list[int] = []
     boxes: list[float] = []
@@ -41,7 +55,8 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     seen: set[tuple[Any, ...]] = set()
     duplicates = 0
     stated = tuple(reader.size.get(side, "") for side in ("height", "width"))
-    if all(text.isdecimal() and int(text) > 0 for text in stated) and tuple(map(int, stated)) != size_hw:
+    is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in stated)
+    if is_stated and tuple(map(int, stated)) != size_hw:
         found = f"{stated[1]} x {stated[0]}"
         problems.append((None, f"made for an image of {found} pixels, but the image has {width} x {height}"))
     for item in reader.objects:
@@ -53,7 +68,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
             continue
         name = item.fields.get("name", "")
         if name not in class_ids:
-            unknown.append((item.line, f"'{name}'"))
+            unknown.append((item.line, shown(name)))
             continue
         left, top, right, bottom = corners
         box = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
@@ -69,7 +84,41 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
 
 
 class _Refused(Exception):
-    """The XML contains what no annotation needs."""
+    """The XML cannot be read, or contains what no annotation needs."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+def _parse(raw: bytes) -> _VocReader:
+    """Read the XML; expat knows UTF-8, UTF-16 and, with Python's help, encodings of one byte a character."""
+    declared = _DECLARED.match(raw)
+    name = declared[1].decode() if declared else "utf-8"
+    try:
+        wider = _MULTI_BYTE.get(codecs.lookup(name).name) if declared else None
+        text = raw if wider is None else raw.decode(wider).encode()
+        reader = _VocReader(None if wider is None else "utf-8")
+        reader.parser.Parse(text, True)
+    except xml.parsers.expat.ExpatError as error:
+        what = f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})"
+        if error.code == _INVALID_TOKEN and not _is_utf8(raw):
+            what += f"; its bytes are not {name}. Save it as UTF-8, or let its first line declare its encoding"
+        raise _Refused(error.lineno, what) from error
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _Refused(line, f"it declares {name}, but byte 0x{raw[error.start]:02x} is no such text") from error
+    except (LookupError, ValueError) as error:
+        raise _Refused(1, f"it declares the encoding {shown(name, 40)}, which is unknown. Save it as UTF-8") from error
+    return reader
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @dataclass
@@ -81,19 +130,21 @@ class _VocObject:
 class _VocReader:
     """Collects <size> and the <object>s with their lines; parts of objects (<part>) are skipped."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str | None) -> None:
         self.root = ""
         self.size: dict[str, str] = {}
         self.objects: list[_VocObject] = []
         self._path: list[str] = []
         self._text: list[str] = []
-        self.parser = xml.parsers.expat.ParserCreate()
+        self.parser = xml.parsers.expat.ParserCreate(encoding)
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._text.append
         self.parser.EntityDeclHandler = self._refuse
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if len(self._path) == _MOST_DEPTH:
+            raise _Refused(self.parser.CurrentLineNumber, f"its elements nest deeper than {_MOST_DEPTH}")
         self.root = self.root or name
         self._path.append(name)
         self._text.clear()
@@ -111,7 +162,7 @@ class _VocReader:
         self._text.clear()
 
     def _refuse(self, *declaration: Any) -> None:
-        raise _Refused("it declares entities, which no annotation needs")
+        raise _Refused(self.parser.CurrentLineNumber, "it declares entities, which no annotation needs")
 
 
 def _voc_corners(fields: Mapping[str, str]) -> tuple[float, float, float, float] | str:
@@ -124,9 +175,9 @@ def _voc_corners(fields: Mapping[str, str]) -> tuple[float, float, float, float]
         try:
             value = float(text)
         except ValueError:
-            return f"<{key}> is '{text[:24]}', expected a number"
+            return f"<{key}> is '{one_line(text, 24)}', expected a number"
         if not math.isfinite(value):
-            return f"<{key}> is {text[:24]}, expected a finite number"
+            return f"<{key}> is {one_line(text, 24)}, expected a finite number"
         corners.append(value)
     left, top, right, bottom = corners
     if right < left or bottom < top:

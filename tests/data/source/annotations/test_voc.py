@@ -135,3 +135,74 @@ def test_voc_unknown_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Annotations/a\.xml:4: class 'zebra', but voc\.yaml names 2 classes"):
         build_index(spec, "train")
     assert build_index(spec, "train", single_cls=True).classes.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("declared", "codec", "name"),
+    [
+        ("GB2312", "gb2312", "猫"),
+        ("gb2312", "gbk", "貓"),  # declared too narrow, as many tools do
+        ("GBK", "gbk", "猫"),
+        ("GB18030", "gb18030", "猫"),
+        ("Big5", "big5", "貓"),
+        ("Shift_JIS", "shift_jis", "ねこ"),
+        ("shift-jis", "cp932", "①"),
+        ("EUC-JP", "euc_jp", "猫"),
+        ("ISO-2022-JP", "iso2022_jp", "猫"),
+        ("EUC-KR", "euc_kr", "고양이"),
+        ("windows-1251", "cp1251", "кот"),
+        ("KOI8-R", "koi8_r", "кот"),
+        ("ISO-8859-1", "latin-1", "élan"),
+        ("UTF8", "utf-8", "猫"),
+        ("utf-8", "utf-8-sig", "猫"),
+        ("UTF-16", "utf-16", "猫"),
+    ],
+)
+def test_voc_in_other_encodings(declared: str, codec: str, name: str) -> None:
+    text = f'<?xml version="1.0" encoding="{declared}"?>\n' + voc(voc_object(name)).decode()
+    objects = parse_voc(text.encode(codec), (48, 64), {name: 3})
+    assert objects.classes == [3] and not objects.problems
+
+
+@pytest.mark.parametrize(
+    ("raw", "line", "what"),
+    [
+        (b'<?xml version="1.0" encoding="martian"?><annotation/>', 1, "the encoding 'martian', which is unknown. Save"),
+        (b'<?xml version="1.0" encoding="zlib"?><annotation/>', 1, "the encoding 'zlib', which is unknown"),
+        (b'<?xml version="1.0" encoding="idna"?><annotation/>', 1, "the encoding 'idna', which is unknown"),
+        (
+            b'<?xml version="1.0" encoding="GB2312"?>\n<annotation>\n\xff\xff</annotation>',
+            3,
+            "but byte 0x",
+        ),
+        (
+            "<annotation>\n<name>小猫在此</name></annotation>".encode("gbk"),
+            2,
+            "not utf-8. Save it as UTF-8, or",
+        ),
+        (b"<annotation>\n" + b"<a>" * 1_000_000, 2, "nest deeper than 32"),
+        (voc(size="<size><width>" + "9" * 6000 + "</width><height>48</height></size>"), None, ""),
+        (voc(voc_object(box="1 1 " + "9" * 6000 + " 48")), 4, "<xmax> is 9999"),
+        (voc(voc_object("\x85\u202e" * 3, box="1 1 x\x85 48")), 4, "expected a number"),
+    ],
+    ids=["unknown", "no-text", "no-bytes", "wrong", "undeclared", "deep", "size", "number", "controls"],
+)
+def test_voc_odd_bytes_are_one_problem(raw: bytes, line: int | None, what: str) -> None:
+    found = parse_voc(raw, (48, 64), IDS).problems
+    if not what:
+        assert not found
+        return
+    ((number, said),) = found
+    assert number == line and what in said and len(said) < 200 and said.isprintable()
+
+
+@pytest.mark.parametrize("folder", ["JPEGImages", "JPEGImages/day"])
+def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
+    root = tmp_path / "voc"
+    write_voc(root, "a", voc_object("dog"), images=folder, annotations=folder.replace("JPEGImages", "Annotations"))
+    write_image(root / folder / "background.jpg")
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n")
+    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    assert (len(index), index.classes.tolist(), index.problems) == (2, [1], ())
+    (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
+    assert build_index(load_spec(tmp_path / "voc.yaml"), "train").classes.tolist() == [0]
