@@ -1,0 +1,195 @@
+"""Labels of every kind, damaged: text, COCO JSON and VOC XML."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.source.check import check_dataset
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.data.make import write_image
+from tests.hostile.expect import checked, message_or_result
+from utils.types import DatasetIndex
+
+CASES, FAST_CASES = 3000, 30
+IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))
+TIME_LIMIT_S = 60
+
+_TOKENS = (
+    *("0", "1", "0.5", "-1", "2", "nan", "inf", "1e400", "1e-400", "0x1", "1_0", "٣", "", "\x1b[2J", "\0", "a" * 500),
+    *("9" * 6000, "-0", "0.5.5", "True", "1e5", "\u202e", "0,5", "½", "\ufeff0", "2147483648", "1" + "0" * 30),
+)
+_VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1.5, 10**30, 1e308, float("inf"), float("nan"), "", "7", "a\0b", "\ud800", "\x1b[2J"),
+    *("x" * 5000, [], [1], [[1, 2]], {}, {"a": []}, [1e308] * 4, [0, 0, -5, 5], [float("nan")] * 4, [10**30] * 4),
+    *("../../../etc/passwd", "/dev/zero", "~root", "a/" * 3000, 2**63, -(2**63), 17, 7, 9, "a.jpg"),
+)
+_XML = (
+    *(
+        "<a>" * 100_000,
+        "&lol;",
+        "<!DOCTYPE a [<!ENTITY b 'c'>]>",
+        "</object>",
+        "<object>",
+        "<bndbox>",
+        "]]>",
+        "<!--",
+        "&#0;",
+    ),
+    *(
+        "<name>\u202e</name>",
+        "<xmin>1e999</xmin>",
+        "<ymax>" + "9" * 6000 + "</ymax>",
+        "<width>٣</width>",
+        "\x1b[2J",
+        "<a",
+    ),
+    *("<difficult>1</difficult>", "<size/>", " x='" + "y" * 5000 + "'", "<?xml version='1.0' encoding='rot13'?>", "\0"),
+)
+_ENCODINGS = ("utf-8", "gb2312", "shift_jis", "utf-16", "utf-7", "utf-32", "cp1251", "rot13", "idna", "hz", "x" * 30)
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Damage the labels of one of three images; scan and check the dataset."""
+    for name in "abc":
+        write_image(folder / "images" / f"{name}.jpg")
+    kind = rng.choice([*_KINDS])
+    _KINDS[kind](rng, folder)
+    yaml = folder / "set.yaml"
+    entry = "set.json" if (folder / "set.json").exists() else "images"
+    yaml.write_text(f"path: {folder}\ntrain: {entry}\nval: {entry}\nnames: [cat, dog]\n")
+    split = rng.choice(("train", "val"))
+    first = message_or_result(lambda: build_index(load_spec(yaml), split, single_cls=rng.random() < 0.2))
+    if isinstance(first, DatasetIndex):
+        for line in first.problems:
+            checked(line)
+        assert (first.boxes_xyxy >= 0).all() and (first.boxes_xyxy <= (64, 48, 64, 48)).all()
+        assert (first.classes < 2).all() and len(first.crowd_classes) == len(first.crowd_boxes_xyxy)
+        assert first.coco_ids() is None or len(first.coco_ids().images) == len(first)  # type: ignore[union-attr]
+    for line in check_dataset(load_spec(yaml)).lines():
+        checked(line)
+    return kind
+
+
+def text_rows(rng: random.Random, folder: Path) -> None:
+    """Rows of odd tokens."""
+    rows = [
+        " ".join(rng.choice(_TOKENS) for _ in range(rng.choice((5, 5, 7, 9, 3)))) for _ in range(rng.randint(1, 20))
+    ]
+    if rng.random() < 0.5:
+        rows = ["0 0.5 0.5 0.2 0.2", rng.choice(rows)]
+    put(folder, "labels/a.txt", rng.choice(("\n", "\r\n", "\r", "\x0b")).join(rows).encode("utf-8", "surrogatepass"))
+
+
+def text_bytes(rng: random.Random, folder: Path) -> None:
+    """Random bytes, or a good file in another encoding."""
+    good = "0 0.5 0.5 0.2 0.2\n" * 3
+    raw = rng.choice((rng.randbytes(rng.randrange(300)), good.encode("utf-16"), good.encode("utf-32"), b"\0" * 1000))
+    put(folder, "labels/a.txt", raw)
+
+
+def special(rng: random.Random, folder: Path) -> None:
+    """No plain file in the place of a label."""
+    path = folder / rng.choice(("labels/a.txt", "set.json", "images/a.xml"))
+    path.parent.mkdir(exist_ok=True)
+    kind = rng.randrange(4)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    else:
+        path.symlink_to(("/dev/zero", path.name)[kind - 2])
+
+
+def coco_values(rng: random.Random, folder: Path) -> None:
+    """A COCO file with odd values in some places."""
+    content: Any = coco()
+    for _ in range(rng.randint(1, 3)):
+        part = content[rng.choice([*content])]
+        if not isinstance(part, list) or not part or rng.random() < 0.05:
+            content[rng.choice([*content])] = rng.choice(_VALUES)
+            continue
+        at = rng.randrange(len(part))
+        if not isinstance(part[at], dict) or rng.random() < 0.1:
+            part[at] = rng.choice(_VALUES)
+        elif rng.random() < 0.1:
+            part.append(part[at])
+        else:
+            part[at][rng.choice([*part[at], "segmentation", "iscrowd", "ignore"])] = rng.choice(_VALUES)
+    put(folder, "set.json", json.dumps(content).encode())
+
+
+def coco_bytes(rng: random.Random, folder: Path) -> None:
+    """A COCO file that is cut, flipped or nests deep."""
+    raw = json.dumps(coco()).encode()
+    deep = b"[" * rng.choice((900, 5000, 200_000))
+    at = rng.randrange(len(raw))
+    digits = b"9" * rng.choice((30, 4000, 5000))
+    put(
+        folder,
+        "set.json",
+        rng.choice((raw[:at], raw[:at] + rng.randbytes(3) + raw[at:], raw[:at] + deep, digits, deep)),
+    )
+    if rng.random() < 0.3:
+        put(folder, "set.json", raw.replace(b"17", digits, 1))
+
+
+def voc_parts(rng: random.Random, folder: Path) -> None:
+    """A VOC file with odd parts, in some encoding."""
+    text = voc(rng.choice(("cat", "dog", "猫", "\u202e", "x" * 3000)), rng.choice(_TOKENS[:12]))
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(_XML) + text[at:]
+    declared, used = rng.choice(_ENCODINGS), rng.choice(("utf-8", "gb2312", "shift_jis", "utf-16"))
+    header = f'<?xml version="1.0" encoding="{declared}"?>' if rng.random() < 0.7 else ""
+    put(folder, "images/a.xml", (header + text).encode(used, "replace"))
+
+
+def voc_bytes(rng: random.Random, folder: Path) -> None:
+    """A VOC file with bytes changed."""
+    raw = bytearray(voc("cat", "3").encode())
+    for _ in range(rng.randint(1, 10)):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    put(folder, "images/a.xml", bytes(raw[: rng.randint(1, len(raw))]))
+
+
+_KINDS: dict[str, Callable[[random.Random, Path], None]] = {
+    "text rows": text_rows,
+    "text bytes": text_bytes,
+    "special file": special,
+    "coco values": coco_values,
+    "coco bytes": coco_bytes,
+    "voc parts": voc_parts,
+    "voc bytes": voc_bytes,
+}
+
+
+def coco() -> dict[str, Any]:
+    """Three images, gaps in the ids, and a crowd."""
+    return {
+        "images": [{"id": own, "file_name": name, "width": 64, "height": 48} for own, name in IMAGES],
+        "categories": [{"id": 17, "name": "cat"}, {"id": 3, "name": "dog"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 17, "bbox": [1, 2, 30, 20], "area": 600, "iscrowd": 0},
+            {"id": 2, "image_id": 9, "category_id": 3, "bbox": [0, 0, 64, 48], "segmentation": [[0, 0, 9, 0, 9, 9]]},
+            {"id": 3, "image_id": 9, "category_id": 3, "bbox": [5, 5, 20, 20], "iscrowd": 1},
+        ],
+    }
+
+
+def voc(name: str, left: str) -> str:
+    """An annotation of one object."""
+    box = f"<bndbox><xmin>{left}</xmin><ymin>2</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
+    size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
+    return f"<annotation>\n{size}\n<object><name>{name}</name>{box}</object>\n</annotation>"
+
+
+def put(folder: Path, place: str, raw: bytes) -> None:
+    """Write a file and its folder."""
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    (folder / place).write_bytes(raw)

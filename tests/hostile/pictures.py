@@ -1,0 +1,152 @@
+"""Pictures that are cut, flipped, huge by their headers, of another format than their names, or no plain files."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.feed.dataset import ValDataset
+from data.feed.images import ImageStore
+from data.source.check import check_dataset
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.data.make import write_image
+from tests.hostile.expect import checked, message_or_result
+from utils.types import DatasetIndex, Draw
+
+CASES, FAST_CASES = 1500, 20
+TIME_LIMIT_S = 60
+
+_FORMATS = (".jpg", ".png", ".bmp", ".webp", ".tif", ".gif", ".ppm", ".pfm", ".jp2", ".hdr", ".ras", ".avif")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pfm", ".dng", ".mpo")
+_NAMES = ("a", "\x1b[2J", "a\nb", "\u202egnp", "ü" * 100, "a b", "%s%n", "'\"")
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Put one damaged picture between good ones; scan, check and load them."""
+    os.environ["TESSERA_MAX_PIXELS"] = str(2**25)
+    damage = rng.choice([*_DAMAGES, "special file"])
+    images = folder / "images" / "train"
+    good = [write_image(images / f"good{i}.jpg") for i in range(2)]
+    bad = images / (rng.choice(_NAMES) + rng.choice(_SUFFIXES))
+    if damage == "special file":
+        make_special(bad, rng)
+    else:
+        bad.write_bytes(_DAMAGES[damage](rng, encoded(rng)))
+    for path in good:
+        label = folder / "labels" / "train" / f"{path.stem}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text("0 .5 .5 .5 .5\n")
+    yaml = folder / "set.yaml"
+    yaml.write_text(f"path: {folder}\ntrain: images/train\nval: images/train\nnames: [cat]\n")
+    index = message_or_result(lambda: build_index(load_spec(yaml), "train"))
+    assert isinstance(index, DatasetIndex) and len(index) + len(index.problems) == 3, index
+    for line in [*index.problems, *check_dataset(load_spec(yaml)).lines()]:
+        checked(line)
+    use(index)
+    return damage
+
+
+def use(index: DatasetIndex) -> None:
+    """Load every picture as a validation does; those that do not decode are left out, with a reason."""
+    for interpolation in ("area", "linear"):
+        dataset = ValDataset(index, ImageStore(index, 64, interpolation))  # type: ignore[arg-type]
+        batch = dataset.__getitems__([Draw(i, i, 0, (64, 64)) for i in range(len(index))])
+        assert not isinstance(batch, Exception), batch
+        assert len(batch) + len(batch.left_out) == len(index) and len(batch) >= 2
+        for why in batch.left_out.values():
+            checked(why)
+
+
+def encoded(rng: random.Random) -> bytes:
+    """A small picture in any format that OpenCV writes."""
+    suffix = rng.choice(_FORMATS)
+    size = rng.randint(32, 80), rng.randint(32, 80), 3  # JPEG 2000 needs so many
+    pixels = np.random.default_rng(rng.getrandbits(32)).integers(0, 256, size).astype(np.uint8)
+    ok, content = cv2.imencode(suffix, pixels.astype(np.float32) / 255 if suffix in (".pfm", ".hdr") else pixels)
+    assert ok, suffix
+    return bytes(content)
+
+
+def flip(rng: random.Random, raw: bytes, most: int = 8) -> bytes:
+    """Change a few bytes, more often near the start."""
+    changed = bytearray(raw)
+    for _ in range(rng.randint(1, most)):
+        end = min(len(raw), rng.choice((64, 700, len(raw))))
+        changed[rng.randrange(end)] = rng.choice((0, 255, rng.randrange(256)))
+    return bytes(changed)
+
+
+def cut(rng: random.Random, raw: bytes) -> bytes:
+    """Keep the first bytes."""
+    return raw[: rng.randrange(len(raw))]
+
+
+def blank(rng: random.Random, raw: bytes) -> bytes:
+    """Zeros in the place of a stretch."""
+    start = rng.randrange(len(raw))
+    end = rng.randint(start, len(raw))
+    return raw[:start] + bytes(end - start) + raw[end:]
+
+
+def splice(rng: random.Random, raw: bytes) -> bytes:
+    """The start of one picture, the end of another."""
+    return cut(rng, raw) + encoded(rng)[rng.randrange(20) :]
+
+
+def repeat(rng: random.Random, raw: bytes) -> bytes:
+    """A stretch many times over."""
+    start = rng.randrange(len(raw))
+    stretch = raw[start : start + rng.randint(1, 40)]
+    return raw[:start] + stretch * rng.randint(2, 20_000) + raw[start:]
+
+
+def enlarge(rng: random.Random, raw: bytes) -> bytes:
+    """Huge numbers where a size is likely to be."""
+    changed, size = bytearray(raw), rng.choice((0xFFFF, 30_000, 0x7FFFFFFF, 0xFFFFFFFF, 12_000, 5_000))
+    places = {b"\xff\xd8": [m + 5 for m in range(len(raw) - 10) if raw[m] == 0xFF and raw[m + 1] in (0xC0, 0xC2)]}
+    likely = places.get(raw[:2], [16, 18, 20, 22, 24, 26, rng.randrange(len(raw))])
+    for at in likely if rng.random() < 0.5 else [rng.choice(likely or [0])]:
+        width = 2 if raw[:2] == b"\xff\xd8" or (size <= 0xFFFF and rng.random() < 0.5) else 4
+        number = struct.pack(rng.choice("<>") + ("H" if width == 2 else "I"), size & (2 ** (8 * width) - 1))
+        changed[at : at + width] = number
+    return bytes(changed)
+
+
+def noise(rng: random.Random, raw: bytes) -> bytes:
+    """The mark of a format, and random bytes."""
+    return raw[: rng.randrange(16)] + rng.randbytes(rng.randrange(5000))
+
+
+def as_it_is(rng: random.Random, raw: bytes) -> bytes:
+    """A picture under the suffix of another format."""
+    return raw
+
+
+_DAMAGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "flipped": flip,
+    "cut": cut,
+    "blank": blank,
+    "spliced": splice,
+    "repeated": repeat,
+    "enlarged": enlarge,
+    "noise": noise,
+    "other suffix": as_it_is,
+}
+
+
+def make_special(path: Path, rng: random.Random) -> None:
+    """A FIFO, a device, a folder, a link to nowhere or to itself."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    else:
+        path.symlink_to(("/dev/zero", "/nowhere", path.name)[kind - 2])
