@@ -237,7 +237,7 @@ class Batch:
 
     def images_on(self, device: torch.device) -> Tensor:
         """The images as float (B, 3, H, W) in 0 … 1 on `device`: a channels-last view of what the loader made."""
-        return self.images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+        return self.images.to(device).permute(0, 3, 1, 2).float().div_(255)
 
     def pin_memory(self) -> Batch:
         """Copy into page-locked memory; called by torch's DataLoader."""

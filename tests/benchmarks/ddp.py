@@ -48,7 +48,10 @@ def main() -> None:
             model = DetectionModel(given.cfg, names=index.names).to(memory_format=torch.channels_last).train()
             optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
             wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
-            precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(3))
+            precision, progress = (
+                Precision(world.accelerator, torch.float32),
+                Progress(torch.zeros(3, device=world.device)),
+            )
             state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
             ranks, batch_size = world if together else World(), given.batch * world.size
             context = RunContext(TrainConfig(batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())

@@ -156,7 +156,7 @@ def our_step(
         build_optimizer(model, "SGD", case.hyp, len(batch), fused=accelerator.fused_optimizers),
         Precision(accelerator, dtype),
         EarlyStopping(0),
-        Progress(torch.zeros(len(criterion.names))),
+        Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
     )
     world = World(accelerator=accelerator)
     context = RunContext(TrainConfig(batch_size=len(batch)), case.hyp, world, case.imgsz, model.stride, Path())

@@ -74,6 +74,29 @@ def test_a_stop_arrives_a_step_late_and_the_run_resumes_where_it_was(gate: Gate)
     assert losses(gate.folder("stopped")).equals(losses(gate.folder("whole")))
 
 
+def test_a_stop_arrives_where_every_step_is_saved(gate: Gate) -> None:
+    """A save reads the flags of its step, and with them the request to stop."""
+
+    def stop(step: int) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    gate.before_step = stop
+    with pytest.raises(Interrupted):
+        gate.train("stopped", save_steps=1)
+    assert last(gate, "stopped")["step"] == gate.steps == 2
+
+
+def test_a_resume_from_the_end_of_an_epoch_is_exact(gate: Gate) -> None:
+    """That checkpoint is a copy on the host, made while training continues."""
+    for name in ("whole", "stopped"):
+        gate.train(name, epochs=3 if name == "whole" else 2, save_period=1, deterministic=True, optimizer="AdamW")
+    weights = gate.folder("stopped") / "weights"
+    (weights / "epoch0.pt").rename(weights / "last.pt")
+    gate.train("stopped", resume=str(weights / "last.pt"), epochs=3)
+    assert difference(last(gate, "whole"), last(gate, "stopped")) == 0.0
+
+
 def test_a_run_that_is_not_finite_ends_though_its_epochs_are_short(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags are read when a checkpoint is written, and the first step after it has none to read."""
     forward = DetectionModel.forward

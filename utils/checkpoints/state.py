@@ -84,7 +84,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         )
     if len(parts) != size:
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
-    progress.losses = parts[rank].clone()
+    progress.losses = parts[rank].to(progress.losses.device, copy=True)
     if rank == 0:
         _restore_generators(saved["rng"], state.precision.accelerator)
 
@@ -115,6 +115,11 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         ) from error
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            # Fused kernels go through memory in its order: a moment must lie in it as its parameter does.
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -42,7 +42,7 @@ class Progress:
         """Count an optimizer step over so many batches, with the sum of their losses."""
         self.step += 1
         self.step_in_epoch += batches
-        self.losses = self.losses.to(losses.device) + losses
+        self.losses = self.losses + losses
 
     def skip(self, batches: int) -> None:
         """A step over so many batches, counted already, was not taken; 0 where it was."""

@@ -136,7 +136,7 @@ class Accelerator:
         Returns:
             A function that returns the copy, which may be used from then on; the host does not wait in it.
         """
-        sent = tensor.to(self.device, non_blocking=True)
+        sent = tensor.to(self.device)
         return lambda: sent
 
     def send(self, value: T) -> T:
@@ -151,7 +151,7 @@ class Accelerator:
         return dataclasses.replace(value, **moved)  # type: ignore[type-var]
 
     def _send(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to copy `tensor` to the host.

@@ -179,7 +179,7 @@ class Trial:
             optimizer,
             Precision(accelerator, self._precision.dtype),
             EarlyStopping(0),
-            Progress(torch.zeros(len(self._criterion.names))),
+            Progress(torch.zeros(len(self._criterion.names), device=accelerator.device)),
         )
         step = TrainStep(
             model,

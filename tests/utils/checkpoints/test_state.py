@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 
@@ -129,3 +130,20 @@ def test_decay_is_that_of_the_flags_given_now() -> None:
     restore_state(other, full(started))
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2
     assert len(other.optimizer.state) == len(started.optimizer.state) > 0
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_moments_lie_in_memory_as_their_parameters_do(optimizer: str) -> None:
+    """Fused kernels go through memory in its order, and took one weight's moment for another's."""
+    state, other = make_state(optimizer=optimizer), make_state(optimizer=optimizer)
+    for made in (state, other):
+        made.model.to(memory_format=torch.channels_last)
+    train(state, 2)
+    saved = copy.deepcopy(dump_state(state))
+    for moments in saved["optimizer"]["state"].values():
+        moments.update({name: m.contiguous() for name, m in moments.items() if isinstance(m, torch.Tensor)})
+    restore_state(other, saved)
+    for parameter, moments in other.optimizer.state.items():
+        kept = [m for m in moments.values() if isinstance(m, torch.Tensor) and m.shape == parameter.shape]
+        assert kept and all(m.stride() == parameter.stride() for m in kept)
+    assert_equal(dump_state(other)["optimizer"], dump_state(state)["optimizer"])

@@ -70,7 +70,7 @@ class Trainer:
             build_optimizer(self.model, optimizer, hyp, 2, fused=world.accelerator.fused_optimizers),
             Precision(world.accelerator, dtype),
             EarlyStopping(0),
-            Progress(torch.zeros(3)),
+            Progress(torch.zeros(3, device=world.device)),
         )
         self.step = TrainStep(self.model, self.state, self.model.head.criterion(hyp, imgsz=SIZE), self.context)
 

@@ -145,7 +145,8 @@ class StandIn(Accelerator):
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """As in Accelerator; the copy happens in `synchronize`, with the values of now."""
-        host = torch.full(tensor.shape, 77, dtype=tensor.dtype)
+        host = torch.full_like(tensor, 77, requires_grad=False)
+        self._values.discard(host.untyped_storage())
         self._copies.append((host, self.read_back(tensor.detach())()))
         return host
 
