@@ -59,8 +59,9 @@ def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     """
     a_min, a_max = a[:, :2] - a[:, 2:] / 2, a[:, :2] + a[:, 2:] / 2
     b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2
-    overlap = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0).prod(1)
-    union = a[:, 2:].prod(1) + b[:, 2:].prod(1) - overlap + eps
+    common = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0)
+    overlap = common[:, 0] * common[:, 1]  # prod() would wait for the device in its backward, which looks for zeros
+    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - overlap + eps
     iou = overlap / union
     hull = torch.max(a_max, b_max) - torch.min(a_min, b_min)
     diagonal2 = hull.square().sum(1) + eps

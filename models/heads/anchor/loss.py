@@ -54,7 +54,8 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         self._anchors = head.anchors.detach().cpu().float().numpy().copy()
         self._anchors_seen = (head.anchors, head.anchors._version)
         box, obj, cls = self.gains
-        self._weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
+        weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
+        self._weights = {weights.device: weights}  # a copy for each device that computes with them
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
         """Decide which predictions are trained to find which targets; host work, before the forward.
@@ -140,11 +141,11 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
     def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
         """Parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
-        if self._weights.device != sums.device:
+        if sums.device not in self._weights:
             with torch.inference_mode(False):  # kept for training, even where validation asks for it first
-                self._weights = self._weights.to(sums.device)
-        positives, cells = counts.to(sums.device, non_blocking=True).clamp(min=1).unbind(1)
-        return (sums * self._weights / torch.stack((positives, cells, positives), 1)).sum(0)
+                self._weights[sums.device] = next(iter(self._weights.values())).to(sums.device)
+        positives, cells = counts.to(sums.device).clamp(min=1).unbind(1)
+        return (sums * self._weights[sums.device] / torch.stack((positives, cells, positives), 1)).sum(0)
 
     def _binary_loss(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
         """Binary cross-entropy, element by element; focal where fl_gamma is not 0."""

@@ -133,6 +133,28 @@ def test_the_device_part_waits_for_no_value(hyp: Hyp) -> None:
         assignment.cells.nonzero().sum().item()
 
 
+def test_the_backward_reads_no_value(hyp: Hyp) -> None:
+    """Some gradients of torch look at values, though only of tensors that have any, and in no dispatch mode."""
+    criterion = DetectionLoss(Head(), hyp, imgsz=96)
+    assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
+    loss, _ = criterion(raw_predictions(2, SIZE_HW, 5), assignment)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loss.backward()
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::mul" in called and not called & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
+
+
+def test_gains_stay_on_each_device(hyp: Hyp) -> None:
+    """The figures of a validation are computed on the host; the next step must not wait for the gains to come back."""
+    criterion = DetectionLoss(Head(), hyp, imgsz=96)
+    sums, counts = torch.zeros(3, 3, device="meta"), torch.zeros(3, 2, device="meta")
+    criterion._means(sums, counts)
+    there = criterion._weights[sums.device]
+    criterion.losses(np.zeros((3, 5)))
+    criterion._means(sums, counts)
+    assert criterion._weights[sums.device] is there
+
+
 # Validation
 
 
