@@ -144,7 +144,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
         optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
         ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
-        progress = Progress(torch.zeros(len(criterion.names)))
+        progress = Progress(torch.zeros(len(criterion.names), device=world.device))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
         context = dataclasses.replace(context, config=config)
         memory = SharedMemory(world)
@@ -173,7 +173,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 state,
                 dataset_hash,
                 interruption,
-                settle=lambda: guard.note(step.settle()),
+                settle=lambda: guard.note(step.settle()).stop,
                 has_best=resumed is not None and resumed.has_best,
             )
         )

@@ -39,7 +39,7 @@ class Saver:
         state: what is saved.
         dataset_hash: digest of the training index.
         interruption: whether this rank was asked to stop.
-        settle: brings the state up to the last step.
+        settle: brings the state up to the last step; returns whether a rank was asked to stop by then.
         has_best: whether the run has a best.pt already.
 
     Attributes:
@@ -54,7 +54,7 @@ class Saver:
         dataset_hash: str,
         interruption: Interruption,
         *,
-        settle: Callable[[], None],
+        settle: Callable[[], bool],
         has_best: bool = False,
     ) -> None:
         self.folder = context.folder / "weights"
@@ -93,7 +93,8 @@ class Saver:
         """
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
-            self._save(["last.pt"], wait=True)
+            # On a device with a queue, a save each step reads all flags itself.
+            stop = self._save(["last.pt"], wait=True) or stop
         if stop:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
@@ -123,10 +124,11 @@ class Saver:
         if stop:
             self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, names: Sequence[str], *, wait: bool) -> None:
+    def _save(self, names: Sequence[str], *, wait: bool) -> bool:
+        """Save the state of the last step; returns whether a rank was asked to stop by then."""
         world = self._context.world
         world.set_activity("saving a checkpoint")
-        self._settle_state()
+        stop = self._settle_state()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:
@@ -142,6 +144,7 @@ class Saver:
 
         world.from_main(write)
         world.set_activity("training")
+        return stop
 
     def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
         """A whole checkpoint, of live tensors."""

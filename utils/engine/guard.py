@@ -29,20 +29,23 @@ class DivergenceGuard:
         self._context, self._index, self._loss_scale = context, index, loss_scale
         self._in_a_row = 0
 
-    def note(self, flags: StepFlags) -> None:
+    def note(self, flags: StepFlags) -> StepFlags:
         """Count a step; flags that were not read yet do not count.
+
+        Returns:
+            The flags.
 
         Raises:
             Diverged: on every rank.
         """
         if flags.step == 0:
-            return
+            return flags
         if not flags.skipped:
             self._in_a_row = 0
         elif self._loss_scale() <= 1:
             self._in_a_row += 1
         if self._in_a_row < self.LIMIT:
-            return
+            return flags
         shares = self._context.world.all_gather(flags.indices)
         images = [str(self._index.path(i)) for share in shares for i in share]
         last = self._context.folder / "weights" / "last.pt"

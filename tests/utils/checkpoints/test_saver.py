@@ -32,7 +32,7 @@ WAIT_S = 20.0  # for a thread that should be there at once
 def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
     config = TrainConfig(epochs=9, **flags)
     context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
-    return Saver(context, state, "abc", Interruption(), settle=lambda: None)
+    return Saver(context, state, "abc", Interruption(), settle=lambda: False)
 
 
 def save_epoch(saver: Saver) -> None:
@@ -239,11 +239,13 @@ def test_a_snapshot_shares_no_memory_and_keeps_its_containers() -> None:
     assert snapshot(layout, Accelerator()).stride() == layout.stride()
 
 
-def test_a_snapshot_waits_for_the_device_once() -> None:
+def test_a_snapshot_waits_for_the_device_once_and_keeps_the_order_in_memory() -> None:
     with StandIn() as device:
-        live = {"weights": [device.send(torch.ones(2)), device.send(torch.full((3,), 4.0))]}
+        layout = device.send(torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        live = {"weights": [device.send(torch.ones(2)), device.send(torch.full((3,), 4.0)), layout]}
         copied = snapshot(live, device)
         assert device.waits == 1
+        assert copied["weights"][2].stride() == layout.stride()
         assert copied["weights"][0].tolist() == [1, 1] and copied["weights"][1].tolist() == [4, 4, 4]
         assert device.waits == 1
 
