@@ -76,7 +76,8 @@ def exit_code_of(error: BaseException) -> int:
     return error.exit_code if isinstance(error, (UserError, Interrupted)) else 1
 
 
-_LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*")
+# The second where a worker died with a batch ready, and a thread of torch's copies batches to page-locked memory.
+_LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 

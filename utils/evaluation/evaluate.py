@@ -26,6 +26,7 @@ from utils.ranks.world import World
 from utils.types import Batch, Metrics
 
 TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
+WORTH_A_TRIAL = 4 * TRIAL_IMAGES  # of a split: below, the trial takes longer than it saves
 TOLERANCE = 1e-4  # of mAP50 and mAP50-95, for the two to be equal
 LOSS_TOLERANCE = 0.01  # of each loss, as a share of it
 
@@ -75,7 +76,7 @@ def evaluate(
     batches = accelerator.in_advance(loader)
     found = measurement(settings.precision or Precision(accelerator, torch.float32))
     with accelerator.untuned():
-        if settings.try_half and accelerator.half_is_faster:
+        if settings.try_half and accelerator.half_is_faster and len(loader.index) >= WORTH_A_TRIAL:
             half = measurement(Precision(accelerator, accelerator.half_dtype))
             for batch in _first_images(batches, -(-TRIAL_IMAGES // world.size)):
                 found.add([batch], sinks)

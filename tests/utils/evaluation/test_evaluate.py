@@ -141,6 +141,7 @@ def test_half_precision_is_used_where_it_measures_the_same(
 ) -> None:
     """The trial needs the first images only."""
     monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
     dtypes: list[torch.dtype] = []
     hook = model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
     queued = Queued()
@@ -153,6 +154,10 @@ def test_half_precision_is_used_where_it_measures_the_same(
         assert_same(measured(model, loader, Queued(), try_half=True), expected)
         rest = torch.bfloat16 if expected is in_half else torch.float32
         assert dtypes == [torch.float32, torch.bfloat16] * 2 + [rest] * (BATCHES - 2)
+    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES + 1)
+    dtypes.clear()
+    measured(model, loader, Queued(), try_half=True)
+    assert dtypes == [torch.float32] * BATCHES, "few images are measured once"
     dtypes.clear()
     measured(model, loader, Accelerator(), try_half=True)
     assert dtypes == [torch.float32] * BATCHES, "a CPU measures in float32 as ever"
@@ -165,6 +170,7 @@ def test_half_precision_is_not_used_without_evidence(
 ) -> None:
     """In a first epoch nothing is found: an mAP of 0 is the same in any precision, whatever the numbers are."""
     monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
     model = copy.deepcopy(model)
     if case == "finds nothing":
         monkeypatch.setattr("utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
