@@ -17,6 +17,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from utils.config import ValConfig
@@ -31,8 +32,8 @@ from data.source.index import build_index, problem_report
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
-from utils.checkpoints.folder import new_run
-from utils.checkpoints.weights import build_model, load_weights, resolve_weights
+from utils.checkpoints.folder import new_run, write_yaml
+from utils.checkpoints.weights import build_model, load_weights, moved_classes, resolve_weights
 from utils.engine.precision import half_precision
 from utils.errors import UserError
 from utils.evaluation.coco import CocoSink
@@ -81,6 +82,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, lambda: work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
+        if world.is_main:
+            offer_names(model, spec, config, run)
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(run, index) if world.is_main else None
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
@@ -117,6 +120,17 @@ def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -
         raise UserError(
             f"--weights {config.weights} knows {model.head.nc} classes, but {spec.yaml_path} names {spec.nc}. "
             f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
+        )
+
+
+def offer_names(model: DetectionModel, spec: DatasetSpec, config: ValConfig, run: Path) -> None:
+    """Warn where the dataset has the model's classes in another order, and write the model's names to `run`."""
+    moved = "" if config.single_cls else moved_classes(model.names, spec.names)
+    if moved:
+        write_yaml(run / "names.yaml", {"names": dict(enumerate(model.names))})
+        log.warning(
+            f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}): detections "
+            f"count for the wrong ones. If the labels have the checkpoint's order, take its names, from {run / 'names.yaml'}."
         )
 
 

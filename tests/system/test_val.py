@@ -65,6 +65,20 @@ def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path
     assert [row["image_id"] for row in one] == [row["image_id"] for row in many]
 
 
+def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(
+    trained: list[str], tmp_path: Path
+) -> None:
+    content = yaml.safe_load(Path(trained[1]).read_text())
+    names = content["names"]
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump({**content, "names": [*reversed(names)]}))
+    done = run_python(VAL, *trained, "--data", str(other), "--project", str(tmp_path))
+    assert done.code == 0, done.said
+    offered = tmp_path / "exp" / "names.yaml"
+    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
+    assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
+
+
 @pytest.mark.slow
 def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of_ranks(
     coco128: Path, shared: Path, tmp_path: Path

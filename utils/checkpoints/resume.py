@@ -12,6 +12,7 @@ from typing import Any
 from utils.checkpoints.folder import newest_last_checkpoint
 from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.state import restore_state
+from utils.checkpoints.weights import moved_classes
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
@@ -38,7 +39,7 @@ class ResumedRun:
     restarted: bool = False
 
     def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
-        """Refuse data with another number of classes than the run's.
+        """Refuse data with another number of classes than the run's; warn of classes in another order.
 
         Raises:
             UserError: `names`, those of the data now, are more or fewer.
@@ -50,6 +51,12 @@ class ResumedRun:
                 f"--resume {self.run}: {config.data}{single} has another number of classes, {len(names)}, than the "
                 f"run, {before}. Give the data and flags that it began with, or start a new run from the checkpoint "
                 f"with --weights."
+            )
+        moved = moved_classes(self.checkpoint["names"], names)
+        if moved:
+            log.warning(
+                f"--resume {self.run}: {config.data} has the classes in another order than the run ({moved}): what the "
+                f"model has learned of one class is taken for another. Put them in the run's order."
             )
 
     def restore(self, state: TrainState[Any], config: TrainConfig, data_hash: str, world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
-from utils.text import first_of
+from utils.text import first_of, shown
 
 OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
 OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{name}"
@@ -116,6 +116,20 @@ def intersect_weights(
     if different:
         report += f"; did not fit: {different}"
     return fitting, report
+
+
+def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
+    """Classes that two lists of names give another number, such as "cat is 0 in the checkpoint and 1 in the data".
+
+    A class that one of them names differently has not moved. "" where there are none.
+    """
+    places = {name.strip().casefold(): number for number, name in enumerate(now)}
+    moved = [
+        f"{shown(name)} is {number} in the checkpoint and {place} in the data"
+        for number, name in enumerate(before)
+        if (place := places.get(name.strip().casefold(), number)) != number
+    ]
+    return first_of(moved, 3)
 
 
 def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:

@@ -86,3 +86,11 @@ def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag
     ) as e:
         run_of_checkpoint({}, last, other, World())
     assert "\x1b" not in str(e.value) and len(str(e.value)) < 600
+
+
+def test_data_with_the_classes_in_another_order_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = ResumedRun(tmp_path, checkpoint(), has_best=False)
+    run.check_classes(["cat", "hound"], TrainConfig(data="pets.yaml"))
+    assert not caplog.records
+    run.check_classes(["dog", "cat"], TrainConfig(data="pets.yaml"))
+    assert "pets.yaml has the classes in another order than the run ('cat' is 0 in the checkpoint" in caplog.text

@@ -9,7 +9,13 @@ import pytest
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 from utils.checkpoints import weights as module
 from utils.checkpoints.format import load_checkpoint, save_checkpoint
-from utils.checkpoints.weights import OFFICIAL_NAMES, intersect_weights, load_weights, resolve_weights
+from utils.checkpoints.weights import (
+    OFFICIAL_NAMES,
+    intersect_weights,
+    load_weights,
+    moved_classes,
+    resolve_weights,
+)
 from utils.errors import UserError
 
 
@@ -123,3 +129,11 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resolve_weights("runs/bst.pt")
     with pytest.raises(UserError, match="no such file"):
         resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
+
+
+def test_classes_in_another_order_are_named() -> None:
+    assert moved_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
+    assert moved_classes(["cat", "dog"], ["dog", "cat"]) == (
+        "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
+    )
+    assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
