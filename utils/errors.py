@@ -80,6 +80,11 @@ def exit_code_of(error: BaseException) -> int:
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
+_NO_MORE_FILES = "Too many open files"
+_NO_MORE_MEMORY = re.compile(
+    r"failed to map segment|can't start new thread|can't allocate memory|Cannot allocate memory|Unable to allocate"
+    r"|std::bad_alloc"
+)
 
 
 def lost_worker(found: str) -> UserError:
@@ -97,6 +102,17 @@ def explained(error: BaseException) -> UserError | None:
     """
     link: BaseException | None = error
     while link is not None:
+        if _NO_MORE_FILES in str(link):
+            return UserError(
+                f"{_NO_MORE_FILES.lower()}: the limit of this process is reached. Raise it (ulimit -n 4096), or use "
+                "fewer --workers."
+            )
+        if isinstance(link, MemoryError) or _NO_MORE_MEMORY.search(str(link)):
+            said = textwrap.shorten(str(link), 150, placeholder=" …") or "MemoryError"
+            return UserError(
+                f"the system gives this process no more memory or threads ({said}). See its limits (ulimit -v, ulimit "
+                "-u, those of its container), or use fewer --workers and a smaller batch."
+            )
         lost = _LOST_WORKER.search(str(link))
         if lost:
             return lost_worker(lost[0].rstrip(". "))

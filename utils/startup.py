@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 
 from utils.environment import Launch, bound_opencv, quieten_torch
-from utils.errors import ConfigError
+from utils.errors import ConfigError, explained
 from utils.options import Options
+from utils.streams import keep_streams
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -19,12 +20,15 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
     """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
 
     OpenCV, imported after it, is told how large a picture may be. From then on Ctrl-C ends the process quietly, until
-    whatever runs next handles the signal itself.
+    whatever runs next handles the signal itself, stdout and stderr may fail, and a limit of the system that an import
+    meets is one message.
 
     Args:
         options: the flags of the command.
         argv: the command line; None = this process's.
     """
+    keep_streams()
+    sys.excepthook = _say
     quieten_torch()
     is_main = True
     try:
@@ -42,3 +46,11 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
         os._exit(INTERRUPTED)  # an exception would surface in the middle of an import, as an error of that import
 
     signal.signal(signal.SIGINT, leave)
+
+
+def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    mistake = explained(error)
+    if mistake is None:
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        print(f"error: {mistake}", file=sys.stderr)

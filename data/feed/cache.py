@@ -84,7 +84,10 @@ class _CacheBuilder:
         remedy = f"Use --cache disk or a smaller --imgsz, or give the container more memory and {folder} (--shm-size)."
         self._require_room(room, f"{folder} (memory) has {gib(room)} free{others}", remedy)
         # Without a name from the start: nothing can be left behind, whatever becomes of this process.
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the store
+        try:
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the store
+        except OSError as error:
+            raise UserError(f"--cache ram: cannot write to {folder} ({error.strerror}). Use --cache disk.") from error
         try:
             self._fill(file, folder, remedy)
         except BaseException:

@@ -18,6 +18,7 @@ import torch
 
 from data.feed.shared_memory import SharedMemory
 from utils.environment import peer_timeout_s
+from utils.machine.limits import open_files_left
 from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
 from utils.ranks.world import World
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 PREFETCH = 2  # batches each worker prepares ahead
 LOOK_S = 1.0
+_FILES = 20  # that a rank opens for a worker: its queues, and the tensors of its batches
 
 
 def cap_workers(asked: int, world: World) -> int:
@@ -39,12 +41,27 @@ def cap_workers(asked: int, world: World) -> int:
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
     """Workers whose batches fit into what is left of shared memory; that much is promised to them. All ranks call it.
 
+    None where processes cannot share memory at all, and no more than this process may open files for.
+
     Args:
         workers: as many as the processors allow.
         batch_bytes: size of the largest batch of a rank.
         world: this rank.
         memory: the node's account.
     """
+    refusal = memory.refusal if workers else ""
+    if refusal:
+        log.warning(
+            f"{memory.folder}: {refusal}: without it there are no loader workers, and each rank loads its own batches, "
+            f"which is slow. Mount a file system in memory there (docker run --shm-size=8g, or --ipc=host)."
+        )
+    openable = max(open_files_left(workers * _FILES) // _FILES, 0)
+    if not refusal and openable < workers:
+        log.warning(
+            f"This process may open files for {openable} loader workers, not {workers}: using {openable}. Raise the "
+            f"limit of open files (ulimit -n 4096)."
+        )
+    workers = 0 if refusal else min(workers, openable)
     # Each worker holds a finished batch for every one it prepares ahead; the rank holds up to two more.
     room = memory.room_of_a_rank // max(batch_bytes, 1)
     affordable = min(workers, max((room - 2) // PREFETCH, 0)) if memory.exists else workers

@@ -48,3 +48,17 @@ def test_a_kernel_that_is_not_deterministic_is_named() -> None:
     assert str(explained(error)).startswith(
         "--deterministic: kthvalue CUDA does not have a deterministic implementation"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(24, "Too many open files", "a.jpg"), "ulimit -n 4096"),
+        (RuntimeError("unable to open shared memory object </x>: Too many open files (24)"), "ulimit -n 4096"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "ulimit -v"),
+        (RuntimeError("can't start new thread"), "ulimit -v"),
+        (MemoryError(), "(MemoryError)"),
+    ],
+)
+def test_limits_of_the_system_are_named(error: Exception, told: str) -> None:
+    assert told in str(explained(error))

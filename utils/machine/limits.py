@@ -1,17 +1,20 @@
-"""What this process may use of its machine: processors and memory, control groups included.
+"""What this process may use of its machine: processors, memory and open files, control groups included.
 
 A container or a batch system grants less than the machine has; `os.cpu_count()` and /proc/meminfo ignore that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 _SYSTEM = Path("/")
+_SPARE_FILES = 16  # that the rest of a run opens now and then: results, pictures, checkpoints
 
 
 def usable_cpus(system: Path = _SYSTEM) -> int:
@@ -66,6 +69,20 @@ def available_memory(system: Path = _SYSTEM) -> int | None:
         if line.startswith("MemAvailable:"):
             found.append(int(line.split()[1]) * 1024)
     return max(0, min(found)) if found else None
+
+
+def open_files_left(wanted: int) -> int:
+    """Files that this process may still open; its soft limit is raised, as far as the hard one lets it, to `wanted`."""
+    numbers = Path("/dev/fd")
+    used = (len(list(numbers.iterdir())) if numbers.is_dir() else 0) + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = used + wanted
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        raised = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
+        with contextlib.suppress(ValueError, OSError):  # a system may have a lower limit than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else soft - used
 
 
 def _control_groups(controller: str, system: Path) -> Iterator[Path]:

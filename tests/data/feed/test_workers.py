@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import random
 import shutil
 from collections.abc import Sequence
@@ -15,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.feed.loader import (
-    Loader,
-)
+from data.feed import workers
+from data.feed.loader import Loader
 from data.feed.shared_memory import SharedMemory
 from data.feed.workers import affordable_workers
 from tests.data.feed.made_rank import rank
@@ -63,3 +63,23 @@ def test_workers_are_capped_by_shared_memory(
     with caplog.at_level(logging.WARNING):
         assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
+
+
+def test_no_workers_where_processes_cannot_share_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a /dev/shm that is missing or read-only: not even a lock can be made."""
+
+    def refused() -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(multiprocessing, "Lock", refused)
+    assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 0
+    assert "/dev/shm: Read-only file system: without it there are no loader workers" in caplog.text
+
+
+def test_workers_are_capped_by_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(workers, "open_files_left", lambda _: 65)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
+    assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 3
+    assert "open files for 3 loader workers, not 8" in caplog.text

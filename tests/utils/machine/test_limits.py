@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,14 @@ def test_this_machine() -> None:
 def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[range], quota: float, cpus: int) -> None:
     affinities = [frozenset(found) for found in sharing]
     assert share_of_cpus(affinities[0], affinities, quota) == cpus
+
+
+def test_the_limit_of_open_files_is_raised_where_it_may_be() -> None:
+    """In another process, for a limit cannot be taken back."""
+    program = (
+        "import resource; from utils.machine.limits import open_files_left as left; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300)); "
+        "print(left(100) >= 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 200, left(1000) < 300)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 3, done.stderr

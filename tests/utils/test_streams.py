@@ -1,0 +1,50 @@
+"""stdout and stderr that are full, closed or broken end no program, and spoil no file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import os, sys
+from utils.streams import keep_streams
+keep_streams()
+with open(sys.argv[1], "w") as file:
+    for _ in range(3):
+        print("out", flush=True)
+        print("err", file=sys.stderr, flush=True)
+    os.write(1, b"from C\\n")
+    os.write(2, b"from C\\n")
+    print("kept back until the end")
+    file.write("done")
+"""
+
+
+def run(streams: str, file: Path) -> subprocess.CompletedProcess[str]:
+    command = f'exec "$@" {streams}'
+    words = ["sh", "-c", command, "sh", sys.executable, "-c", PROGRAM, str(file)]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full", ">/dev/full 2>&1", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_goes_on_and_its_files_are_its_own(tmp_path: Path, streams: str) -> None:
+    done = run(streams, tmp_path / "file")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "done"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if streams == ">/dev/full":
+        assert done.stderr.splitlines()[0].startswith("WARNING: stdout: No space left on device")
+        assert done.stderr.count("WARNING") == 1 and done.stderr.count("err\n") == 3
+    if streams == "2>/dev/full":
+        assert "WARNING: stderr: No space left" in done.stdout and done.stdout.count("out\n") == 3
+
+
+def test_streams_that_work_are_as_before(tmp_path: Path) -> None:
+    done = run("", tmp_path / "file")
+    assert done.stdout == "out\nout\nout\nfrom C\nkept back until the end\n"
+    assert done.stderr == "err\nerr\nerr\nfrom C\n"
