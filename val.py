@@ -129,8 +129,8 @@ def offer_names(model: DetectionModel, spec: DatasetSpec, config: ValConfig, run
     if moved:
         write_yaml(run / "names.yaml", {"names": dict(enumerate(model.names))})
         log.warning(
-            f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}): detections "
-            f"count for the wrong ones. If the labels have the checkpoint's order, take its names, from {run / 'names.yaml'}."
+            f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}). "
+            f"If the labels have the checkpoint's order, take its names, from {run / 'names.yaml'}."
         )
 
 
