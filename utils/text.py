@@ -44,6 +44,11 @@ def one_line(text: str, most: int) -> str:
     return escaped if len(escaped) <= most else f"{escaped[: most - 2]} …"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its kind where it has none, as `one_line` of at most 200 characters."""
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200)
+
+
 def printable(text: str) -> str:
     """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b."""
     if text.isprintable():

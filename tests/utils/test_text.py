@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from utils.errors import UserError
-from utils.text import one_line, printable, shown
+from utils.text import first_line, one_line, printable, shown
 
 
 def nested(depth: int, width: int) -> list[Any]:
@@ -80,3 +80,9 @@ def test_no_message_carries_a_control_character() -> None:
         str(UserError("labels/\x1b[2J.txt:1: class 3.\n  second line"))
         == "labels/\\x1b[2J.txt:1: class 3.\n  second line"
     )
+
+
+def test_the_first_line_of_an_error_or_its_kind() -> None:
+    assert first_line(ValueError("\n  sizes\x1b differ  \nand a stack")) == "sizes\\x1b differ  "
+    assert first_line(EOFError()) == first_line(EOFError(" \n")) == "EOFError"
+    assert len(first_line(ValueError("a" * 1000))) == 200

@@ -23,7 +23,7 @@ from utils.checkpoints.legacy import is_legacy
 from utils.checkpoints.schema import check_parts, check_values
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write
-from utils.text import one_line, shown
+from utils.text import first_line, shown
 
 FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
 
@@ -154,11 +154,6 @@ def _unwritable(path: Path, reason: OSError) -> str:
     else:
         text += " Give a --project that can be written to, and continue with --resume."
     return text
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut to 200 characters."""
-    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200)
 
 
 def _kind(state: Any) -> str:

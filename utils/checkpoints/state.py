@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.checkpoints.format import first_line
 from utils.checkpoints.weights import differences
 from utils.engine.state import TrainState
 from utils.errors import UserError
 from utils.machine.accelerator import Accelerator
-from utils.text import shown
+from utils.text import first_line, shown
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:

@@ -160,8 +160,7 @@ class TrainStep:
             state.optimizer.zero_grad(set_to_none=True)
         with self._stage("EMA"):
             self._statistics.restore_unless(finite)
-            if self._world.size > 1:
-                average_statistics(self._model, self._world)
+            average_statistics(self._model, self._world)
             state.ema.update(state.model, self._accelerator.decided(finite))
         return finite
 
