@@ -105,7 +105,8 @@ class DetectionLoss(Criterion[AnchorAssignment]):
             logits, rows = _TakeCells.apply(prediction, level_cells)
             objectness.append(logits)
             taken.append(rows)
-        # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order.
+        # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order; on
+        # CUDA only under torch.use_deterministic_algorithms.
         candidates = F.embedding(assignment.candidate_cells, torch.cat(taken))
 
         centre = candidates[:, :2].sigmoid() * 2 - 0.5
