@@ -15,6 +15,7 @@ from typing import IO, Literal
 from utils.errors import ConfigError
 from utils.text import shown
 
+SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -10,9 +10,8 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
+from utils.files import SHARED_MEMORY
 from utils.ranks.world import World
-
-FOLDER = Path("/dev/shm")
 
 
 class SharedMemory:
@@ -26,7 +25,7 @@ class SharedMemory:
         promised: bytes promised so far on this node.
     """
 
-    def __init__(self, world: World, folder: Path = FOLDER) -> None:
+    def __init__(self, world: World, folder: Path = SHARED_MEMORY) -> None:
         self.folder = folder
         self.promised = 0
         self._world = world

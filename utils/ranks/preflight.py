@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from utils.environment import cache_dir
+from utils.files import SHARED_MEMORY
 from utils.ranks.world import World
 from utils.text import gib
 
@@ -86,11 +87,10 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
 
 
 def _here(world: World) -> Host:
-    shm = Path("/dev/shm")
     cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
     return Host(
         socket.gethostname(),
         world.accelerator.name,
-        shutil.disk_usage(shm).free if shm.is_dir() else None,
+        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         min(shutil.disk_usage(place).free for place in (cache, Path.cwd())),
     )
