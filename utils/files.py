@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import re
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +21,7 @@ from utils.text import shown
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
+_TEMPORARY = f".{re.sub('[^A-Za-z0-9-]', '-', socket.gethostname())[:40]}.tmp"  # how the names of such files end
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -44,18 +49,39 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     A reader sees the old file or the new one, never a part; on an exception the old one stays and nothing is left over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
+    descriptor, temporary = _open_temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~UMASK)
-        temporary.replace(path)
+            temporary.chmod(0o666 & ~UMASK)
+            temporary.replace(path)  # while it is locked
         _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in `folder` that `atomic_write` of a killed process on this host has left there.
+
+    A living process holds a lock on its file, whichever container it is in; other hosts have their own names.
+    """
+    for path in folder.glob(f".*{_TEMPORARY}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:  # locked, gone, or not this user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _open_temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked as long as it is open where the file system has locks."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:  # else it was taken for a leftover before it was locked
+            return descriptor, Path(name)
+        os.close(descriptor)
 
 
 def user_path(text: str | Path, where: str) -> Path:

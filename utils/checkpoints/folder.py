@@ -14,14 +14,15 @@ import yaml
 
 from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.files import atomic_write
+from utils.files import atomic_write, remove_leftovers
 from utils.ranks.world import World
 
 
 def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank calls this.
 
-    Only rank 0 touches the disk; all ranks learn the path. Making a folder is atomic, so that two runs that start at
+    Only rank 0 touches the disk; all ranks learn the path. What killed runs of this host were writing into folders of
+    this project is removed. Making a folder is atomic, so that two runs that start at
     the same instant get two folders.
 
     Args:
@@ -63,6 +64,8 @@ def _discard_if_empty(run: Path) -> None:
 
 
 def _make_run(first: Path, exist_ok: bool) -> Path:
+    for folder in (*first.parent.glob("*/"), *first.parent.glob("*/weights/")):
+        remove_leftovers(folder)
     try:
         return _make_writable(first) if exist_ok else _make_new(first)
     except OSError as error:

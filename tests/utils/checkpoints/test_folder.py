@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,3 +124,28 @@ def test_a_yaml_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         write_yaml(tmp_path / "opt.yaml", {"epochs": object()})
     assert yaml.safe_load((tmp_path / "opt.yaml").read_text()) == {"epochs": 3}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_killed_runs_were_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    """But not what a living process is writing."""
+    program = (
+        "import sys, time; from pathlib import Path; from utils.files import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); print('.', flush=True); time.sleep(60)"
+    )
+    processes = []
+    for name in ("killed", "alive"):
+        command = [sys.executable, "-c", program, str(tmp_path / name / "weights" / "last.pt")]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert processes[-1].stdout is not None and processes[-1].stdout.read(1) == b"."
+    try:
+        processes[0].kill()
+        processes[0].wait()
+        assert len(list(tmp_path.rglob(".last.pt.*.tmp"))) == 2
+        open_run(tmp_path, "exp", False, World())
+        (left,) = tmp_path.rglob(".last.pt.*.tmp")
+        assert left.parent.parent.name == "alive"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
