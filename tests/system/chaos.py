@@ -218,8 +218,9 @@ class Campaign:
     def _await_scan(self, job: ForkedJob) -> None:
         end = time.monotonic() + _HANG_S
         while not (self._phase.is_file() and self._phase.read_text() == "scan"):
-            assert time.monotonic() < end and job.processes(), f"the scan never came\n{job.said}"
-            time.sleep(0.001)
+            assert time.monotonic() < end, f"the scan never came\n{job.said}"
+            if job.wait(0.001) is not None:
+                return
 
     def _start(self, layout: str) -> ForkedJob:
         self._phase.unlink(missing_ok=True)
