@@ -60,7 +60,9 @@ _HANG_S = 90.0  # several times these limits: the machine may be busy
 _WHOLE_RUN_S = 240.0
 _SCAN_EVERY, _SCAN_S = 8, 0.05
 _SPARE_EVERY = 4
-_NAMES = re.compile(r"rank \d: error: |Stopped by SIG|has been stopped|error: a loader worker is gone")
+_NAMES = re.compile(
+    r"rank \d: error: |Stopped by SIG|has been stopped|error: a loader worker is gone|Results in "
+)  # or it was done
 
 
 class Strike(NamedTuple):
