@@ -42,9 +42,17 @@ def git_revision(folder: Path = REPO) -> str | None:
     """Commit of the program, with "-dirty" where files differ from it; None outside a git checkout or without git."""
     if not (folder / ".git").exists():  # a repository further up would be another project's
         return None
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        commit, changed = (
+            _git(folder, "rev-parse", "HEAD"),
+            _git(folder, "status", "--porcelain", "--untracked-files=no"),
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What a git command says; without optional locks, it writes nothing into the repository."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
