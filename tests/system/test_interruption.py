@@ -71,6 +71,7 @@ def test_a_signal_stops_after_the_step(
     assert_resumes(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_of_a_resumed_run_that_had_done_the_epochs_last_one(
     data: Path, tmp_path: Path, undisturbed: dict[int, Path]
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int) -> None:
     whole = start(ranks, *flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1"))
     assert whole.code == 0, whole.said
