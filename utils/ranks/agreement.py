@@ -17,28 +17,27 @@ from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "cache", "resume", "data", "hyp", "weights"})
-# Decide which collectives come next: where they differ, ranks would wait for each other without end.
-_PATHS = frozenset(
-    {"command", "--check-data", "--evolve", "--resume", "--weights", "--loggers", "--task", "--save-json", "--save-txt"}
-)
+_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})
 _CONTENT = "content of --weights"
 
 
 def require_same_command(config: Options, world: World) -> None:
     """Refuse ranks that were asked for different work, before the first collective of any. Every rank calls this.
 
+    Flags decide which collectives come next: where they differ, ranks would wait for each other without end.
+
     Raises:
         UserError: on every rank, with all that differs.
     """
+    if world.size == 1:
+        return
     everyone = world.all_gather(_command(config))
     contents = [theirs.pop(_CONTENT) for theirs in everyone]
     if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
         name_of = {content: theirs["--weights"] for content, theirs in zip(contents, everyone, strict=True)}
         for content, theirs in zip(contents, everyone, strict=True):
             theirs["--weights"] = f"{name_of[content]} ({content})"
-    found = _differences(everyone)
-    if found.keys() & _PATHS:
+    if found := _differences(everyone):
         raise _disagreement(found)
 
 
@@ -57,7 +56,14 @@ def _command(config: Options) -> dict[str, str]:
 def _content(file: str) -> str:
     """Hash of a file on this rank's host; "" where there is none."""
     try:
-        return _short(Path(file).expanduser().read_bytes()) if Path(file).expanduser().is_file() else ""
+        path = Path(file).expanduser()
+        if not path.is_file():
+            return ""
+        state = hashlib.blake2b(digest_size=6)
+        with path.open("rb") as opened:
+            while chunk := opened.read(2**20):
+                state.update(chunk)
+        return state.hexdigest()
     except (OSError, ValueError, RuntimeError):  # found and reported where the file is needed
         return ""
 

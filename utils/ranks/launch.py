@@ -78,10 +78,12 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
     collectives: Collectives | None = None
     failed = True
     try:
-        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined))
+        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined), heartbeat)
         collectives = Collectives(control)
         watchdog.keeper = None if launch.has_store else heartbeat.process_here(0)
         yield World(launch, accelerator, collectives, store, heartbeat, WatchedStore(memory, watchdog, keeper))
+        if accelerator.group_waits_for_all:
+            collectives.all_gather(None)  # a rank may still close its trackers, which no watchdog must cut off
         failed = False
     except Interrupted as stopped:
         ignore_sigterm_at_the_end()
@@ -105,9 +107,9 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
                 dist.destroy_process_group()
 
 
-def _make_groups(launch: Launch, accelerator: Accelerator, store: Store) -> dist.ProcessGroup:
+def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbeat: Heartbeat) -> dist.ProcessGroup:
     """Make the default group; return the control group."""
-    require_own_devices(store, launch.rank, launch.size, accelerator.identity)
+    require_own_devices(store, launch.rank, launch.size, accelerator)
     try:
         dist.init_process_group(
             accelerator.backend,
@@ -118,8 +120,8 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store) -> dist
         )
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
     except RuntimeError as error:
-        if _is_lost_connection(error):
-            raise  # a peer is gone, which is found out by its signs of life
+        if _is_lost_connection(error) and heartbeat.silent():
+            raise  # a peer is gone; who, its signs of life tell
         raise UserError(
             f"the ranks met, but cannot connect to each other: {first_line(error)}. Name the interface that the hosts "
             f"share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."

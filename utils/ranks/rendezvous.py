@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from utils.environment import Launch, join_timeout_s
 from utils.errors import ConfigError, UserError
+from utils.machine.accelerator import Accelerator
 from utils.ranks.watchdog import NOTICE_S, Watchdog, say
 from utils.text import one_line
 
@@ -220,22 +221,30 @@ def _wait(
     return found
 
 
-def require_own_devices(store: Store, rank: int, size: int, identity: str) -> None:
-    """Refuse ranks that compute on one device together.
+def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> None:
+    """Refuse ranks that compute on one device together, and ranks whose collectives run over different backends.
 
     Args:
         store: with keys of this session.
         rank, size: this rank among all.
-        identity: of this rank's device; "" for one that ranks may share.
+        accelerator: of this rank.
 
     Raises:
         ConfigError: on every rank.
     """
-    store.set(f"device/{rank}", identity)
-    found = [value.decode() for value in store.multi_get([f"device/{other}" for other in range(size)])]
+    store.set(f"device/{rank}", f"{accelerator.backend} {accelerator.identity}")
+    found = [value.decode().split(" ", 1) for value in store.multi_get([f"device/{other}" for other in range(size)])]
     ranks_of: dict[str, list[int]] = {}
-    for other, theirs in enumerate(found):
+    over: dict[str, list[int]] = {}
+    for other, (backend, theirs) in enumerate(found):
         ranks_of.setdefault(theirs, []).append(other)
+        over.setdefault(backend, []).append(other)
+    if len(over) > 1:
+        shares = "; ".join(f"{backend} on rank {', '.join(map(str, ranks))}" for backend, ranks in over.items())
+        raise ConfigError(
+            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {shares}. Does a host "
+            f"not see its GPUs? Give --device on all of them."
+        )
     for device, ranks in ranks_of.items():
         if device and len(ranks) > 1:
             raise ConfigError(

@@ -33,7 +33,7 @@ class OwnTime:
         return min(passed, 3 * interval_s)
 
 
-@dataclass
+@dataclass(eq=False)  # two may look alike, and each ends by itself
 class _Call:
     """A call that is under way.
 
@@ -41,12 +41,14 @@ class _Call:
         answers: who has to answer it, as the begin of a sentence.
         timeout_s: after so many seconds the process ends.
         notice: printed once where the call takes seconds; "" = nothing.
+        is_store: the store's keeper is to answer.
         waited_s: seconds so far.
     """
 
     answers: str
     timeout_s: float
     notice: str
+    is_store: bool
     waited_s: float = 0.0
 
 
@@ -75,15 +77,18 @@ class Watchdog:
         self._closed.set()
 
     @contextmanager
-    def over(self, answers: str, timeout_s: float | None = None, notice: str = "") -> Iterator[None]:
+    def over(
+        self, answers: str, timeout_s: float | None = None, notice: str = "", is_store: bool = False
+    ) -> Iterator[None]:
         """Inside, this thread waits for `answers`, and the process ends where that takes too long.
 
         Args:
             answers: who has to answer, as the begin of a sentence.
             timeout_s: seconds; TESSERA_PEER_TIMEOUT where None.
             notice: printed once after some seconds of waiting; "" = nothing.
+            is_store: the store's keeper is to answer.
         """
-        call = _Call(answers, peer_timeout_s() if timeout_s is None else timeout_s, notice)
+        call = _Call(answers, peer_timeout_s() if timeout_s is None else timeout_s, notice, is_store)
         self._calls.append(call)
         try:
             yield
@@ -100,7 +105,8 @@ class Watchdog:
                     say(call.notice)
                     call.notice = ""
                 if call.waited_s > call.timeout_s:
-                    self._kill_keeper()
+                    if call.is_store:
+                        self._kill_keeper()
                     self._end(f"{call.answers} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone.")
                     return
 
@@ -125,27 +131,27 @@ class WatchedStore(Store):
 
     def set(self, key: str, value: str) -> None:
         """As Store.set."""
-        with self._watchdog.over(self._keeper):
+        with self._watchdog.over(self._keeper, is_store=True):
             self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
         """As Store.get, of a key that is there."""
-        with self._watchdog.over(self._keeper):
+        with self._watchdog.over(self._keeper, is_store=True):
             return self._store.get(key)
 
     def check(self, keys: list[str]) -> bool:
         """As Store.check."""
-        with self._watchdog.over(self._keeper):
+        with self._watchdog.over(self._keeper, is_store=True):
             return self._store.check(keys)
 
     def add(self, key: str, value: int) -> int:
         """As Store.add."""
-        with self._watchdog.over(self._keeper):
+        with self._watchdog.over(self._keeper, is_store=True):
             return self._store.add(key, value)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """As Store.compare_set."""
-        with self._watchdog.over(self._keeper):
+        with self._watchdog.over(self._keeper, is_store=True):
             return self._store.compare_set(key, expected, desired)
 
 

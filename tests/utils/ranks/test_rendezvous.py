@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from tests.at_once import at_once
 from utils.errors import ConfigError, UserError
+from utils.machine.accelerator import Accelerator
 from utils.ranks.rendezvous import agree_on_session, require_own_devices
 
 
@@ -41,16 +42,33 @@ def test_who_is_missing_is_named() -> None:
         agree_on_session(store, 2, 3, 0.2)
 
 
+class Device(Accelerator):
+    """A GPU with a name of its own, or a CPU."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.backend, self._name = "nccl" if name else "gloo", name
+
+    @property
+    def identity(self) -> str:
+        return self._name
+
+
 @pytest.mark.parametrize(
     ("devices", "shared"),
-    [(["GPU-a", "GPU-b", "GPU-c"], ""), (["", "", ""], ""), (["GPU-a", "GPU-b", "GPU-a"], r"ranks 0, 2 .* \(GPU-a\)")],
+    [
+        (["GPU-a", "GPU-b", "GPU-c"], ""),
+        (["", "", ""], ""),
+        (["GPU-a", "GPU-b", "GPU-a"], r"ranks 0, 2 .* \(GPU-a\)"),
+        (["GPU-a", "", "GPU-b"], "the ranks compute on different kinds .*: nccl on rank 0, 2; gloo on rank 1"),
+    ],
 )
 def test_every_rank_needs_a_device_of_its_own(devices: list[str], shared: str) -> None:
     store, errors = HashStore(), []
 
     def one(rank: int) -> None:
         try:
-            require_own_devices(store, rank, len(devices), devices[rank])
+            require_own_devices(store, rank, len(devices), Device(devices[rank]))
         except ConfigError as error:
             errors.append(str(error))
 

@@ -71,6 +71,15 @@ def test_a_call_that_returns_in_time_ends_nothing(guard: Watchdog, said: list[st
     assert said == []
 
 
+def test_calls_that_look_alike_end_each_by_themselves(guard: Watchdog, said: list[str]) -> None:
+    with guard.over("The store", 5):
+        first, second = guard._calls[0], guard.over("The store", 5)
+        with second:
+            first.waited_s = guard._calls[1].waited_s
+        assert guard._calls == [first] and guard._calls[0] is first
+    assert not guard._calls
+
+
 def test_a_call_that_hangs_is_announced_and_then_ends_the_process(
     guard: Watchdog, said: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
