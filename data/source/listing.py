@@ -250,7 +250,6 @@ class _Found:
         else:
             content = read_coco(file, self._coco_folders(file))
             for image in content.images:
-                image.path = os.path.normpath(image.path)
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
         self.coco_images[str(file)] = (state, paths)

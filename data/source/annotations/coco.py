@@ -24,7 +24,7 @@ _LARGEST_SIDE = 2**31 - 1  # pixels
 
 @dataclass
 class CocoImage:
-    """An image of a COCO file: its id, place, stated size (0, 0 without one) and annotations (number, record)."""
+    """An image of a COCO file: its id, normal path, stated size (0, 0 without one) and annotations (number, record)."""
 
     id: CocoId
     path: str
@@ -70,10 +70,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
             f"{path}: expected a COCO detection file with images (id, file_name), annotations (image_id, category_id, "
             f"bbox) and categories (id, name); found {type(error).__name__} {one_line(str(error), 80)}."
         ) from error
-    folder = _image_folder(path, names, folders)
-    images = {
-        key: CocoImage(key, str(folder / name), size) for key, name, size in zip(records, names, sizes, strict=True)
-    }
+    places = _places(path, names, _image_folder(path, names, folders))
+    images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
         if not isinstance(owner, (int, float, str)) or owner not in images:
             raise UserError(
@@ -125,8 +123,8 @@ def _whole(value: Any) -> Any:
 
 
 def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the images' files, each once."""
-    names: dict[str, None] = {}
+    """Names of the images' files."""
+    names: list[str] = []
     for number, item in enumerate(records):
         name = str(item["file_name"])
         try:
@@ -135,13 +133,21 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
             usable = False
         if not usable:
             raise UserError(f"{path}: images[{number}] has the file_name {shown(name)}, which no file can have.")
-        if name in names:
+        names.append(name)
+    return names
+
+
+def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
+    """Paths of the images' files without `.` and `..`, each once: a file may be spelled in several ways."""
+    places: dict[str, int] = {}
+    for number, name in enumerate(names):
+        earlier = places.setdefault(os.path.normpath(folder / name), number)
+        if earlier != number:
             raise UserError(
-                f"{path}: images[{number}] has the file_name {shown(name)}, and so has an earlier one with another id: "
-                "their annotations belong to one image. Merge the two."
+                f"{path}: images[{number}] has the file_name {shown(name)}, and so has images[{earlier}] "
+                f"({shown(names[earlier])}) with another id: their annotations belong to one image. Merge the two."
             )
-        names[name] = None
-    return list(names)
+    return list(places)
 
 
 def _side(path: Path, item: Mapping[str, Any], key: str) -> int:

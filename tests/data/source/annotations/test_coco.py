@@ -147,6 +147,10 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
             coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]),
             "file_name 'a.jpg', and so has",
         ),
+        *(
+            (coco(images=coco()["images"] + [{"id": 8, "file_name": name}]), r"and so has images\[0\] \('a.jpg'\)")
+            for name in ("./a.jpg", "x/../a.jpg", ".//a.jpg")
+        ),
         ('{"images": [' + "9" * 6000 + "]}", "a number of thousands of digits"),
         ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "nest too deep"),
         (coco(images=[{"id": float("inf"), "file_name": "a.jpg"}]), r"images\[0\] has the id inf, expected an integer"),
