@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -223,6 +224,7 @@ class Batch:
             Only validation's letterbox can be undone; after augmentation the rows are NaN.
         left_out: images that did not decode → why. A training sample shows grey without objects in their place; a
             validation batch is without them.
+        loaded: all images that were looked at for it: of the samples, their partners in mosaics, and those left out.
     """
 
     images: Tensor
@@ -231,6 +233,7 @@ class Batch:
     sizes_hw: Tensor
     placements: Tensor
     left_out: Mapping[int, str] = field(default_factory=dict)
+    loaded: AbstractSet[int] = frozenset()
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -248,6 +251,7 @@ class Batch:
             self.sizes_hw,
             self.placements,
             self.left_out,
+            self.loaded,
         )
 
 

@@ -38,7 +38,9 @@ class DetectionDataset(Dataset[Batch]):
 
     def __init__(self, index: DatasetIndex, store: ImageStore | RecentImages) -> None:
         self.index, self.store = index, store
-        self._left_out: dict[int, str] = {}  # of the batch that is being built
+        # Of the batch that is being built, as in Batch.
+        self._left_out: dict[int, str] = {}
+        self._loaded: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -49,6 +51,7 @@ class DetectionDataset(Dataset[Batch]):
         One that does not decode is grey and has no objects, as if a mosaic were empty there: a function of the files
         alone, so that the stream stays the same on every rank and after every resume.
         """
+        self._loaded.add(index)
         try:
             image = self.store.load(index)
         except UndecodableImage as error:
@@ -78,7 +81,7 @@ class DetectionDataset(Dataset[Batch]):
     def _build(self, draws: Sequence[Draw]) -> Batch:
         height, width = draws[0].size_hw if draws else (0, 0)
         assert all(draw.size_hw == (height, width) for draw in draws), draws
-        self._left_out = {}
+        self._left_out, self._loaded = {}, set()
         images = _empty_images(len(draws), height, width)
         placements = np.empty((len(draws), 4))
         rows = [np.zeros((0, 6), np.float32)]
@@ -94,6 +97,7 @@ class DetectionDataset(Dataset[Batch]):
             torch.from_numpy(self.index.sizes_hw[indices].astype(np.int64)),
             torch.from_numpy(placements),
             self._left_out,
+            self._loaded,
         )
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
@@ -142,7 +146,7 @@ class ValDataset(DetectionDataset):
         if not batch.left_out:
             return batch
         left = self._build([draw for draw in draws if draw.index not in batch.left_out])
-        return replace(left, left_out={**left.left_out, **batch.left_out})
+        return replace(left, left_out={**left.left_out, **batch.left_out}, loaded=batch.loaded)
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         loaded = self.sample(draw.index)

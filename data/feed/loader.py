@@ -36,7 +36,7 @@ from utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
-_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, or one in so many, but never all
+_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, and one in so many of a set, but never all of them
 _SHOWN = 5
 
 S = TypeVar("S", EpochSampler, ShardSampler)
@@ -72,6 +72,8 @@ class Loader(Generic[S]):
         self._stopped = StoppedWorkers(world.rank)
         self._stream: Iterator[Batch | UserError] = iter(())
         self._left_out: set[int] = set()
+        self._loaded: set[int] = set()
+        self._share = -(-len(dataset) // world.size)  # images of this rank in an epoch
         self._log_level = logging.WARNING if world.is_main else logging.ERROR  # other ranks' warnings are not shown
 
     def close(self) -> None:
@@ -105,6 +107,7 @@ class Loader(Generic[S]):
             raise lost_worker("its connection broke") from error
         if isinstance(item, UserError):
             raise item
+        self._loaded |= item.loaded
         for image in item.left_out.keys() - self._left_out:
             self._leave_out(image, item.left_out[image])
         return item
@@ -114,10 +117,16 @@ class Loader(Generic[S]):
         self._left_out.add(image)
         index, count = self._dataset.index, len(self._left_out)
         found = f"{index.split}: {count:,} of {len(index):,} images did not decode so far. {why}"
-        if count > min(len(index) - 1, max(_FEW, len(index) // _SHARE)):
+        if count > self._most():
             raise UserError(f"{found} With so many, the dataset is damaged; --check-data names them all.")
         if count <= _SHOWN or count.bit_count() == 1:
             log.log(self._log_level, f"{found} It is left out.")
+
+    def _most(self) -> int:
+        """How many images may fail to decode, of the dataset and of those that this rank has met."""
+        # Of many ranks, each meets a small part. A whole epoch of it counts from the start: damage may come in a row.
+        whole, met = len(self._dataset), max(len(self._loaded), self._share)
+        return min(whole - 1, max(_FEW, whole // _SHARE), _FEW + met // _SHARE)
 
 
 class TrainLoader(Loader[EpochSampler]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,20 @@ def index(tmp_path: Path) -> DatasetIndex:
     return make_index(SIZES, paths=paths, classes=[[i % 3] for i in range(len(SIZES))])
 
 
-def train_loader(index: DatasetIndex, hyp: Hyp = HYP, number: int = 0, size: int = 1, workers: int = 0) -> TrainLoader:
-    run = made_run(hyp, rank(number, size), imgsz=64, batch_size=4, seed=5, epochs=2, workers=workers)
+def repeated(root: Path, images: int, broken: Callable[[int], bool]) -> DatasetIndex:
+    """Links to one image, or to a broken one."""
+    whole, torn = write_images(root / "images", [(8, 8)] * 2)
+    break_data(torn)
+    paths = [root / f"{i:05}.png" for i in range(images)]
+    for number, path in enumerate(paths):
+        path.symlink_to(torn if broken(number) else whole)
+    return make_index([(8, 8)] * images, paths=paths, classes=[[0]] * images)
+
+
+def train_loader(
+    index: DatasetIndex, hyp: Hyp = HYP, number: int = 0, size: int = 1, workers: int = 0, batch_size: int = 4
+) -> TrainLoader:
+    run = made_run(hyp, rank(number, size), imgsz=64, batch_size=batch_size, seed=5, epochs=2, workers=workers)
     return build_train_loader(run, ImageStore(index, 64, "linear"))
 
 
@@ -116,6 +129,24 @@ def test_many_are_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     with pytest.raises(UserError, match=r"train: 17 of 40 images did not decode so far.*--check-data names them all"):
         batches(train_loader(make_index(sizes, paths=paths)))
     assert caplog.text.count("left out") == 7, "the first five, and each power of two"
+
+
+@pytest.mark.parametrize("hyp", [HYP, PLAIN], ids=["mosaic", "plain"])
+def test_many_are_an_error_on_each_of_many_ranks(tmp_path: Path, hyp: Hyp) -> None:
+    """Each meets a small part of the dataset: a tenth of the whole would be more than an epoch's."""
+    index = repeated(tmp_path, 2400, broken=lambda _: True)
+    loader = train_loader(index, hyp, number=5, size=16, batch_size=64)
+    with loader, pytest.raises(UserError, match=r"train: 32 of 2,400 images did not decode so far.*--check-data"):
+        list(loader.batches(0))
+
+
+@pytest.mark.parametrize("broken", [lambda i: i % 20 == 0, lambda i: i < 20], ids=["spread", "in a row"])
+def test_a_few_are_not_on_many_ranks(tmp_path: Path, broken: Callable[[int], bool]) -> None:
+    index = repeated(tmp_path, 800, broken)
+    with train_loader(index, number=1, size=4, batch_size=16) as loader:
+        assert sum(len(batch) for epoch in range(3) for batch in loader.batches(epoch)) == 3 * 200
+    with build_val_loader(ImageStore(index, 64, "area"), rank(0, 2), batch_size=8, stride=32, workers=0) as val:
+        assert sum(map(len, val)) == 400 - sum(map(broken, range(0, 800, 2)))
 
 
 def test_a_file_that_cannot_be_read_ends_the_run(index: DatasetIndex) -> None:
