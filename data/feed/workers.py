@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from utils.environment import peer_timeout_s
 from utils.machine.limits import open_files_left
 from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
+from utils.ranks.watchdog import say
 from utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -125,11 +125,9 @@ class StoppedWorkers:
             stopped_s = {pid: stopped_s.get(pid, 0.0) + LOOK_S for pid in pids}
             for worker in self._workers:
                 if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
-                    print(
+                    say(
                         f"rank {self._rank}: loader worker {worker.name} (process {worker.pid}) has been stopped for "
-                        f"{stopped_s.pop(worker.pid):.0f} s: it is killed.",
-                        file=sys.stderr,
-                        flush=True,
+                        f"{stopped_s.pop(worker.pid):.0f} s: it is killed."
                     )
                     worker.kill()
 

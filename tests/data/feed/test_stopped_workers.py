@@ -5,13 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data.feed import workers
 from data.feed.workers import StoppedWorkers
+from utils.ranks import watchdog
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux says which processes are stopped")
 
@@ -35,6 +39,24 @@ def test_a_stopped_worker_is_killed_and_named(
     second.kill()
     second.join(20)
     stopped.close()
+
+
+def test_a_stopped_worker_is_killed_where_nobody_reads_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LOOK_S", 0.02)
+    monkeypatch.setattr(watchdog, "_PRINTING_S", 0.1)
+    read = threading.Event()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lambda text: read.wait(60), flush=lambda: None))
+    stopped = StoppedWorkers(0, 0.1)
+    with stopped.watch_new():
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker.join(10)
+    ended = worker.exitcode
+    read.set()
+    stopped.close()
+    assert ended == -signal.SIGKILL
 
 
 def test_a_worker_that_is_stopped_at_the_end_is_not_waited_for() -> None:
