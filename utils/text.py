@@ -7,9 +7,10 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 
-# Unicode's categories of what moves the cursor, colours or hides text, turns its direction round, ends a line, or
-# cannot be encoded (bytes of a file name that are not UTF-8).
-_CONTROL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Unicode's categories of what moves the cursor or colours, ends a line, or cannot be encoded (bytes of a file name that
+# are not UTF-8), and with those of what is written, but hides or turns text (joiners, marks of direction).
+_NEVER_WRITTEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_CONTROL = _NEVER_WRITTEN | {"Cf"}
 _PATH_LENGTH = 200
 
 
@@ -42,6 +43,11 @@ def one_line(text: str, most: int) -> str:
         text = f"{text[:half]} … {text[3 + half - most :]}"
     escaped = printable(text).replace("\n", "\\n").replace("\t", "\\t")
     return escaped if len(escaped) <= most else f"{escaped[: most - 2]} …"
+
+
+def is_one_line(text: str) -> bool:
+    """Whether a person may have written `text` as one line: it holds no control character, line end or surrogate."""
+    return text.isprintable() or not any(unicodedata.category(c) in _NEVER_WRITTEN for c in text)
 
 
 def first_line(error: BaseException) -> str:

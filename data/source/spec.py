@@ -15,7 +15,7 @@ from data.source.place import GENERATORS, Place, absolute
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.files import user_path
-from utils.text import first_of, one_line, shown
+from utils.text import first_of, is_one_line, shown
 from utils.types import Archive, DatasetSpec
 from utils.yaml_file import Row, YamlMapping, read_yaml
 
@@ -113,14 +113,15 @@ def _names(found: YamlMapping) -> tuple[str, ...]:
         pairs = sorted(zip(keys, names.items(), strict=True), key=lambda pair: pair[0])
         rows = [str(key) for _, (key, _) in pairs]
         names = [name for _, (_, name) in pairs]
+    # What an editor of Windows puts before a text is no part of a name.
+    names = [name.removeprefix("\ufeff") if isinstance(name, str) else name for name in names]
     for number, name in enumerate(names):
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
             raise ConfigError(
                 f"{found.at('names', rows[number])}: names: class {number} is {shown(name)}, expected a name. "
                 "Put it in quotes."
             )
-        spelled = str(name).replace("\u200c", "").replace("\u200d", "")  # joiners, which some scripts are written with
-        if one_line(spelled, LONGEST_CLASS_NAME) != spelled:
+        if len(str(name)) > LONGEST_CLASS_NAME or not is_one_line(str(name)):
             raise ConfigError(
                 f"{found.at('names', rows[number])}: names: class {number} is {shown(name)}, expected a name of at "
                 f"most {LONGEST_CLASS_NAME} characters on one line, without control characters."

@@ -110,6 +110,15 @@ def test_byte_order_mark(tmp_path: Path) -> None:
     assert load_spec(yaml).names == ("cat", "dog")
 
 
+def test_names_of_every_script(tmp_path: Path) -> None:
+    """With joiners, soft hyphens and marks of direction; a byte-order mark before one is no part of it."""
+    dataset(tmp_path / "pets")
+    names = ("می\u200cروم", "\u200eabc\u200f", "Haus\u00adtür", "a\ufeffb", "naïve")
+    quoted = ", ".join(f'"{name}"' for name in ("\ufeffcat", *names))
+    yaml = write(tmp_path / "a.yaml", f"path: pets\ntrain: images/train\nnames: [{quoted}]\n")
+    assert load_spec(yaml).names == ("cat", *names)
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -125,6 +134,9 @@ def test_byte_order_mark(tmp_path: Path) -> None:
         ("train: a\nnames: {0: cat, '0': dog}\n", "found the key 0 twice"),
         ("train: a\nnames: {0: cat, 00: dog}\n", "the key '00' is already on line 2"),
         ('train: a\nnames: ["cat\\e[31m"]\n', r"class 0 is 'cat\\x1b\[31m', expected .* without control"),
+        *((f'train: a\nnames: ["a\\u{c}b"]\n', "without control") for c in ("0085", "2028", "2029", "0009", "000a")),
+        ('train: a\nnames: ["\\uFEFF"]\n', "class 0 is '', expected a name"),
+        ('train: a\nnames: ["\\uFEFFcat", cat]\n', "'cat' is the name of classes 0 and 1"),
         (f"train: a\nnames: [{'x' * 201}]\n", "of at most 200 characters"),
         ('train: "a\\0b"\nnames: [cat]\n', "none holds a NUL"),
         (f"train: a\npath: {'x' * 256}\nnames: [cat]\n", r"a\.yaml:2: path: found 'xxx.* at most 255"),
