@@ -104,26 +104,29 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        if datasets not in target.parents:
+        real = _real(
+            target
+        )  # links may lead into the folder of datasets, and out of it: nothing is written by way of one
+        if _real(datasets) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
                 f"below {shown(datasets)} (TESSERA_DATASETS). Write `path: {shown(Path(self.yaml_path.stem))}` to have "
                 f"it {done} there, or correct `path`."
             )
-        staging = target.with_name(f".{target.name}.download")
+        staging = real.with_name(f".{real.name}.download")
         try:
-            if target.exists() and any(target.iterdir()):
+            if real.exists() and any(real.iterdir()):
                 raise UserError(
                     f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Move it away to "
                     f"have the dataset {done} there, or correct `path`."
                 )
             if self.generate is not None:
                 logger.info("Generating the dataset %s in %s", self.generate, target)
-                GENERATORS[self.generate](target)
+                GENERATORS[self.generate](real)
                 return target
             with locked(staging / "lock"):
-                if not self.is_in(target):
-                    self._download(staging, target)
+                if not self.is_in(real):
+                    self._download(staging, real)
                     shutil.rmtree(staging)
         except OSError as error:
             raise UserError(
@@ -180,6 +183,11 @@ def _exists(path: Path) -> bool:
     if os.path.exists(path) or not glob.has_magic(str(path)):
         return os.path.exists(path)
     return next(glob.iglob(str(path), recursive=True), None) is not None
+
+
+def _real(path: Path) -> Path:
+    """With links followed, as far as it exists."""
+    return Path(os.path.realpath(path))
 
 
 def absolute(path: Path) -> Path:

@@ -151,6 +151,37 @@ def test_an_absolute_path_below_the_folder_of_datasets_is_downloaded(tmp_path: P
     assert load_spec(yaml).root == root and (root / "images" / "val" / "a.jpg").is_file()
 
 
+def test_the_folder_of_datasets_by_another_name(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "datasets")
+    yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}/alias/pets\n{BODY}download: {site}/pets.zip\n")
+    assert load_spec(yaml).root == tmp_path / "alias" / "pets"
+    assert (tmp_path / "datasets" / "pets" / "images" / "val" / "a.jpg").is_file()
+
+
+def test_nothing_is_written_beside_a_link_into_the_folder_of_datasets(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "pets").symlink_to(tmp_path / "datasets" / "pets")
+    text = f"path: {tmp_path}/lib/pets\n{BODY}download: [{site}/pets.zip, {site}/none.zip]\n"
+    refuse(tmp_path, text, "404")
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["pets"]
+    assert (tmp_path / "datasets" / ".pets.download").is_dir()
+
+
+@pytest.mark.parametrize("stated", ["out/pets", "{tmp}/datasets/out/pets", "{tmp}/datasets/gone", "out"])
+def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, site: str, stated: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "out").symlink_to(tmp_path / "lib")
+    (tmp_path / "datasets" / "gone").symlink_to(tmp_path / "missing")
+    text = f"path: {stated.format(tmp=tmp_path)}\n{BODY}download: {site}/pets.zip\n"
+    refuse(tmp_path, text, "only into folders below .*TESSERA_DATASETS")
+    assert not list((tmp_path / "lib").iterdir()) and not (tmp_path / "missing").exists()
+
+
 def test_a_file_where_the_dataset_should_be(tmp_path: Path) -> None:
     write(tmp_path / "datasets" / "pets", "mine")
     refuse(
