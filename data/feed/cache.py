@@ -41,7 +41,7 @@ def open_images(
         memory: the node's account of shared memory; a new one where None.
 
     Raises:
-        UserError: an image does not decode, or there is too little memory or disk.
+        UserError: the file of an image cannot be read, or there is too little memory or disk.
     """
     store = ImageStore(index, imgsz, interpolation)
     if cache == "none":
