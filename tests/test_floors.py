@@ -32,6 +32,7 @@ ROOMS = (
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "utils.ranks",
     "argparse": "utils.options",
+    "cv2": "utils.machine.opencv",
 }
 OPTIONAL = {
     "albumentations",

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from data.augment.colours import NO_JITTER, HsvJitter
 from data.augment.labels import CanvasLabels
 from data.augment.warp import HORIZON, Warp
+from utils.machine.opencv import cv2
 from utils.types import FILL
 
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills

@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from utils.environment import forbid_update_checks
+from utils.machine.opencv import cv2
 
 PROBABILITY = 0.01
 _BLUR_SIDES = (3, 5, 7)  # pixels

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,7 @@ from data.augment.filters import ColourFilter, no_filter
 from data.augment.labels import CanvasLabels, warp_labels
 from data.augment.warp import Warp
 from utils.config import Hyp
+from utils.machine.opencv import cv2
 from utils.types import FILL, Draw, Sample
 
 MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one half

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import IO, Any, Literal, cast
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -22,6 +21,7 @@ from tqdm import tqdm
 from data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
 from utils.files import SharedFile
 from utils.machine.limits import usable_cpus
+from utils.machine.opencv import cv2
 from utils.text import gib
 from utils.types import DatasetIndex, Draw
 

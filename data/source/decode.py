@@ -7,19 +7,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from data.source.bounds import LARGE, refuse_large
 from utils.errors import UserError
 from utils.files import open_plain
+from utils.machine.opencv import cv2
 
 Pixels = NDArray[np.uint8]
-
-# Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
-# loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
-cv2.setNumThreads(0)
 
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}

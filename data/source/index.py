@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,7 @@ from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir, max_pixels
 from utils.errors import UserError
 from utils.files import atomic_write, open_plain
+from utils.machine.opencv import cv2
 from utils.text import first_of
 from utils.types import CocoIds, DatasetIndex, DatasetSpec
 

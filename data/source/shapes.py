@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from utils.errors import UserError
+from utils.machine.opencv import cv2
 
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 

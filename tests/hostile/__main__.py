@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="the few cases of the default suite")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     asked = parser.parse_args()
-    bound_opencv()  # as the commands do, before a subject imports it
+    bound_opencv()  # as the commands do, before a subject imports it from elsewhere
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a case is forked, and threads are not
 
     tallies = []

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -19,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from utils.errors import tolerate
 from utils.evaluation.sinks import Sink
 from utils.files import atomic_write
+from utils.machine.opencv import cv2
 from utils.report.palette import class_colour, font_file, printable, text_colour
 from utils.types import FILL, Batch, DatasetIndex, Detections
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cv2
-
+from utils.machine.opencv import cv2
 from utils.report.trackers.tracker import Tracker
 
 

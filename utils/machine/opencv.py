@@ -1,0 +1,16 @@
+"""OpenCV, bounded and with no threads of its own: whoever needs it imports it from here.
+
+How large a picture may be it asks its environment once, while it is loaded: so it is told just before, by whichever
+module needs it first.
+"""
+
+from __future__ import annotations
+
+from utils.environment import bound_opencv
+
+bound_opencv()
+import cv2 as cv2  # noqa: E402 - so it is loaded after that
+
+# Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
+# loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
+cv2.setNumThreads(0)
