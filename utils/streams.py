@@ -1,4 +1,7 @@
-"""stdout and stderr that cannot end a run: what is printed to a full disk or a closed pipe is lost, with a warning."""
+"""stdout and stderr that cannot end a run: what is printed to a full disk or a closed pipe is lost, with a warning.
+
+A pipe that does not block is full only for a moment: what is printed then is lost, what comes later is not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream whose first failed write sends this and all that follows to the null device.
+    """A text stream whose first failed write, unless it would have blocked, sends all from there to the null device.
 
     Args:
         stream: on a file descriptor.
@@ -24,14 +27,18 @@ class LastingStream:
         """Write, or drop."""
         try:
             return self._stream.write(text)
+        except BlockingIOError:
+            return len(text)
         except OSError as error:
             self._drop(error)
             return len(text)
 
     def flush(self) -> None:
-        """Write what is kept back, or drop it."""
+        """Write what is kept back, or drop it; where the pipe is full, keep it."""
         try:
             self._stream.flush()
+        except BlockingIOError:
+            return
         except OSError as error:
             self._drop(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,25 @@ with open(sys.argv[1], "w") as file:
     os.write(2, b"from C\\n")
     print("kept back until the end")
     file.write("done")
+"""
+
+
+FULL_FOR_A_MOMENT = """
+import os, sys
+from utils.streams import keep_streams
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+os.set_blocking(writer, False)
+os.dup2(writer, 1)
+keep_streams()
+for _ in range(300):
+    print("x" * 1000, flush=True)
+while len(os.read(reader, 1 << 20)) == 1 << 20:
+    pass
+print("afterwards", flush=True)
+assert b"afterwards" in os.read(reader, 1 << 20)
+for _ in range(300):  # full again, at the end
+    print("x" * 1000)
 """
 
 
@@ -48,3 +68,11 @@ def test_streams_that_work_are_as_before(tmp_path: Path) -> None:
     done = run("", tmp_path / "file")
     assert done.stdout == "out\nout\nout\nfrom C\nkept back until the end\n"
     assert done.stderr == "err\nerr\nerr\nfrom C\n"
+
+
+def test_a_pipe_that_is_full_for_a_moment_loses_what_is_printed_then_and_nothing_later() -> None:
+    """Who reads may have made the pipe non-blocking; a write to a full one fails instead of waiting."""
+    command = [sys.executable, "-c", FULL_FOR_A_MOMENT]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # it would hide the error
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
