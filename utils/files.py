@@ -21,7 +21,7 @@ from utils.text import shown
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
-_TEMPORARY = f".{re.sub('[^A-Za-z0-9-]', '-', socket.gethostname())[:40]}.tmp"  # how the names of such files end
+_HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -62,21 +62,26 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files in `folder` that `atomic_write` of a killed process on this host has left there.
+def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:
+    """Remove the temporary files in `folder` that `atomic_write` of a killed process has left there.
 
-    A living process holds a lock on its file, whichever container it is in; other hosts have their own names.
+    A living process holds a lock on its file, whichever container it is in. On a disk that hosts share without their
+    locks it is not seen from another one: so only files of this host go, or `of_any_host` where no other uses `folder`.
     """
-    for path in folder.glob(f".*{_TEMPORARY}"):
-        with contextlib.suppress(OSError), path.open("rb") as file:  # locked, gone, or not this user's
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+    host = "[A-Za-z0-9-]*" if of_any_host else _HOST
+    made = re.compile(rf"\..+\.[a-z0-9_]{{8}}\.{host}\.tmp", re.DOTALL)  # as in _open_temporary, 8 from mkstemp
+    for path in folder.glob(".*.tmp"):
+        if made.fullmatch(path.name):
+            # "r+": NFS locks no file that is open for reading only. Errors: locked, gone, or not this user's.
+            with contextlib.suppress(OSError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _open_temporary(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, locked as long as it is open where the file system has locks."""
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=f".{_HOST}.tmp")
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:  # else it was taken for a leftover before it was locked

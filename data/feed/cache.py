@@ -13,7 +13,7 @@ from data.feed.shared_memory import SharedMemory
 from utils.config import CacheMode
 from utils.environment import cache_dir
 from utils.errors import UserError
-from utils.files import SharedFile, atomic_write
+from utils.files import SharedFile, atomic_write, remove_leftovers
 from utils.machine.limits import available_memory
 from utils.ranks.world import World, torch_distributed_zero_first
 from utils.text import gib
@@ -103,6 +103,7 @@ class _CacheBuilder:
             remedy = "Free some space, or set TESSERA_CACHE to a folder on a larger disk."
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                remove_leftovers(folder)
                 room = shutil.disk_usage(folder).free
                 self._require_room(room, f"{folder} has {gib(room)} free", remedy)
                 with atomic_write(path) as file:

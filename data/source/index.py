@@ -21,7 +21,7 @@ from data.source.listing import Listing, Remembered, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir, max_pixels
 from utils.errors import UserError
-from utils.files import atomic_write, open_plain
+from utils.files import atomic_write, open_plain, remove_leftovers
 from utils.machine.opencv import cv2
 from utils.text import first_of
 from utils.types import CocoIds, DatasetIndex, DatasetSpec
@@ -241,6 +241,7 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
     checksum = hashlib.blake2b(digest_size=32)
     for piece in pieces:
         checksum.update(piece)
+    remove_leftovers(path.parent)
     with atomic_write(path) as file:
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 

@@ -171,7 +171,9 @@ def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undistu
     killed = train(tmp_path, 1, *args, fault=f"0 step {STEPS + 3} kill")
     assert killed.code == -9, killed.said
     assert torch.load(tmp_path / "exp" / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2
-    (tmp_path / "exp" / "weights" / ".last.pt.torn.tmp").write_bytes(b"half")  # what a kill while saving leaves
+    (tmp_path / "exp" / "weights" / ".last.pt.torn_123.another-host.tmp").write_bytes(
+        b"half"
+    )  # what a kill while saving leaves
     assert_resumes(tmp_path / "exp", 1, undisturbed[1])
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import os
+import re
 import socket
 import tempfile
 import threading
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from tests.at_once import at_once
+from tests.leftover import leave_behind
 from utils.errors import ConfigError
-from utils.files import SharedFile, atomic_write, open_plain, user_path
+from utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, user_path
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -26,6 +31,51 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_bytes() == b"old"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def leftover(tmp_path: Path) -> Path:
+    return leave_behind(tmp_path / "file")
+
+
+def test_a_leftover_is_removed_where_a_lock_needs_a_file_that_can_be_written(
+    leftover: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS makes record locks of flock's, and refuses an exclusive one on a file that is open for reading (flock(2))."""
+    real = fcntl.flock
+
+    def flock(file: IO[bytes] | int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    remove_leftovers(leftover.parent)
+    assert not leftover.exists()
+
+
+def test_only_names_that_atomic_write_makes_are_leftovers(leftover: Path) -> None:
+    host = leftover.name.split(".")[-2]
+    others = [f".mine.{host}.tmp", f".{host}.tmp", f".a.Abcd1234.{host}.tmp", f".a.abcd12345.{host}.tmp", ".a.tmp"]
+    others += [leftover.name[1:], leftover.name + ".b", ".file.abcd1234.x y.tmp"]
+    for name in others:
+        (leftover.parent / name).touch()
+    for of_any_host in (False, True):
+        remove_leftovers(leftover.parent, of_any_host=of_any_host)
+        assert {path.name for path in leftover.parent.iterdir()} == {*others}
+
+
+def test_leftovers_of_other_hosts_stay_unless_they_are_asked_for(leftover: Path) -> None:
+    elsewhere = leftover.with_name(re.sub(r"[^.]+\.tmp$", "another-host.tmp", leftover.name))
+    leftover.rename(elsewhere)
+    remove_leftovers(elsewhere.parent)
+    assert elsewhere.exists()
+    with elsewhere.open("rb") as file:  # its writer is alive
+        fcntl.flock(file, fcntl.LOCK_EX)
+        remove_leftovers(elsewhere.parent, of_any_host=True)
+        assert elsewhere.exists()
+    remove_leftovers(elsewhere.parent, of_any_host=True)
+    assert not elsewhere.exists()
 
 
 def test_threads_that_write_files_leave_the_processs_mask_alone(

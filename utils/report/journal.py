@@ -11,6 +11,7 @@ from types import TracebackType
 from utils.checkpoints.folder import write_yaml
 from utils.engine.context import RunContext
 from utils.errors import UserError, tolerate
+from utils.files import remove_leftovers
 from utils.report.charts.labels import plot_labels
 from utils.report.charts.training import plot_results
 from utils.report.pictures import render_targets
@@ -124,8 +125,7 @@ class Journal:
     def _open(self, run: RunContext, start_epoch: int, resumed: bool) -> None:
         with self._writing():
             for folder in (self.run, self.run / "weights"):
-                for torn in folder.glob(".*.tmp"):  # a file that was being written when the run was killed
-                    torn.unlink()
+                remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
             # First of all: it refuses a folder that holds something else.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
             if not resumed:

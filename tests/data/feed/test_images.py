@@ -25,6 +25,7 @@ from data.feed.shared_memory import SharedMemory
 from data.source import decode
 from data.source.decode import read_image
 from tests.data.made_index import make_index, picture, write_images
+from tests.leftover import leave_behind
 from tests.system.launch import free_port
 from utils.config import CacheMode
 from utils.errors import UserError
@@ -179,6 +180,13 @@ def test_a_disk_cache_is_built_once_for_each_setting(index: DatasetIndex, tmp_pa
     first.write_bytes(b"cut short")
     with open_images(index, 48, "disk", "area", World()) as again:
         np.testing.assert_array_equal(again.load(0), ImageStore(index, 48, "area").load(0))
+
+
+def test_a_half_written_disk_cache_of_a_killed_run_goes(index: DatasetIndex, tmp_path: Path) -> None:
+    torn = leave_behind(tmp_path / "cache" / "images" / "0.bin")
+    open_images(index, 48, "disk", "area", World()).close()
+    (path,) = torn.parent.iterdir()
+    assert path != torn
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])

@@ -16,6 +16,7 @@ from data.source import scan as scan_module
 from data.source.index import read_index, write_index
 from tests.data.make import write_dataset, write_image
 from tests.data.source.built_index import BOX, build, same
+from tests.leftover import leave_behind
 from utils.types import DatasetIndex
 
 
@@ -40,6 +41,13 @@ def test_second_start_maps_the_file(tmp_path: Path, scans: list[int]) -> None:
     assert same(first, second)
     assert not second.boxes_xyxy.flags.writeable and not first.boxes_xyxy.flags.writeable
     assert same(pickle.loads(pickle.dumps(second)), first)
+
+
+def test_a_half_written_index_of_a_killed_run_goes(tmp_path: Path) -> None:
+    torn = leave_behind(tmp_path / "cache" / "index" / "pets-train.index")
+    build(write_dataset(tmp_path / "pets", {"train/a": BOX}))
+    (path,) = torn.parent.iterdir()
+    assert path != torn
 
 
 def _touch_image(root: Path) -> None:

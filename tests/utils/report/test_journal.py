@@ -11,6 +11,7 @@ import pytest
 from utils.config import TrainConfig, load_hyp
 from utils.engine.context import RunContext
 from utils.errors import UserError
+from utils.files import atomic_write
 from utils.ranks.world import World
 from utils.report.journal import EpochFigures, Journal
 from utils.report.results import read_results
@@ -40,6 +41,18 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert table["epoch"].tolist() == [0, 1, 2]
     assert table["time/epoch_s"].tolist() == [1, 1, 7]
     assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
+
+
+def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path) -> None:
+    """On whichever host that was: the folder is this run's. Not what is being written, or somebody's own."""
+    torn, mine = tmp_path / "weights" / ".last.pt.ab_12345.another-host.tmp", tmp_path / ".mine.tmp"
+    torn.parent.mkdir()
+    torn.touch()
+    mine.touch()
+    with atomic_write(tmp_path / "picture.png"), open_journal(tmp_path):
+        pass
+    assert (tmp_path / "picture.png").is_file()
+    assert not torn.exists() and mine.exists()
 
 
 def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:

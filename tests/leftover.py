@@ -1,0 +1,14 @@
+"""What a killed process leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from utils.files import atomic_write
+
+
+def leave_behind(path: Path) -> Path:
+    """The temporary file of a process that was killed on this host while it wrote `path`."""
+    with atomic_write(path):
+        (temporary,) = path.parent.glob(f".{path.name}.*.tmp")
+    return path.rename(temporary)
