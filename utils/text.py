@@ -51,8 +51,11 @@ def is_one_line(text: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, its kind where it has none, as `one_line` of at most 200 characters."""
-    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200)
+    """The first line of an error's message, its kind where it has none, as `one_line` of at most 200 characters.
+
+    No full stop ends it: messages quote it inside a sentence.
+    """
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
 
 
 def printable(text: str) -> str:

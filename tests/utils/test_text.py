@@ -83,6 +83,6 @@ def test_no_message_carries_a_control_character() -> None:
 
 
 def test_the_first_line_of_an_error_or_its_kind() -> None:
-    assert first_line(ValueError("\n  sizes\x1b differ  \nand a stack")) == "sizes\\x1b differ  "
+    assert first_line(ValueError("\n  sizes\x1b differ.  \nand a stack")) == "sizes\\x1b differ"
     assert first_line(EOFError()) == first_line(EOFError(" \n")) == "EOFError"
     assert len(first_line(ValueError("a" * 1000))) == 200

@@ -20,7 +20,6 @@ from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
 from utils.ranks.rendezvous import (
     agree_on_session,
     connect_to_store,
-    first_line,
     keeper_of,
     open_store,
     require_own_devices,
@@ -28,6 +27,7 @@ from utils.ranks.rendezvous import (
 from utils.ranks.signals import ignore_sigterm_at_the_end
 from utils.ranks.watchdog import Watchdog, WatchedStore
 from utils.ranks.world import World
+from utils.text import first_line
 
 
 @contextmanager

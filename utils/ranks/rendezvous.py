@@ -14,7 +14,7 @@ from utils.environment import Launch, join_timeout_s
 from utils.errors import ConfigError, UserError
 from utils.machine.accelerator import Accelerator
 from utils.ranks.watchdog import NOTICE_S, Watchdog, say
-from utils.text import one_line
+from utils.text import first_line
 
 _PAUSE_S = 0.2  # between tries to connect
 
@@ -73,11 +73,6 @@ def keeper_of(launch: Launch) -> str:
     """Whose store it is, as the begin of a sentence."""
     keeper = "torchrun" if launch.has_store else "rank 0"
     return f"{keeper} on {launch.address}:{launch.port}, which keeps the job's store,"
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception of torch says, without the C++ stack below it."""
-    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
 
 
 def _address(launch: Launch) -> tuple[str, int]:
