@@ -18,7 +18,8 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep caches and datasets of a test inside its own folder."""
+def private_folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep caches and datasets of a test inside its own folder; all tests share matplotlib's list of fonts."""
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.getbasetemp() / "matplotlib"))
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path / "datasets"))

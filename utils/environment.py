@@ -25,7 +25,7 @@ def datasets_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Folder for indexes and image caches (TESSERA_CACHE)."""
+    """Folder for indexes, image caches and matplotlib's list of fonts (TESSERA_CACHE)."""
     return user_path(os.environ.get("TESSERA_CACHE") or "~/.cache/tessera", "TESSERA_CACHE")
 
 
@@ -44,6 +44,11 @@ def max_pixels() -> int:
 def bound_opencv() -> None:
     """Let OpenCV itself refuse what is larger, in formats whose headers only it reads; call before it is imported."""
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
+
+
+def keep_font_list() -> None:
+    """Let matplotlib keep its list of fonts in our cache, not in the home folder; call before it is imported."""
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
 
 
 def forbid_update_checks() -> None:

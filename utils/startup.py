@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from utils.environment import Launch, max_pixels, quieten_torch
+from utils.environment import Launch, keep_font_list, max_pixels, quieten_torch
 from utils.errors import ConfigError, explained
 from utils.options import Options
 from utils.streams import keep_streams
@@ -19,9 +19,9 @@ INTERRUPTED = 128 + signal.SIGINT
 def check_command_line(options: type[Options], argv: Sequence[str] | None = None) -> None:
     """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
 
-    TESSERA_MAX_PIXELS is checked with them. From then on Ctrl-C ends the process quietly, until whatever runs next
-    handles the signal itself, stdout and stderr may fail, and a limit of the system that an import meets is one
-    message.
+    TESSERA_MAX_PIXELS is checked with them, and matplotlib, imported after it, is told where its list of fonts is kept.
+    From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
+    may fail, and a limit of the system that an import meets is one message.
 
     Args:
         options: the flags of the command.
@@ -35,6 +35,7 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
         is_main = Launch.from_environment().rank == 0
         max_pixels()
         options(**options.from_args(sys.argv[1:] if argv is None else argv))
+        keep_font_list()
     except ConfigError as error:
         if is_main:  # all ranks find the same mistake
             print(f"error: {error}", file=sys.stderr)

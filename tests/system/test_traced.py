@@ -1,7 +1,8 @@
-"""Traced: nothing is written outside the run, the cache, the datasets and temporary folders; only ranks talk."""
+"""Traced: nothing is written outside the run's folder, the cache and the temporary folder; only ranks talk."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -13,10 +14,11 @@ from tests.system.launch import ROOT, free_port, run_command
 from tests.system.tiny import flags, make_data
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
+WRITING += ",chmod,fchmodat,utimensat,mknod,mknodat"
 CALL = re.compile(r"(?:\[pid\s+\d+\] |\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)")
 PLACE = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 ADDRESS = re.compile(r'inet_addr\("([^"]*)"\)|inet_pton\(AF_INET6, "([^"]*)"')
-SYSTEM = ("/dev/", "/proc/")  # memory, the null device, names of threads
+SYSTEM = (Path("/dev"), Path("/proc"))  # memory, the null device, names of threads
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,11 +26,11 @@ pytestmark = [
 ]
 
 
-def trace(command: list[str], folder: Path, tmp: Path) -> list[tuple[str, str]]:
-    """Calls that succeeded, (name, arguments), of a command and all that it starts."""
+def trace(command: list[str], folder: Path) -> list[tuple[str, str]]:
+    """Calls that succeeded, (name, arguments), of a command and all that it starts; home and TMPDIR are in `folder`."""
     log = folder / "trace"
     watched = f"open,openat,openat2,{WRITING},connect,bind,socket"
-    env = {"TMPDIR": str(tmp), "HOME": str(tmp), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run_command(
         ["strace", "-f", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none", "-o", str(log), *command],
         env=env,
@@ -39,11 +41,11 @@ def trace(command: list[str], folder: Path, tmp: Path) -> list[tuple[str, str]]:
     return [(call[1], call[2]) for call in calls if call and not call[3].startswith("-")]
 
 
-def places_written(calls: list[tuple[str, str]]) -> set[str]:
-    """Absolute paths that were opened for writing, made, renamed or removed."""
+def places_written(calls: list[tuple[str, str]]) -> set[Path]:
+    """Absolute paths that were opened for writing, made, changed, renamed or removed."""
     writing = {*WRITING.split(",")}
     return {
-        str(Path(folder or ROOT, name))
+        Path(os.path.normpath(Path(folder or ROOT, name)))
         for call, arguments in calls
         if call in writing or re.search(r"O_WRONLY|O_RDWR|O_CREAT", arguments)
         for folder, name in PLACE.findall(arguments)
@@ -51,23 +53,30 @@ def places_written(calls: list[tuple[str, str]]) -> set[str]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(tmp_path: Path, ranks: int) -> None:
+def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.delenv("MPLCONFIGDIR")
     data = make_data(tmp_path / "datasets", train=16, val=8)
-    temporary = tmp_path / "temporary"
+    runs, cache, temporary, home = (tmp_path / name for name in ("runs", "cache", "temporary", "home"))
     temporary.mkdir()
+    home.mkdir()
     python = [sys.executable]
     if ranks > 1:
         python += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
         python += [f"--master-port={free_port()}"]
-    train = [*python, "train.py", *flags(data, tmp_path / "runs", "--epochs", "1")]
-    weights = tmp_path / "runs" / "exp" / "weights" / "best.pt"
-    val = [*python, "val.py", "--weights", str(weights), "--data", str(data), "--project", str(tmp_path / "runs")]
+    train = [*python, "train.py", *flags(data, runs, "--epochs", "1")]
+    train.remove("--noplots")
+    weights = runs / "exp" / "weights" / "best.pt"
+    val = [*python, "val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs)]
     val += ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
     for command in (train, val):
-        calls = trace(command, tmp_path, temporary)
+        calls = trace(command, tmp_path)
         written = places_written(calls)
-        assert any(str(tmp_path / "runs") in place for place in written), "the trace has what a run writes"
-        elsewhere = {place for place in written if not place.startswith((str(tmp_path), *SYSTEM))}
+        assert any(place.is_relative_to(runs) for place in written), "the trace has what a run writes"
+        # Neither the home folder nor the datasets are among these.
+        own = (runs, cache, temporary, *SYSTEM)
+        elsewhere = {str(place) for place in written if not any(map(place.is_relative_to, own))}
         assert not elsewhere, sorted(elsewhere)
         networked = [arguments for call, arguments in calls if call == "socket" and "AF_INET" in arguments]
         said = [text for _, text in calls if "htons(53)" not in text]  # the resolver, which ranks ask for host names
