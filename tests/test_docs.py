@@ -49,6 +49,15 @@ def test_every_test_that_the_page_names_is_there() -> None:
         assert f"\ndef {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
+def test_the_table_of_hostile_subjects() -> None:
+    found = {}
+    for file in (ROOT / "tests" / "hostile").glob("*.py"):
+        if cases := re.search(r"^CASES, .* = (\d+)", file.read_text(), flags=re.MULTILINE):
+            found[file.stem] = f"{int(cases[1]):,}"
+    rows = PAGE.partition("| `make hostile` |")[2]
+    assert dict(re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", rows, flags=re.MULTILINE)) == found
+
+
 def test_every_command_is_understood() -> None:
     text = PAGE.replace("\\\n", " ")
     commands = re.findall(r"^.*\btrain\.py (--.*)$", text, flags=re.MULTILINE)

@@ -22,8 +22,7 @@ def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Pa
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank calls this.
 
     Only rank 0 touches the disk; all ranks learn the path. What killed runs of this host were writing into folders of
-    this project is removed. Making a folder is atomic, so that two runs that start at
-    the same instant get two folders.
+    this project is removed. Making a folder is atomic, so that two runs that start at the same instant get two folders.
 
     Args:
         project: folder of runs; made where it is missing.
