@@ -29,7 +29,7 @@ from utils.engine.stopping import EarlyStopping
 from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 
-CASES, FAST_CASES = 4000, 60
+CASES, FAST_CASES = 3000, 60
 
 NAMES = ("circle", "square")
 ARCHITECTURE = {
