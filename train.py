@@ -177,7 +177,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 has_best=resumed is not None and resumed.has_best,
             )
         )
-        preflight(world)
+        preflight(world, folder)
         if config.compile:
             log.info("--compile: the first steps may take minutes: kernels are built.")
         log.info(f"{precision.name}, {batch_size} images a batch; writing to {folder}")

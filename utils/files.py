@@ -128,6 +128,15 @@ def check_path(text: str | Path, where: str) -> None:
         )
 
 
+def special_kind(path: Path) -> str:
+    """What a path leads to that is no plain file, such as "a folder"; "" for a plain file, and for nothing."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError:
+        return ""
+    return "" if kind == stat.S_IFREG else _KINDS.get(kind, "of an unknown kind")
+
+
 def open_plain(path: Path | str) -> IO[bytes]:
     """Open a plain file, or a link to one, for reading.
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from data.source.place import GENERATORS, Place, absolute
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
-from utils.files import user_path
+from utils.files import special_kind, user_path
 from utils.text import first_of, is_one_line, shown
 from utils.types import Archive, DatasetSpec
 from utils.yaml_file import Row, YamlMapping, read_yaml
@@ -64,6 +64,8 @@ def _find_yaml(data: str | Path) -> Path:
     for path in tried:
         if os.path.isfile(path):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
             return absolute(path)
+    if kind := special_kind(given):
+        raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
     hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)])
     places = "\n  ".join(map(shown, tried))

@@ -19,7 +19,7 @@ import pytest
 from tests.at_once import at_once
 from tests.leftover import leave_behind
 from utils.errors import ConfigError
-from utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, user_path
+from utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -176,3 +176,11 @@ def test_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     with open_plain(tmp_path / "link") as file:
         assert file.read() == b"content"
+
+
+def test_what_is_there_instead_of_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    found = {name: special_kind(tmp_path / name) for name in ("fifo", "link", "file", "nothing", ".")}
+    assert found == {"fifo": "a FIFO", "link": "a FIFO", "file": "", "nothing": "", ".": "a folder"}

@@ -145,7 +145,10 @@ class Archive:
         infos = self._archive.infolist()
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1 or info.compress_size != info.file_size:
-                raise UserError(f"{self._path}: refused: compressed or encrypted inside, as torch.save never does.")
+                raise UserError(
+                    f"{self._path}: refused: compressed or encrypted inside, as torch.save never does. Copy the "
+                    f"original file again."
+                )
         if sum(info.file_size for info in infos) > self._bytes_left:
             raise Damaged("its members are larger than the file")
         if len({info.filename for info in infos}) < len(infos):

@@ -22,7 +22,7 @@ from utils.checkpoints.inert_pickle import Damaged
 from utils.checkpoints.legacy import is_legacy
 from utils.checkpoints.schema import check_parts, check_values
 from utils.errors import UserError, did_you_mean
-from utils.files import atomic_write
+from utils.files import atomic_write, special_kind
 from utils.text import first_line, shown
 
 FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
@@ -91,6 +91,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         UserError: no such file, damaged, with other values than a run writes, an original YOLOv5 file, something else,
             or of a later version.
     """
+    if kind := special_kind(path):
+        raise UserError(f"{path}: found {kind}, expected a checkpoint file.")
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
         raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as last.pt in a run's folder weights.")
@@ -150,10 +152,12 @@ def _unwritable(path: Path, reason: OSError) -> str:
         text += " The previous one is whole and stays."
     if reason.errno in (errno.ENOSPC, errno.EDQUOT) and path.parent.is_dir():
         free = shutil.disk_usage(path.parent).free / 2**20
-        text += f" The disk has {free:.0f} MiB free. Make room, or give another --project, and continue with --resume."
+        text += f" The disk has {free:.0f} MiB free, which is too little for it. Make room"
     else:
-        text += " Give a --project that can be written to, and continue with --resume."
-    return text
+        text += " Make the folder writable"
+    if (path.parent / "last.pt").exists():
+        return f"{text}, and continue with --resume."
+    return f"{text}, or give another --project, and start again."
 
 
 def _kind(state: Any) -> str:

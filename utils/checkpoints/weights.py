@@ -15,6 +15,7 @@ from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
+from utils.files import special_kind
 from utils.text import first_of, shown
 
 OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
@@ -163,6 +164,8 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
             return candidate
     if bare and name in OFFICIAL_NAMES:
         return fetch(OFFICIAL_URL.format(name=name), cached, progress=progress)
+    if kind := special_kind(given):
+        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.")
     tried = f"{given.absolute()}" + (f" and {cached}" if bare else "")
     beside = (path.name for path in given.parent.glob("*.pt")) if given.parent.is_dir() else ()
     hint = did_you_mean(given.name, [*beside, *(OFFICIAL_NAMES if bare else ())])

@@ -34,10 +34,15 @@ class Host(NamedTuple):
     disk_free: int
 
 
-def preflight(world: World) -> None:
-    """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
+def preflight(world: World, folder: Path) -> None:
+    """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this.
+
+    Args:
+        world: the ranks.
+        folder: of the run, on rank 0's host.
+    """
     speed = all_reduce_mib_s(world)
-    hosts = world.all_gather(_here(world))
+    hosts = world.all_gather(_here(world, folder))
     if not world.is_main:
         return
     ranks = Counter(host.name for host in hosts)
@@ -86,11 +91,11 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
     return lines
 
 
-def _here(world: World) -> Host:
+def _here(world: World, folder: Path) -> Host:
     cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
     return Host(
         socket.gethostname(),
         world.accelerator.name,
         shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
-        min(shutil.disk_usage(place).free for place in (cache, Path.cwd())),
+        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
     )

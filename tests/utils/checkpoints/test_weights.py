@@ -129,6 +129,9 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resolve_weights("runs/bst.pt")
     with pytest.raises(UserError, match="no such file"):
         resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
+        resolve_weights(str(tmp_path / "folder.pt"))
 
 
 def test_classes_in_another_order_are_named() -> None:
