@@ -22,6 +22,7 @@ from utils.text import shown
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
+_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -107,6 +108,11 @@ def user_path(text: str | Path, where: str) -> Path:
             f"{where}: found {shown(str(text))}, but the home folder that it starts with is unknown. Write the folder "
             "itself."
         ) from error
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address, such as http://…, not a path."""
+    return "://" in text and _ADDRESS.match(text) is not None
 
 
 def check_path(text: str | Path, where: str) -> None:

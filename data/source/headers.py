@@ -20,7 +20,7 @@ from data.source.bounds import LARGE, refuse_large
 from data.source.decode import TooLarge, read_image
 from utils.environment import max_pixels
 from utils.errors import UserError
-from utils.files import open_plain
+from utils.files import is_address, open_plain
 
 MIN_SIDE = 10  # pixels
 _HEAD = 4096  # bytes; enough for most files
@@ -48,6 +48,8 @@ def image_size(path: str, length: int) -> Size:
         BadImage: missing, unreadable, no plain file, not an image, a side below 10 pixels, or more pixels than
             TESSERA_MAX_PIXELS allows or the file can hold.
     """
+    if length == -1 and is_address(path):
+        raise BadImage("it is an address, expected a file")
     if length in (0, -1):
         raise BadImage("the file is empty" if length == 0 else "no such file")
     try:

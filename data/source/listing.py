@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from data.source.annotations.coco import CocoImage, read_coco
 from utils.errors import UserError
-from utils.files import LONGEST_PATH, open_plain
+from utils.files import LONGEST_PATH, is_address, open_plain
 from utils.text import first_of, one_line, shown
 from utils.types import IMAGE_SUFFIXES, DatasetSpec
 
@@ -32,7 +32,7 @@ class Listing:
 
     Attributes:
         root: folder of the dataset; messages name files from there.
-        images: absolute paths.
+        images: absolute paths, and addresses, which no image is read from.
         labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
         image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file, and other
             negative sizes where it is no plain file.
@@ -82,7 +82,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     if not spec.splits.get(split):
         have = ", ".join(spec.splits)
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.")
-    found = _Found(spec, remembered or {})
+    found = _Found(spec, split, remembered or {})
     for entry in spec.splits[split]:
         for path in _expand(spec, split, entry):
             found.add(path)
@@ -143,6 +143,7 @@ class _Found:
     """Collects the images of all entries of a split."""
 
     spec: DatasetSpec
+    split: str
     remembered: Remembered
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
@@ -221,9 +222,7 @@ class _Found:
             return
         base = self._base_of_list(file, lines)
         for line in lines:
-            path = line.replace("\\", "/")
-            path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
-            path = os.path.normpath(path) if "/." in path or "//" in path else path
+            path = line if is_address(line) else _from_base(line.replace("\\", "/"), file, base)
             if _suffix(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
@@ -232,7 +231,7 @@ class _Found:
     def _base_of_list(self, file: Path, lines: Sequence[str]) -> Path:
         """Where relative lines without `./` start: the first folder in which the first of them exists."""
         bases = (file.parent, self.spec.root, Path.cwd())
-        first = next((line for line in lines if not line.startswith(("./", "/"))), None)
+        first = next((line for line in lines if not line.startswith(("./", "/")) and not is_address(line)), None)
         return next((base for base in bases if first and os.path.exists(base / first)), file.parent)
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
@@ -249,6 +248,11 @@ class _Found:
             paths, self.is_complete = known[1], False
         else:
             content = read_coco(file, self._coco_folders(file))
+            if self.split == "train" and not content.has_annotations:
+                raise UserError(
+                    f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
+                    "an object."
+                )
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
@@ -307,6 +311,12 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
         except OSError as error:
             raise UserError(f"{shown(Path(current))}: the folder cannot be read ({error.strerror}).") from error
     return images, sorted(xmls)
+
+
+def _from_base(path: str, file: Path, base: Path) -> str:
+    """The absolute path of a line of a list: from the list's own folder after `./`, else from `base`."""
+    path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
+    return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
 def _suffix(name: str) -> str:

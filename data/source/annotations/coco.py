@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from data.source.annotations.labels import Crowds, ParsedLabels, Size, clipped_fractions
 from utils.errors import UserError
-from utils.files import open_plain
+from utils.files import is_address, open_plain
 from utils.text import one_line, shown
 from utils.types import CocoId, CocoIds
 
 _LARGEST_SIDE = 2**31 - 1  # pixels
+_PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
+_TRIED = 100  # names; looking for all of 100,000 in each folder would take seconds
 
 
 @dataclass
@@ -40,11 +42,13 @@ class CocoFile:
         path: the file.
         images: in the file's order.
         categories: category id → name.
+        has_annotations: whether there is such a key; files of images to detect on have none.
     """
 
     path: Path
     images: list[CocoImage]
     categories: dict[int, str]
+    has_annotations: bool
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
@@ -52,12 +56,14 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
 
     Args:
         path: the JSON.
-        folders: where the images may be; the first with one of the first images is taken for all.
+        folders: where the images may be; the one with the most of them is taken for all, the first of equals.
 
     Raises:
-        UserError: unreadable, not COCO, an id or a file name is there twice, or the images are in none of `folders`.
+        UserError: unreadable, not COCO, an id, a category's name or a file name is there twice, or the images are in
+            none of `folders`.
     """
     content = _load(path)
+    _refuse_other(path, content)
     try:
         categories = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
         records = _by_id(path, "images", content)
@@ -67,18 +73,17 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         owners = [item["image_id"] for item in annotations]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path}: expected a COCO detection file with images (id, file_name), annotations (image_id, category_id, "
-            f"bbox) and categories (id, name); found {type(error).__name__} {one_line(str(error), 80)}."
+            f"{path}: expected a COCO detection file with {_PARTS}; "
+            f"found {type(error).__name__} {one_line(str(error), 80)}."
         ) from error
+    _refuse_one_name(path, categories)
     places = _places(path, names, _image_folder(path, names, folders))
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
         if not isinstance(owner, (int, float, str)) or owner not in images:
-            raise UserError(
-                f"{path}: annotations[{number}] belongs to image_id {shown(owner)}, but no image has that id."
-            )
+            raise UserError(f"{path}: annotations[{number}] {_no_owner(owner, images)}.")
         images[cast(CocoId, owner)].annotations.append((number, annotation))
-    return CocoFile(path, list(images.values()), cast("dict[int, str]", categories))
+    return CocoFile(path, list(images.values()), cast("dict[int, str]", categories), "annotations" in content)
 
 
 def _load(path: Path) -> Any:
@@ -96,6 +101,42 @@ def _load(path: Path) -> Any:
         raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
     except RecursionError as error:
         raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
+
+
+def _refuse_other(path: Path, content: Any) -> None:
+    """Raise a UserError where the file is something else than a COCO detection file."""
+    if isinstance(content, list):
+        raise UserError(
+            f"{path}: found a list; is this a file of results? expected a COCO detection file with {_PARTS}."
+        )
+    if isinstance(content, dict):
+        for key in ("images", "categories"):
+            if key not in content:
+                raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
+
+
+def _refuse_one_name(path: Path, categories: Mapping[CocoId, str]) -> None:
+    """Raise a UserError where two categories have one name: a class could be written with one of the ids only."""
+    by_name: dict[str, CocoId] = {}
+    for own, name in categories.items():
+        earlier = by_name.setdefault(name, own)
+        if earlier != own:
+            raise UserError(
+                f"{path}: the categories with the ids {earlier} and {own} are both named {shown(name)}, expected a "
+                "name for each. Rename one, or merge the two."
+            )
+
+
+def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
+    """What is wrong with an image_id that no image has."""
+    if isinstance(owner, (int, float)) and str(owner) in images:
+        return (
+            f"belongs to image_id {shown(owner)}, but in images that id is found as the text {shown(str(owner))}, "
+            "expected a number"
+        )
+    if isinstance(owner, str) and _whole(owner) in images:
+        return f"belongs to image_id {shown(owner)}: found text, expected the number that an image has as its id"
+    return f"belongs to image_id {shown(owner)}, but no image has that id"
 
 
 def _by_id(path: Path, key: str, content: Any) -> dict[CocoId, dict[str, Any]]:
@@ -138,10 +179,14 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
-    """Paths of the images' files without `.` and `..`, each once: a file may be spelled in several ways."""
+    """Paths of the images' files without `.` and `..`, each once: a file may be spelled in several ways.
+
+    Addresses of the web stay as they are, for a message of their own.
+    """
     places: dict[str, int] = {}
     for number, name in enumerate(names):
-        earlier = places.setdefault(os.path.normpath(folder / name), number)
+        place = name if is_address(name) else os.path.normpath(folder / name)
+        earlier = places.setdefault(place, number)
         if earlier != number:
             raise UserError(
                 f"{path}: images[{number}] has the file_name {shown(name)}, and so has images[{earlier}] "
@@ -159,15 +204,28 @@ def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
 
 
 def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if any(os.path.isfile(folder / name) for name in names[:10]):  # noqa: PTH113 - no error for a name too long
-            return folder
+    """Where relative names start: the folder with the most of their files. What one stray name finds decides little."""
     if not names:
         raise UserError(f"{path}: it lists no images.")
-    tried = "\n  ".join(str(folder) for folder in folders)
+    files = [name for name in names if not is_address(name)]
+    relative = [name for name in files if not name.startswith("/")]
+    for tried in (relative[:: len(relative) // _TRIED + 1], relative):
+        found = [_found(folder, tried) for folder in folders]
+        if any(count for count, _ in found):
+            return folders[found.index(max(found))]
+    # Without a relative name that leads to a file, any folder will do for the others.
+    if not files or any(os.path.isfile(name) for name in files if name.startswith("/")):  # noqa: PTH113
+        return folders[0]
+    places = "\n  ".join(str(folder) for folder in folders)
     raise UserError(
-        f"{path}: its images, such as {shown(names[0])}, are in none of\n  {tried}\nMove them to one of these."
+        f"{path}: its images, such as {shown(files[0])}, are in none of\n  {places}\nMove them to one of these."
     )
+
+
+def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:
+    """How many of the names are files in `folder`, and how many of these do not lead out of it."""
+    found = [name for name in names if os.path.isfile(folder / name)]  # noqa: PTH113 - no error for a name too long
+    return len(found), sum(not os.path.normpath(name).startswith("..") for name in found)
 
 
 def ids_of(

@@ -1,0 +1,134 @@
+"""COCO JSON with mistakes: one stray entry costs only itself, and a message says what the file is instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.source.annotations.coco import read_coco
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.data.make import write_image
+from tests.data.source.annotations.test_coco import coco, write_coco
+from utils.errors import UserError
+
+ADDRESS = "http://x/y.jpg"
+
+
+def with_first(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The same with one more image, before the others."""
+    return {**content, "images": [{"id": 1, "file_name": name}, *content["images"]]}
+
+
+@pytest.mark.parametrize("place", ["absolute", "../../stray.txt", "../../../stray.txt", ADDRESS, "nowhere.jpg"])
+def test_a_stray_path_costs_only_itself(tmp_path: Path, place: str) -> None:
+    for folder in (tmp_path, tmp_path / "set"):
+        folder.mkdir(exist_ok=True)
+        (folder / "stray.txt").write_text("no picture")
+    name = str(tmp_path / "stray.txt") if place == "absolute" else place
+    index = build_index(load_spec(write_coco(tmp_path / "set", with_first(name, coco()))), "train")
+    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
+    (problem,) = index.problems
+    assert problem.endswith("; the image is left out")
+    assert ("it is an address, expected a file" in problem) == (place == ADDRESS)
+
+
+def test_of_two_files_the_one_below_the_folder_decides(tmp_path: Path) -> None:
+    (tmp_path / "stray.txt").write_text("no picture")
+    content = with_first("../../stray.txt", coco())
+    content["images"].pop()
+    content["annotations"] = content["annotations"][:1]
+    assert len(build_index(load_spec(write_coco(tmp_path / "set", content)), "train")) == 1
+
+
+def test_absolute_names_alone(tmp_path: Path) -> None:
+    images = [
+        {"id": own, "file_name": str(tmp_path / "set/images/train" / name)}
+        for own, name in ((7, "a.jpg"), (9, "b.jpg"))
+    ]
+    assert len(build_index(load_spec(write_coco(tmp_path / "set", coco(images=images))), "train")) == 2
+
+
+def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
+    images = [{"id": own, "file_name": f"{own}.jpg"} for own in range(1000, 1500)]
+    images[321]["file_name"] = "a.jpg"
+    index = build_index(
+        load_spec(
+            write_coco(
+                tmp_path / "set",
+                coco(images=images, annotations=[{"image_id": 1321, "category_id": 17, "bbox": [1, 1, 5, 5]}]),
+            )
+        ),
+        "train",
+    )
+    assert len(index) == 1 and len(index.problems) == 499
+
+
+def test_only_addresses(tmp_path: Path) -> None:
+    images = [{"id": own, "file_name": f"https://x/{own}.jpg"} for own in (7, 9)]
+    with pytest.raises(UserError, match=r"https://x/7\.jpg: it is an address, expected a file"):
+        build_index(load_spec(write_coco(tmp_path / "set", coco(images=images))), "train")
+
+
+def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
+    write_image(tmp_path / "set/images/a.jpg")
+    for place in ("set/labels/a.txt", "set/lists/all.txt"):
+        (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / "set/labels/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "set/lists/all.txt").write_text(f"{ADDRESS}\nimages/a.jpg\n")
+    (tmp_path / "a.yaml").write_text(f"path: {tmp_path / 'set'}\ntrain: lists/all.txt\nnames: [cat]\n")
+    index = build_index(load_spec(tmp_path / "a.yaml"), "train")
+    assert len(index) == 1
+    assert index.problems == (f"{ADDRESS}: it is an address, expected a file; the image is left out",)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (
+            coco(categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}]),
+            "the categories with the ids 17 and 30 are both named 'cat', expected a name for each",
+        ),
+        (
+            json.dumps([{"image_id": 7, "category_id": 17, "bbox": [1, 2, 3, 4], "score": 0.5}]),
+            r"found a list; is this a file of results\? expected a COCO detection file with images .*annotations .*cat",
+        ),
+        (
+            {key: value for key, value in coco().items() if key != "annotations"},
+            "found no key 'annotations', expected",
+        ),
+        ({key: value for key, value in coco().items() if key != "images"}, "found no key 'images', expected"),
+        ({key: value for key, value in coco().items() if key != "categories"}, "found no key 'categories', expected"),
+        (
+            coco(images=[{"id": "7", "file_name": "a.jpg"}, {"id": 9, "file_name": "b.jpg"}]),
+            r"annotations\[0\] belongs to image_id 7, but in images that id is found as the text '7', expected a",
+        ),
+        (
+            coco(annotations=[{"image_id": "9", "category_id": 17, "bbox": [1, 2, 3, 4]}]),
+            r"annotations\[0\] belongs to image_id '9': found text, expected the number",
+        ),
+    ],
+)
+def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> None:
+    with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
+        build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    assert ".txt" not in str(caught.value)
+
+
+def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
+    """COCO's own test images come with such a file; results are written with its ids."""
+    content = {key: value for key, value in coco().items() if key != "annotations"}
+    yaml = write_coco(tmp_path / "set", content)
+    yaml.write_text(yaml.read_text().replace("train: ", "test: "))
+    index = build_index(load_spec(yaml), "test")
+    ids = index.coco_ids()
+    assert len(index) == 2 and ids is not None and ids.images == (7, 9)
+
+
+def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None:
+    write_coco(tmp_path / "set", with_first(ADDRESS, coco()))
+    with pytest.raises(UserError, match=r"such as 'a\.jpg', are in none of"):
+        read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x"])
