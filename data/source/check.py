@@ -18,6 +18,7 @@ from data.source.listing import Listing, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.errors import UserError
 from utils.machine.limits import usable_cpus
+from utils.text import first_of, shown
 from utils.types import DatasetSpec
 
 
@@ -86,6 +87,8 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
                 refuse_unusable(spec, split, listing, scanned)
             except UserError as error:
                 check.errors.append(str(error))
+        if not single_cls:
+            _check_categories(check, spec, listing)
         _check_boxes(check, listing, scanned)
         for path, content in _check_pixels(check, split, listing, scanned, progress).items():
             owners.setdefault(content, {}).setdefault(split, path)
@@ -94,6 +97,18 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.")
     _check_shared(check, owners)
     return check
+
+
+def _check_categories(check: DatasetCheck, spec: DatasetSpec, listing: Listing) -> None:
+    """Note classes that no category of a split's COCO files is named after, perhaps misspelled: they get no objects."""
+    files = {listing.shown(str(file)): categories for file, _, categories in listing.coco.values()}
+    named = {name for categories in files.values() for name in categories.values()}
+    missing = [shown(name) for name in spec.names if name not in named]
+    if missing and len(listing.coco) == len(listing.images):  # else labels of other kinds may have them
+        check.notes.append(
+            f"{first_of(list(files), 3)}: found no category named {first_of(missing, 8)}, which {spec.yaml_path.name} "
+            "names as classes"
+        )
 
 
 def _check_boxes(check: DatasetCheck, listing: Listing, scanned: Stretch) -> None:

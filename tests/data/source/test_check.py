@@ -8,6 +8,7 @@ from pathlib import Path
 from data.source.check import DatasetCheck, check_dataset
 from data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
+from tests.data.source.annotations.test_coco import coco, write_coco
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
@@ -91,3 +92,13 @@ def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
     found = check(yaml)
     assert ["no labels found" in line or "does not exist" in line for line in found.errors] == [True, True]
     assert found.lines()[-1].endswith("training would not be safe")
+
+
+def test_a_class_that_no_coco_file_has_is_noted(tmp_path: Path) -> None:
+    yaml = write_coco(tmp_path / "set", coco())
+    yaml.write_text(yaml.read_text().replace("[cat, dog]", "[cat, cow, dog, Dog]"))
+    found = check(yaml)
+    assert found.notes == [
+        "annotations/instances_train.json: found no category named 'cow', 'Dog', which coco.yaml names as classes"
+    ]
+    assert not check_dataset(load_spec(yaml), single_cls=True).notes
