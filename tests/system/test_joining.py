@@ -71,5 +71,5 @@ def test_a_rank_dies_while_it_joins(tmp_path: Path, dies: str) -> None:
     plain(left)
     assert outcomes[int(dies)].code == -9
     assert re.search(
-        r"error: (rank 1 on \S+ .*(is gone|has not answered)|the connection to the job's store)", left.err
+        rf"error: (rank {dies} on \S+ .*(is gone|has not answered)|the connection to the job's store)", left.err
     ), left.said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -71,12 +71,13 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         sizes = [(_side(path, item, "height"), _side(path, item, "width")) for item in records.values()]
         annotations = list(content.get("annotations", []))
         owners = [item["image_id"] for item in annotations]
+        used = {own for item in annotations if isinstance(own := item.get("category_id"), (int, float, str))}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: expected a COCO detection file with {_PARTS}; "
             f"found {type(error).__name__} {one_line(str(error), 80)}."
         ) from error
-    _refuse_one_name(path, categories)
+    categories = _one_for_each_name(path, categories, used)
     places = _places(path, names, _image_folder(path, names, folders))
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
@@ -115,16 +116,23 @@ def _refuse_other(path: Path, content: Any) -> None:
                 raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
 
 
-def _refuse_one_name(path: Path, categories: Mapping[CocoId, str]) -> None:
-    """Raise a UserError where two categories have one name: a class could be written with one of the ids only."""
-    by_name: dict[str, CocoId] = {}
+def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
+    """The categories, of those with one name the one that annotations use: exports add a root, named like its class.
+
+    Raises:
+        UserError: two of one name are used: a class could be written with one of the ids only.
+    """
+    kept: dict[str, CocoId] = {}
     for own, name in categories.items():
-        earlier = by_name.setdefault(name, own)
-        if earlier != own:
-            raise UserError(
-                f"{path}: the categories with the ids {earlier} and {own} are both named {shown(name)}, expected a "
-                "name for each. Rename one, or merge the two."
-            )
+        earlier = kept.setdefault(name, own)
+        if earlier != own and own in used:
+            if earlier in used:
+                raise UserError(
+                    f"{path}: the categories with the ids {earlier} and {own} are both named {shown(name)}, expected a "
+                    "name for each. Rename one, or merge the two."
+                )
+            kept[name] = own
+    return {own: name for own, name in categories.items() if kept[name] == own}
 
 
 def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:

@@ -89,7 +89,10 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
     ("content", "what"),
     [
         (
-            coco(categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}]),
+            coco(
+                categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}],
+                annotations=[{"image_id": 7, "category_id": own, "bbox": [1, 2, 3, 4]} for own in (17, 30)],
+            ),
             "the categories with the ids 17 and 30 are both named 'cat', expected a name for each",
         ),
         (
@@ -116,6 +119,14 @@ def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> No
     with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
         build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
     assert ".txt" not in str(caught.value)
+
+
+def test_an_unused_category_may_have_the_name_of_a_used_one(tmp_path: Path) -> None:
+    """Exports begin with a root category, named like the only class where there is one."""
+    categories = [{"id": 0, "name": "cat"}, {"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}]
+    index = build_index(load_spec(write_coco(tmp_path / "set", coco(categories=categories))), "train")
+    ids = index.coco_ids()
+    assert len(index) == 2 and ids is not None and ids.categories == (17, 18)
 
 
 def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
