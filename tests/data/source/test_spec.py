@@ -9,31 +9,10 @@ import pytest
 from data.source.place import Place
 from data.source.shapes import NAMES
 from data.source.spec import load_spec
-from tests.data.make import write_dataset, write_image
+from tests.data.make import write_dataset
+from tests.data.source.made_yaml import BODY, dataset, refuse, write
 from utils.environment import REPO
 from utils.errors import ConfigError, UserError
-
-BODY = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def dataset(root: Path) -> Path:
-    """A folder with an image in train and in val."""
-    for split in ("train", "val"):
-        write_image(root / "images" / split / "a.jpg")
-        write(root / "labels" / split / "a.txt", "0 0.5 0.5 0.2 0.2\n")
-    return root
-
-
-def refuse(path: Path, text: str, what: str) -> None:
-    write(path / "a.yaml", text)
-    with pytest.raises(UserError, match=what):
-        load_spec(path / "a.yaml")
 
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])

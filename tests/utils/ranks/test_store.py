@@ -27,17 +27,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_JOIN_TIMEOUT", "0.5")
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def guard(said: list[str]) -> Iterator[Watchdog]:
-    with contextlib.closing(Watchdog(1, said.append)) as made:
-        yield made
-
-
 def rank(number: int, port: int, agent: bool = False) -> Launch:
     return Launch(number, number, 2, 2, "127.0.0.1", port, "torchrun", agent)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -33,17 +32,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "INTERVAL_S", 0.02)
     monkeypatch.setattr(watchdog, "NOTICE_S", 0.05)
     monkeypatch.setenv("TESSERA_PEER_TIMEOUT", "0.3")
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def guard(said: list[str]) -> Iterator[Watchdog]:
-    with contextlib.closing(Watchdog(1, said.append)) as made:
-        yield made
 
 
 @pytest.fixture
