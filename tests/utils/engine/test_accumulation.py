@@ -35,7 +35,7 @@ def batches(seed: int, objects: tuple[int, ...]) -> list[Batch]:
 def joined(parts: list[Batch]) -> Batch:
     """The same images and objects as one batch."""
     targets = [part.targets + torch.tensor([k * BATCH, 0, 0, 0, 0, 0]) for k, part in enumerate(parts)]
-    names = [field.name for field in dataclasses.fields(Batch) if field.name != "left_out"]
+    names = [field.name for field in dataclasses.fields(Batch) if isinstance(getattr(parts[0], field.name), Tensor)]
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return Batch(**{**columns, "targets": torch.cat(targets)})
 
