@@ -18,13 +18,18 @@ from utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
 _OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})
+# Decide which collectives come next: where they differ, ranks would wait for each other without end.
+_PATHS = frozenset(
+    {
+        *("command", "--cache", "--check-data", "--evolve", "--resume", "--weights"),
+        *("--loggers", "--task", "--save-json", "--save-txt"),
+    }
+)
 _CONTENT = "content of --weights"
 
 
 def require_same_command(config: Options, world: World) -> None:
     """Refuse ranks that were asked for different work, before the first collective of any. Every rank calls this.
-
-    Flags decide which collectives come next: where they differ, ranks would wait for each other without end.
 
     Raises:
         UserError: on every rank, with all that differs.
@@ -37,7 +42,8 @@ def require_same_command(config: Options, world: World) -> None:
         name_of = {content: theirs["--weights"] for content, theirs in zip(contents, everyone, strict=True)}
         for content, theirs in zip(contents, everyone, strict=True):
             theirs["--weights"] = f"{name_of[content]} ({content})"
-    if found := _differences(everyone):
+    found = _differences(everyone)
+    if found.keys() & _PATHS:
         raise _disagreement(found)
 
 
