@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ from utils.machine.limits import available_memory
 from utils.ranks.world import World, torch_distributed_zero_first
 from utils.text import gib
 from utils.types import DatasetIndex
+
+log = logging.getLogger(__name__)
 
 
 def open_images(
@@ -56,6 +59,8 @@ def open_images(
         memory.promise(store.nbytes)
     shared = world.node_first(None if file is None else SharedFile.of(file))
     assert shared is not None
+    place = f"memory ({memory.folder}), until the run ends" if cache == "ram" else f"{shared.path}, for later runs too"
+    log.info(f"--cache {cache}: {len(store):,} {index.split} images take {gib(store.nbytes)} in {place}.")
     return ImageStore(index, imgsz, interpolation, file or _open_shared(shared))
 
 

@@ -28,7 +28,14 @@ from data.feed.sampler import (
     validation_shapes,
 )
 from data.feed.shared_memory import SharedMemory
-from data.feed.workers import PREFETCH, StoppedWorkers, affordable_workers, begin_worker, cap_workers
+from data.feed.workers import (
+    PREFETCH,
+    StoppedWorkers,
+    affordable_workers,
+    begin_worker,
+    cap_workers,
+    ignoring_lost_workers,
+)
 from utils.engine.context import RunContext
 from utils.errors import UserError, lost_worker
 from utils.ranks.world import World
@@ -78,10 +85,11 @@ class Loader(Generic[S]):
 
     def close(self) -> None:
         """End and join the workers. The loader gives no batches afterwards."""
-        # These are the only references to torch's iterator, which joins its workers as it goes.
-        self._stream = iter(())
-        self._loader = None
-        self._stopped.close()
+        with ignoring_lost_workers():
+            # These are the only references to torch's iterator, which joins its workers as it goes.
+            self._stream = iter(())
+            self._loader = None
+            self._stopped.close()
 
     def __enter__(self: L) -> L:
         return self
@@ -99,11 +107,9 @@ class Loader(Generic[S]):
 
     def _take(self) -> Batch:
         try:
-            item = next(self._stream)
-        except (
-            ConnectionError,
-            EOFError,
-        ) as error:  # a worker died with a batch ready
+            with self._stopped.waiting():
+                item = next(self._stream)
+        except (ConnectionError, EOFError) as error:  # a worker died with a batch ready
             raise lost_worker("its connection broke") from error
         if isinstance(item, UserError):
             raise item
@@ -162,35 +168,52 @@ class TrainLoader(Loader[EpochSampler]):
         self._position = None  # what the workers prepared with the old weights is dropped
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches `start`, `start` + 1 … of `epoch`.
+        """Batches `start`, `start` + 1 … of `epoch`; the workers begin at the call, also where none of these is left.
 
         Raises:
             UserError: an image cannot be read, or so many do not decode that the dataset is damaged.
         """
-        if self._position != (epoch, start):
-            self.seek(epoch, start)
+        self._continue_at(epoch, start)
+        return self._rest(epoch, start)
+
+    def _rest(self, epoch: int, start: int) -> Iterator[Batch]:
         for step in range(start, self.batches_per_epoch):
             assert self._position == (epoch, step), "another iteration has moved the stream"
             batch = self._take()
             self._position = (epoch, step + 1)
-            if self._read_ahead and step + 1 == self.batches_per_epoch and epoch + 1 < self._epochs:
-                self.seek(epoch + 1)
+            self._continue_at(epoch, step + 1)
             yield batch
+
+    def _continue_at(self, epoch: int, step: int) -> None:
+        """Let the workers go on at `step` of `epoch`, or with the next epoch where none is left of this one."""
+        ended = step == self.batches_per_epoch and epoch + 1 < self._epochs
+        place = (epoch + 1, 0) if ended and self._read_ahead else (epoch, step)
+        if self._position != place:
+            self.seek(*place)
 
 
 class ValLoader(Loader[ShardSampler]):
     """This rank's share of a validation, each `iter()` once through; may be empty, and ranks may differ by a batch."""
+
+    _begun = False
 
     @property
     def index(self) -> DatasetIndex:
         """The whole split."""
         return self._dataset.index
 
+    def begin(self) -> None:
+        """Let the workers begin now, before the first batch is asked for."""
+        self._start()
+        self._begun = True
+
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._start()
+        if not self._begun:
+            self.begin()
+        self._begun = False
         for _ in range(len(self)):
             if batch := self._take():  # one of which no image decodes is empty
                 yield batch

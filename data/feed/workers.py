@@ -7,16 +7,22 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
 from data.feed.shared_memory import SharedMemory
-from utils.environment import peer_timeout_s
+from utils.environment import loader_timeout_s, peer_timeout_s
 from utils.machine.limits import open_files_left
 from utils.ranks.signals import SIGNALS
 from utils.ranks.stack_dumps import print_stacks_on_signal
@@ -49,6 +55,12 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         world: this rank.
         memory: the node's account.
     """
+    if workers and (refusal := _refusal_of_sockets()):
+        log.warning(
+            f"{tempfile.gettempdir()}: {refusal}: without sockets there are no loader workers, and each rank loads its "
+            "own batches, which is slow. Set TMPDIR to a folder with a short path in which files may be made."
+        )
+        workers = 0
     refusal = memory.refusal if workers else ""
     if refusal:
         log.warning(
@@ -74,6 +86,16 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
     return affordable
 
 
+def _refusal_of_sockets() -> str:
+    """Why a worker could not open the socket by which it hands its batches over; "" where it can."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="pymp-") as folder, socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(f"{folder}/listener-{'x' * 8}")  # as multiprocessing names them
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def begin_worker(worker: int) -> None:
     """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
     torch.set_num_threads(1)
@@ -82,21 +104,51 @@ def begin_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")
+    sys.excepthook = print_unless_disconnected
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+
+
+def _end_worker(error: Exception, batch: object) -> None:
+    """A batch could not be sent: multiprocessing would drop it, and the rank wait for it without end."""
+    say(f"loader worker of process {os.getppid()}: a batch cannot be sent ({type(error).__name__}: {error})")
+    os._exit(1)
+
+
+def print_unless_disconnected(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Print what ended a thread, but for a rank that is gone: multiprocessing's thread that hands batches to it."""
+    if not issubclass(kind, ConnectionError):
+        sys.__excepthook__(kind, error, traceback)
+
+
+@contextmanager
+def ignoring_lost_workers() -> Iterator[None]:
+    """Inside, torch does not raise where a worker was killed: nobody waits for its batches any more."""
+    if threading.current_thread() is not threading.main_thread():  # others may handle no signals
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 class StoppedWorkers:
-    """Kills loader workers of this process that are stopped (SIGSTOP) for long; a killed one ends the run.
+    """Kills loader workers of this process that are stopped (SIGSTOP) or hang for long; a killed one ends the run.
 
-    One that is stopped is alive for its rank, which would wait for it without end; and so would the workers of other
-    ranks for what it has locked. Only Linux says which processes are stopped.
+    One that is stopped or hangs is alive for its rank, which would wait for it without end; and so would the workers of
+    other ranks for what it has locked. Only Linux says which processes are stopped.
 
     Args:
         rank: of this process, for the message.
         timeout_s: how long one may be stopped.
+        batch_timeout_s: how long the rank waits for a batch.
     """
 
-    def __init__(self, rank: int, timeout_s: float | None = None) -> None:
+    def __init__(self, rank: int, timeout_s: float | None = None, batch_timeout_s: float | None = None) -> None:
         self._rank, self._timeout_s = rank, peer_timeout_s() if timeout_s is None else timeout_s
+        self._batch_timeout_s = loader_timeout_s() if batch_timeout_s is None else batch_timeout_s
+        self._waits = 0  # odd while the rank waits for a batch
         self._workers: list[BaseProcess] = []
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,6 +163,15 @@ class StoppedWorkers:
             self._thread = threading.Thread(target=self._look, name="stopped workers", daemon=True)
             self._thread.start()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the rank waits for a batch of its workers."""
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits += 1
+
     def close(self) -> None:
         """Watch no longer, and kill the workers that are stopped now: their rank would wait for them at its end."""
         self._closed.set()
@@ -120,7 +181,13 @@ class StoppedWorkers:
 
     def _look(self) -> None:
         stopped_s: dict[int | None, float] = {}
+        wait, waited_s = 0, 0.0
         while not self._closed.wait(LOOK_S):
+            waited_s = waited_s + LOOK_S if self._waits == wait and wait % 2 else 0.0
+            wait = self._waits
+            if waited_s > self._batch_timeout_s:
+                self._kill_all(waited_s)
+                return
             pids = [worker.pid for worker in self._workers if _is_stopped(worker.pid)]
             stopped_s = {pid: stopped_s.get(pid, 0.0) + LOOK_S for pid in pids}
             for worker in self._workers:
@@ -130,6 +197,20 @@ class StoppedWorkers:
                         f"{stopped_s.pop(worker.pid):.0f} s: it is killed."
                     )
                     worker.kill()
+
+    def _kill_all(self, waited_s: float) -> None:
+        """The rank has waited too long for a batch: each worker prints where it is, and is killed."""
+        say(
+            f"rank {self._rank}: its loader workers have given no batch for {waited_s:.0f} s (TESSERA_LOADER_TIMEOUT): "
+            "they print their stacks and are killed. Does their storage answer?"
+        )
+        alive = [(worker, worker.pid) for worker in self._workers if worker.is_alive()]
+        for _, pid in alive:
+            with suppress(OSError):  # it has ended by itself
+                os.kill(pid or 0, signal.SIGUSR2)
+        time.sleep(LOOK_S)
+        for worker, _ in alive:
+            worker.kill()
 
 
 def _is_stopped(pid: int | None) -> bool:

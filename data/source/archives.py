@@ -164,7 +164,7 @@ def _require_end(tape: tarfile.TarFile) -> None:
     assert tape.fileobj is not None, "it is open"
     while block := tape.fileobj.read(_BLOCK):
         if block.count(0) != len(block):
-            raise tarfile.ReadError("it goes on after its end")
+            raise tarfile.ReadError("data follow its end")
 
 
 def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:

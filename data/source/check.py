@@ -30,12 +30,14 @@ class DatasetCheck:
         errors: training would stop, or learn something wrong.
         problems: images that are left out, rows that count once.
         notes: worth knowing, such as images that two splits share.
+        left_out: images that training would do without.
         images, objects: totals of what can be used.
     """
 
     errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     images: int = 0
     objects: int = 0
 
@@ -47,6 +49,8 @@ class DatasetCheck:
     def lines(self) -> list[str]:
         """Everything, the worst first, and a verdict."""
         verdict = "training is safe" if self.safe else "training would not be safe"
+        if self.left_out:
+            verdict += f", without {_count(len(self.left_out), 'image')} (left out): {first_of(self.left_out, 5)}"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
@@ -81,6 +85,9 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
             continue
         scanned = scan(listing, names)
         check.problems += listing.notes + scanned.problems
+        check.left_out += [
+            listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
+        ]
         check.errors += [unknown_class(spec, place, name) for place, name in scanned.unknown]
         if not scanned.unknown:  # else there are labels, all of which are in the errors
             try:

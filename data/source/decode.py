@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
 from data.source.bounds import LARGE, refuse_large
 from utils.errors import UserError
 from utils.files import open_plain
 from utils.machine.opencv import cv2
+from utils.streams import words_of_libraries
+
+log = logging.getLogger(__name__)
 
 Pixels = NDArray[np.uint8]
 
@@ -23,6 +30,11 @@ REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while
 # Threads decode side by side, but one large picture at a time. No process is forked while they do.
 _ONE_LARGE = threading.Lock()
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+# How the warnings of libjpeg begin (its jerror.h), and those of libpng, which leave the pixels whole.
+_WARNINGS = re.compile(
+    b"Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression |Invalid SOS parameters |"
+    b"Unknown Adobe color |Warning: unknown JFIF |Application transferred too many |libpng warning: "
+)
 
 
 class UndecodableImage(UserError):
@@ -36,7 +48,7 @@ class TooLarge(UndecodableImage):
 def read_image(path: Path, reduction: int = 1) -> Pixels:
     """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
 
-    A JPEG that breaks off is decoded as far as it goes.
+    A JPEG that breaks off is decoded as far as it goes. A loader worker warns of it.
 
     Args:
         path: the file.
@@ -56,8 +68,23 @@ def read_image(path: Path, reduction: int = 1) -> Pixels:
         pixels = refuse_large(encoded.data)
     except ValueError as error:
         raise TooLarge(f"{path}: {error}.") from error
-    with nullcontext() if pixels is not None and pixels < LARGE else _ONE_LARGE:
-        return _read(path, encoded, reduction)
+    # The libraries print what they find wrong, but not in which file.
+    listening: AbstractContextManager[list[str]] = (
+        words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext([])
+    )
+    with nullcontext() if pixels is not None and pixels < LARGE else _ONE_LARGE:  # noqa: SIM117
+        with listening as words:
+            image = _read(path, encoded, reduction)
+    if words:
+        _warn(path, words[0])
+    return image
+
+
+@lru_cache(maxsize=10_000)
+def _warn(path: Path, words: str) -> None:
+    """Once for each file in a process."""
+    harmless = words.startswith("libpng")
+    log.warning(f"{path}: {words}." if harmless else f"{path}: damaged ({words}); what decodes of it is used.")
 
 
 def _read(path: Path, encoded: Pixels, reduction: int) -> Pixels:

@@ -6,6 +6,7 @@ written to the dataset. Where the file cannot be written, a warning is logged an
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -20,17 +21,18 @@ from data.source.annotations.coco import ids_of
 from data.source.listing import Listing, Remembered, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir, max_pixels
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write, open_plain, remove_leftovers
 from utils.machine.opencv import cv2
-from utils.text import first_of
+from utils.text import first_of, shown
 from utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 2  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\0"
+_MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _NEXT_LINE = "\n  "
+_COCO_IMAGES = "coco_images"  # an array of the file alone
 _ARRAYS = (
     "path_bytes",
     "path_offsets",
@@ -49,7 +51,9 @@ _ARRAYS = (
 logger = logging.getLogger(__name__)
 
 
-def build_index(spec: DatasetSpec, split: str, *, single_cls: bool = False) -> DatasetIndex:
+def build_index(
+    spec: DatasetSpec, split: str, *, single_cls: bool = False, verified: dict[str, str] | None = None
+) -> DatasetIndex:
     """Index a split, from the cache where nothing has changed.
 
     With `single_cls` every class becomes 0 and `names` is one name: the dataset's own if it has but one, else "item".
@@ -59,14 +63,27 @@ def build_index(spec: DatasetSpec, split: str, *, single_cls: bool = False) -> D
         spec: the dataset.
         split: "train", "val" or "test".
         single_cls: treat all classes as one.
+        verified: file of an index → its digest, of the indexes that were compared with this node's images and labels
+            just now: they are mapped as they are. This one is added.
 
     Raises:
         UserError: the split is missing or has no usable image, labels name classes that the YAML does not, or no image
             of "train" has a label.
     """
     path = cache_dir() / "index" / f"{spec.name}-{split}-{_key(spec, split, single_cls)}.index"
+    verified = {} if verified is None else verified
+    digest = verified.get(str(path))
+    if digest is not None and (stored := read_index(path, digest)) is not None:
+        return stored.content
+    index = _verified_index(path, spec, split, single_cls)
+    verified[str(path)] = index.digest
+    return index
+
+
+def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
+    """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
     stored = read_index(path)
-    listing = list_images(spec, split, stored.coco_images if stored else None)
+    listing = list_images(spec, split, stored.coco_images() if stored else None)
     names = class_names(spec, single_cls)
     digest = _digest(listing, names)
     if stored is not None and stored.content.digest == digest:
@@ -133,7 +150,10 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: St
 def unknown_class(spec: DatasetSpec, place: str, name: str) -> str:
     """The message about a class that the YAML does not name."""
     noun = "class" if spec.nc == 1 else "classes"
-    return f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}. Fix the label or add the class."
+    known = first_of([shown(name) for name in spec.names], _SHOWN)
+    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], spec.names)}"
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}."
+    return f"{found} Fix the label or add the class.{hint}"
 
 
 def label_places(listing: Listing) -> str:
@@ -203,9 +223,15 @@ def _assemble(
     }
     for array in arrays.values():
         array.flags.writeable = False  # as from the cache
-    return DatasetIndex(
-        split=split, names=names, digest=digest, problems=tuple(listing.notes + scanned.problems), **arrays
+    index = DatasetIndex(
+        split=split,
+        names=names,
+        digest=digest,
+        problems=tuple(listing.notes + scanned.problems),
+        stored_hash="",
+        **arrays,
     )
+    return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
 def _offsets(counts: Any) -> NDArray[np.int64]:
@@ -214,22 +240,33 @@ def _offsets(counts: Any) -> NDArray[np.int64]:
 
 
 class StoredIndex(NamedTuple):
-    """What an index file holds; the arrays are mapped, not read, so that all processes of a node share them."""
+    """What an index file holds; the arrays are mapped, not read, so that all processes of a node share them.
+
+    Attributes:
+        content: the index.
+        coco_text: uint8, what COCO files listed, as JSON.
+    """
 
     content: DatasetIndex
-    coco_images: Remembered
+    coco_text: NDArray[np.uint8]
+
+    def coco_images(self) -> Remembered:
+        """COCO file → its state and the images it lists."""
+        listed = json.loads(self.coco_text.tobytes())
+        return {file: (tuple(state), paths) for file, (state, paths) in listed.items()}
 
 
 def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
     arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in _ARRAYS}
+    arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
     header = json.dumps(
         {
             "split": index.split,
             "names": index.names,
             "digest": index.digest,
             "problems": index.problems,
-            "coco_images": coco_images,
+            "content_hash": index.content_hash(),
             "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
         }
     ).encode()
@@ -246,8 +283,13 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 
 
-def read_index(path: Path) -> StoredIndex | None:
-    """Map an index file; None where there is none, or it is damaged or of another format."""
+def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
+    """Map an index file; None where there is none, or it is damaged, of another format or not the one of `digest`.
+
+    Args:
+        path: the file.
+        digest: of the index that was found undamaged there just now, so its checksum is not computed again.
+    """
     start = len(_MAGIC) + 32
     try:
         with open_plain(path) as file:
@@ -256,22 +298,27 @@ def read_index(path: Path) -> StoredIndex | None:
         return None
     if len(content) < start + 8 or content[: len(_MAGIC)].tobytes() != _MAGIC:
         return None
-    if hashlib.blake2b(content[start:].data, digest_size=32).digest() != content[len(_MAGIC) : start].tobytes():
+    checksum = content[len(_MAGIC) : start].tobytes()
+    if digest is None and hashlib.blake2b(content[start:].data, digest_size=32).digest() != checksum:
         logger.warning("%s is damaged and will be rebuilt.", path)
         return None
     at = start + 8 + int.from_bytes(content[start : start + 8].tobytes(), "little")
     header = json.loads(content[start + 8 : at].tobytes())
+    if digest not in (None, header["digest"]):
+        return None
     arrays: dict[str, NDArray[Any]] = {}
     for name, dtype, shape in header["arrays"]:
         at += -at % _ALIGNMENT
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
         at += length
+    coco_images = arrays.pop(_COCO_IMAGES)
     index = DatasetIndex(
         split=header["split"],
         names=tuple(header["names"]),
         digest=header["digest"],
         problems=tuple(header["problems"]),
+        stored_hash=header["content_hash"],
         **arrays,
     )
-    return StoredIndex(index, {file: (tuple(state), paths) for file, (state, paths) in header["coco_images"].items()})
+    return StoredIndex(index, coco_images)

@@ -104,9 +104,7 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        real = _real(
-            target
-        )  # links may lead into the folder of datasets, and out of it: nothing is written by way of one
+        real = _real(target)  # links may lead into the folder of datasets and out of it: none is written through
         if _real(datasets) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "

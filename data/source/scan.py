@@ -1,17 +1,9 @@
-"""Images and labels of a split, read and checked: a pure function over a stretch of files, and its run over all.
-
-One thread reads about 15,000 images a second from a warm file system; more threads only make it slower, as one at a
-time holds the interpreter. Where the storage is slow (a cold disk, a network) most of the time is waiting, and threads
-help: the scan starts with one and continues with several as soon as a stretch was slow. Processes would gain little,
-take time to start, and must not be forked from a process that already runs CUDA or communication threads.
-"""
+"""Images and labels of a split, read and checked: a pure function over a stretch of files, and its run over all."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +15,11 @@ from data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
 from data.source.annotations.voc import parse_voc
 from data.source.headers import BadImage, Size, image_size
 from data.source.listing import Listing
+from data.source.stretches import in_stretches
 from utils.files import open_plain
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
-_THREADS = 16
 _NO_CLASS_LIMIT = 2**31 - 1
 
 
@@ -78,17 +70,9 @@ class Stretch:
 
 def scan(listing: Listing, names: ClassNames) -> Stretch:
     """Read every image header and every label of `listing`."""
-    starts = range(0, len(listing.images), _STRETCH)
-    stretches: list[Stretch] = []
-    for number, start in enumerate(starts):
-        began = time.perf_counter()
-        stretches.append(scan_stretch(listing, start, start + _STRETCH, names))
-        images = min(_STRETCH, len(listing.images) - start)
-        if time.perf_counter() - began > _SLOW_S * images:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                rest = starts[number + 1 :]
-                stretches += pool.map(lambda start: scan_stretch(listing, start, start + _STRETCH, names), rest)
-            break
+    stretches = in_stretches(
+        lambda start, end: scan_stretch(listing, start, end, names), len(listing.images), _STRETCH, _SLOW_S
+    )
     return Stretch(
         np.concatenate([np.zeros(0, np.bool_), *(s.kept for s in stretches)]),
         np.concatenate([np.zeros((0, 2), np.int32), *(s.sizes_hw for s in stretches)]),
@@ -106,7 +90,7 @@ def scan(listing: Listing, names: ClassNames) -> Stretch:
 
 
 def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> Stretch:
-    """Read images `start` to `end` (or the last) and their labels."""
+    """Read images `start` to before `end` and their labels."""
     kept: list[bool] = []
     sizes: list[Size] = []
     counts: list[int] = []
@@ -118,7 +102,7 @@ def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> S
     crowds = Crowds([], [])
     problems: list[str] = []
     unknown: list[tuple[str, str]] = []
-    for index in range(start, min(end, len(listing.images))):
+    for index in range(start, end):
         try:
             size = image_size(listing.images[index], int(listing.image_stats[index, 0]))
         except BadImage as error:

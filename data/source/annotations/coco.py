@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.labels import Crowds, ParsedLabels, Size, clipped_fractions
+from data.source.annotations.labels import Crowds, ParsedLabels, Rows, Size, clipped_fractions
 from utils.errors import UserError
 from utils.files import is_address, open_plain
 from utils.text import one_line, shown
@@ -281,15 +281,8 @@ def parse_coco(
         categories: category id → name.
         class_ids: name → class.
     """
-    classes: list[int] = []
-    boxes: list[float] = []
-    polygons: list[NDArray[np.float64]] = []
-    problems: list[tuple[int | None, str]] = []
-    unknown: list[tuple[int, str]] = []
-    seen: set[tuple[float, ...]] = set()
-    crowds = Crowds([], [])
+    rows, crowds = Rows(), Crowds([], [])
     remarks: list[tuple[int, str]] = []
-    duplicates = 0
     for number, record in annotations:
         category = _whole(record.get("category_id"))
         name = categories.get(category) if isinstance(category, int) else None
@@ -300,24 +293,15 @@ def parse_coco(
             elif name is not None and name in class_ids:
                 crowds.classes.append(class_ids[name])
                 crowds.boxes.extend(box)
-            continue
-        if isinstance(box, str):
-            problems.append((number, box))
-            continue
-        if name is None or name not in class_ids:
-            unknown.append((number, f"category {shown(category)}" if name is None else shown(name)))
-            continue
-        polygon = _coco_polygon(record.get("segmentation"), size_hw)
-        key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
-        if key in seen:
-            duplicates += 1
-            continue
-        seen.add(key)
-        classes.append(class_ids[name])
-        boxes.extend(box)
-        polygons.append(polygon)
-    shapes = polygons if any(map(len, polygons)) else ()
-    return ParsedLabels(classes, boxes, shapes, duplicates, problems, unknown, crowds, remarks)
+        elif isinstance(box, str):
+            rows.problems.append((number, box))
+        elif name is None or name not in class_ids:
+            rows.unknown.append((number, f"category {shown(category)}" if name is None else shown(name)))
+        else:
+            polygon = _coco_polygon(record.get("segmentation"), size_hw)
+            key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
+            rows.add(key, class_ids[name], box, polygon)
+    return rows.parsed(crowds, remarks)
 
 
 def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:

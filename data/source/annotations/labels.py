@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import codecs
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ Size = tuple[int, int]
 
 
 class Crowds(NamedTuple):
-    """Regions of many objects that are not told apart: they teach nothing, and what is found in them is not counted.
+    """Regions of many objects without a box each: nothing is learned from them, and detections in them do not count.
 
     Attributes:
         classes: class of each region.
@@ -53,6 +55,42 @@ class ParsedLabels(NamedTuple):
     unknown: list[tuple[int, str]] | tuple[()] = ()
     crowds: Crowds | tuple[()] = ()
     remarks: list[tuple[int, str]] | tuple[()] = ()
+
+
+@dataclass
+class Rows:
+    """The objects of one image while its rows are read, equal ones once; fields as in ParsedLabels."""
+
+    classes: list[int] = field(default_factory=list)
+    boxes: list[float] = field(default_factory=list)
+    polygons: list[NDArray[np.float64]] = field(default_factory=list)
+    duplicates: int = 0
+    problems: list[tuple[int | None, str]] = field(default_factory=list)
+    unknown: list[tuple[int, str]] = field(default_factory=list)
+    _seen: set[tuple[float | str, ...]] = field(default_factory=set)
+
+    def add(
+        self,
+        key: tuple[float | str, ...],
+        class_id: int,
+        box: Sequence[float],
+        polygon: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Add an object, unless one of an equal `key` is there already."""
+        if key in self._seen:
+            self.duplicates += 1
+            return
+        self._seen.add(key)
+        self.classes.append(class_id)
+        self.boxes.extend(box)
+        self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
+
+    def parsed(self, crowds: Crowds | tuple[()] = (), remarks: list[tuple[int, str]] | tuple[()] = ()) -> ParsedLabels:
+        """What was read."""
+        polygons = self.polygons if any(map(len, self.polygons)) else ()
+        return ParsedLabels(
+            self.classes, self.boxes, polygons, self.duplicates, self.problems, self.unknown, crowds, remarks
+        )
 
 
 def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
@@ -95,37 +133,22 @@ def parse_rows(raw: bytes, nc: int) -> ParsedLabels:
     """Row by row: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ParsedLabels([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
-    classes: list[int] = []
-    boxes: list[float] = []
-    polygons: list[NDArray[np.float64]] = []
-    problems: list[tuple[int | None, str]] = []
-    unknown: list[tuple[int, str]] = []
-    seen: set[tuple[float, ...]] = set()
-    duplicates = 0
+    rows = Rows()
     for number, line in enumerate(raw.splitlines(), 1):
         tokens = line.split()
         if not tokens:
             continue
         row = _read_row(tokens)
         if isinstance(row, str):
-            problems.append((number, row))
-            continue
-        if row[0] >= nc:
-            unknown.append((number, f"{row[0]:.0f}"))
-            continue
-        if row in seen:
-            duplicates += 1
-            continue
-        seen.add(row)
-        classes.append(int(row[0]))
-        if len(row) == 5:
-            boxes.extend(row[1:])
-            polygons.append(np.zeros((0, 2)))
+            rows.problems.append((number, row))
+        elif row[0] >= nc:
+            rows.unknown.append((number, f"{row[0]:.0f}"))
+        elif len(row) == 5:
+            rows.add(row, int(row[0]), row[1:])
         else:
             points = np.array(row[1:]).reshape(-1, 2)
-            boxes.extend(polygon_box(points))
-            polygons.append(points)
-    return ParsedLabels(classes, boxes, polygons if any(map(len, polygons)) else (), duplicates, problems, unknown)
+            rows.add(row, int(row[0]), polygon_box(points), points)
+    return rows.parsed()
 
 
 def polygon_box(points: NDArray[np.float64]) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
+from data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
 from utils.text import one_line, shown
 
 _MOST_DEPTH = 32
@@ -48,39 +48,30 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     if reader.root != "annotation":
         return ParsedLabels([], [], problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
     height, width = size_hw
-    classes: list[int] = []
-    boxes: list[float] = []
-    problems: list[tuple[int | None, str]] = []
-    unknown: list[tuple[int, str]] = []
-    seen: set[tuple[Any, ...]] = set()
-    duplicates = 0
+    rows = Rows()
     stated = tuple(reader.size.get(side, "") for side in ("height", "width"))
     is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in stated)
     if is_stated and tuple(map(int, stated)) != size_hw:
         found = f"{stated[1]} x {stated[0]}"
-        problems.append((None, f"made for an image of {found} pixels, but the image has {width} x {height}"))
+        rows.problems.append((None, f"made for an image of {found} pixels, but the image has {width} x {height}"))
     for item in reader.objects:
         if item.fields.get("difficult", "0") == "1":
             continue
         corners = _voc_corners(item.fields)
         if isinstance(corners, str):
-            problems.append((item.line, corners))
+            rows.problems.append((item.line, corners))
             continue
         name = item.fields.get("name", "")
         if name not in class_ids:
-            unknown.append((item.line, shown(name)))
+            rows.unknown.append((item.line, shown(name)))
             continue
         left, top, right, bottom = corners
         box = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
         if box is None:
-            problems.append((item.line, f"the box {corners} lies outside the image of {width} x {height} pixels"))
-        elif (name, *corners) in seen:
-            duplicates += 1
+            rows.problems.append((item.line, f"the box {corners} lies outside the image of {width} x {height} pixels"))
         else:
-            seen.add((name, *corners))
-            classes.append(class_ids[name])
-            boxes.extend(box)
-    return ParsedLabels(classes, boxes, (), duplicates, problems, unknown)
+            rows.add((name, *corners), class_ids[name], box)
+    return rows.parsed()
 
 
 class _Refused(Exception):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -160,3 +163,28 @@ def test_other_ranks_are_heard(index: DatasetIndex, caplog: pytest.LogCaptureFix
     for number in range(2):
         batches(train_loader(index, number=number, size=2))
     assert {record.levelno for record in caplog.records} == {logging.WARNING, logging.ERROR}
+
+
+def test_what_libraries_find_wrong_is_named_once_instead_of_their_own_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name no file, and would come in every epoch. The worker's log is the rank's, as in a training."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    paths = [tmp_path / name for name in ("a.jpg", "b.jpg", "c.png")]
+    for path in paths:
+        cv2.imwrite(str(path), pixels)
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[: len(whole) // 2])
+    png, gamma = paths[2].read_bytes(), b"gAMA\0\0"  # 4 bytes are expected
+    short = len(gamma[4:]).to_bytes(4, "big") + gamma + zlib.crc32(gamma).to_bytes(4, "big")
+    paths[2].write_bytes(png[:33] + short + png[33:])
+    index = make_index([(64, 64)] * 3, paths=paths, classes=[[0]] * 3)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
+    with train_loader(index, PLAIN, workers=1, batch_size=3) as loader:
+        for epoch in range(2):
+            assert [len(batch) for batch in loader.batches(epoch)] == [3]
+    damaged, odd = sorted(capfd.readouterr().err.splitlines())
+    assert damaged == (
+        f"{paths[1]}: damaged (Corrupt JPEG data: premature end of data segment); what decodes of it is used."
+    )
+    assert odd.startswith(f"{paths[2]}: libpng warning: gAMA: "), odd

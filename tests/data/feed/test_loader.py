@@ -157,9 +157,26 @@ def test_the_next_epoch_begins_as_the_last_batch_is_handed_over(
         while not (tmp_path / "1").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (tmp_path / "1").exists() != weighted  # with weights, the next epoch is not known yet
-        assert len(list(itertools.chain(*map(loader.batches, range(1, EPOCHS))))) == 2 * (EPOCHS - 1)
+        assert len(list(itertools.chain.from_iterable(map(loader.batches, range(1, EPOCHS))))) == 2 * (EPOCHS - 1)
         time.sleep(0.1)
         assert not (tmp_path / str(EPOCHS)).exists()  # nothing is prepared beyond the last epoch
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_workers_begin_also_where_nothing_is_left_of_a_resumed_epoch(
+    index: DatasetIndex, hyp: Hyp, weighted: bool
+) -> None:
+    """At the call: in the next epoch they would be forked while a checkpoint is written."""
+    whole = stream(train_loader(index, hyp, image_weights=weighted))
+    with train_loader(index, hyp, workers=1, image_weights=weighted) as loader:
+        left = loader.batches(0, 2)
+        workers = multiprocessing.active_children()
+        assert len(workers) == 1 and not list(left)
+        if weighted:
+            loader.reweight(np.ones(len(index)))
+        assert len(next_epoch := [fingerprint(batch) for batch in loader.batches(1)]) == 2
+        assert next_epoch == whole[2:4] or weighted
+        assert multiprocessing.active_children() == workers
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -59,6 +59,26 @@ def test_a_stopped_worker_is_killed_where_nobody_reads_stderr(monkeypatch: pytes
     assert ended == -signal.SIGKILL
 
 
+def test_workers_that_give_no_batch_in_time_are_killed_and_the_limit_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "LOOK_S", 0.02)
+    stopped = StoppedWorkers(1, 60, 0.2)
+    with stopped.watch_new():
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        worker.start()
+    for _ in range(20):  # batches that come in time
+        with stopped.waiting():
+            time.sleep(0.02)
+    assert worker.is_alive()
+    with stopped.waiting():
+        worker.join(20)
+    assert worker.exitcode is not None
+    said = capfd.readouterr().err
+    assert said.startswith("rank 1: its loader workers have given no batch for 0 s (TESSERA_LOADER_TIMEOUT)"), said
+    stopped.close()
+
+
 def test_a_worker_that_is_stopped_at_the_end_is_not_waited_for() -> None:
     stopped = StoppedWorkers(0, 60)
     with stopped.watch_new():

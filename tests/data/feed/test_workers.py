@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
+import os
 import random
 import shutil
+import signal
+import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +24,7 @@ import torch
 from data.feed import workers
 from data.feed.loader import Loader
 from data.feed.shared_memory import SharedMemory
-from data.feed.workers import affordable_workers
+from data.feed.workers import affordable_workers, print_unless_disconnected
 from tests.data.feed.made_rank import rank
 from utils.types import Draw
 
@@ -51,6 +56,63 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
         if source != (1, 1, 1, 1):
             assert len(set(source)) == 4, source
     assert all(item[3:] == (1, 1) for item in everything)
+
+
+def test_a_worker_is_silent_about_a_lost_rank_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its thread that hands batches over meets the end of a killed rank as an error."""
+    for error in (ConnectionResetError(104, "Connection reset by peer"), ZeroDivisionError("a defect")):
+        print_unless_disconnected(type(error), error, None)
+    assert capfd.readouterr().err == "ZeroDivisionError: a defect\n"
+
+
+class Unsendable(Drawing):
+    """A dataset of which no batch can be sent to another process."""
+
+    def __getitems__(self, draws: Sequence[Draw]) -> Any:
+        return threading.Lock()
+
+
+def test_a_batch_that_cannot_be_sent_ends_its_worker_and_is_no_wait_without_end(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    sampler: Any = [[0], [1]]
+    dataset: Any = Unsendable()
+    with Loader(dataset, sampler, rank(0, 1), workers=1, seed=7) as loader:
+        loader._start()
+        with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+            next(loader._stream)
+    assert "a batch cannot be sent (TypeError: cannot pickle" in capfd.readouterr().err
+
+
+def test_no_workers_where_a_socket_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = tmp_path / ("long " * 20)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    world = rank(0, 1)
+    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
+    assert "AF_UNIX path too long: without sockets there are no loader workers" in caplog.text and not list(
+        long.iterdir()
+    )
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_that_is_killed_while_the_loader_is_closed_is_no_error() -> None:
+    sampler: Any = [[0], [1]]
+    dataset: Any = Drawing()
+    loader = Loader(dataset, sampler, rank(0, 1), workers=1, seed=7)
+    with loader:
+        loader._start()
+        next(loader._stream)
+        (worker,) = multiprocessing.active_children()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)  # it is waited for
+        killer = threading.Timer(0.3, worker.kill)
+        killer.start()
+    killer.join()
+    gc.collect()
+    assert worker.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")

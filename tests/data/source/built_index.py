@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from utils.types import DatasetIndex
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
 
-def build(yaml: Path, split: str = "train", **options: bool) -> DatasetIndex:
+def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:
     return build_index(load_spec(yaml), split, **options)
 
 

@@ -45,6 +45,7 @@ def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
         "labels/train/b.txt:2:",
         "labels/train/c.txt:",
     ]
+    assert found.lines()[-1].endswith("training is safe, without 1 image (left out): images/train/b.jpg")
 
 
 def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.source import index as module
+from data.source import listing as listing_module
 from data.source import scan as scan_module
 from data.source.index import read_index, write_index
 from tests.data.make import write_dataset, write_image
@@ -41,6 +45,37 @@ def test_second_start_maps_the_file(tmp_path: Path, scans: list[int]) -> None:
     assert same(first, second)
     assert not second.boxes_xyxy.flags.writeable and not first.boxes_xyxy.flags.writeable
     assert same(pickle.loads(pickle.dumps(second)), first)
+
+
+def test_what_the_first_rank_has_verified_is_not_listed_again(
+    tmp_path: Path, scans: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x"})
+    verified: dict[str, str] = {}
+    first = build(yaml, verified=verified)
+    assert list(verified.values()) == [first.digest]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "list_images", lambda *_: pytest.fail("the images were listed again"))
+        patch.setattr(DatasetIndex, "path", lambda *_: pytest.fail("the fingerprint was computed again"))
+        again = build(yaml, verified=verified)
+        assert same(again, first) and again.content_hash() == first.content_hash()
+    # The file may be another's, damaged or gone: then this rank looks for itself.
+    _change_label(tmp_path / "pets")
+    assert same(build(yaml, verified=dict.fromkeys(verified, "another")), build(yaml)) and scans == [2, 2]
+    cache_file(tmp_path).unlink()
+    assert len(build(yaml, verified=verified)) == 1 and len(scans) == 3
+
+
+def test_the_stored_fingerprint_is_that_of_names_sizes_and_labels(tmp_path: Path) -> None:
+    """The value that checkpoints of earlier versions hold."""
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/é": None, "train/b": "0 0 0 1 0 1 1"})
+    index = build(yaml)
+    state = hashlib.blake2b("\0".join(index.path(i).name for i in range(3)).encode(), digest_size=8)
+    state.update("\0".join(index.names).encode())
+    for array in (index.sizes_hw, index.box_offsets, index.classes, index.boxes_xyxy, index.segment_points):
+        state.update(array.tobytes())
+    assert index.stored_hash == index.content_hash() == state.hexdigest()
+    assert dataclasses.replace(index, stored_hash="").content_hash() == state.hexdigest()
 
 
 def test_a_half_written_index_of_a_killed_run_goes(tmp_path: Path) -> None:
@@ -179,6 +214,16 @@ def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.Mon
     yaml = write_dataset(tmp_path / "pets", {f"train/{n:03}": f"{n % 2} 0.5 0.5 0.{n % 9 + 1} 0.1" for n in range(30)})
     expected = build(yaml)
     cache_file(tmp_path).unlink()
-    monkeypatch.setattr(scan_module, "_STRETCH", 4)
-    monkeypatch.setattr(scan_module, "_SLOW_S", 0.0)
+    for reader in (scan_module, listing_module):
+        monkeypatch.setattr(reader, "_STRETCH", 4)
+        monkeypatch.setattr(reader, "_SLOW_S", 0.0)
+    threads = set()
+    stat = listing_module._stat
+
+    def noted(path: str) -> tuple[int, int]:
+        threads.add(threading.get_ident())
+        return stat(path)
+
+    monkeypatch.setattr(listing_module, "_stat", noted)
     assert same(build(yaml), expected)
+    assert threads - {threading.get_ident()}, "the files' states too"
