@@ -26,7 +26,9 @@ from models.layers.arguments import (
     read_arguments,
     size,
 )
-from models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
+from models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from models.layers.transformer import C3TR
 from utils.errors import ConfigError, did_you_mean
 from utils.text import one_line, shown
 
@@ -69,7 +71,12 @@ KINDS: dict[str, Kind] = {
     "DWConv": _channelled(DWConv, ("kernel", size), ("stride", size), ("dilation", count), ("act", flag)),
     "Focus": _channelled(Focus, *_KERNEL, ("act", flag)),
     "Bottleneck": _channelled(Bottleneck, *_BLOCK),
+    "BottleneckCSP": _channelled(BottleneckCSP, *_BLOCK, deep=True),
     "C3": _channelled(C3, *_BLOCK, deep=True),
+    "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
+    "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
+    "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
+    "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
     "SPP": _channelled(SPP, ("kernels", list_of(count))),
     "SPPF": _channelled(SPPF, ("kernel", count)),
     "Concat": Kind(Concat, (("dim", axis),), joins=True),

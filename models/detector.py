@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,22 @@ from models.layers.blocks import SILU, Conv
 from utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+
+class GraphNode(NamedTuple):
+    """A layer of a model.
+
+    Attributes:
+        name: its own, such as "4_C3".
+        kind: of layer, such as "C3".
+        inputs: names of the nodes that it takes its input from.
+        parameters: numbers that training can change.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...] = ()
+    parameters: int = 0
 
 
 class DetectionModel(nn.Module):
@@ -91,6 +107,20 @@ class DetectionModel(nn.Module):
     def stride(self) -> int:
         """The largest stride: sides of the images must be multiples of it."""
         return int(max(self.head.strides))
+
+    def graph(self) -> tuple[GraphNode, ...]:
+        """The images, then the layers in their order, with what each takes its input from. Nothing is run."""
+        names = {IMAGE: "images"} | {i: f"{i}_{type(layer).__name__}" for i, layer in enumerate(self.model)}
+        layers = (
+            GraphNode(
+                names[i],
+                type(layer).__name__,
+                tuple(names[source] for source in sources),
+                sum(parameter.numel() for parameter in layer.parameters()),
+            )
+            for i, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True))
+        )
+        return GraphNode(names[IMAGE], "Images"), *layers
 
     def usable_imgsz(self, imgsz: int) -> int:
         """`--imgsz` rounded up to a multiple of the stride, and of 32; with a warning where that changes it."""

@@ -5,6 +5,7 @@ Legend: B images, A predictions of an image, C classes, K candidates (a box with
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,8 @@ from utils.types import Detections
 
 _POSITION_BITS = 31
 _LAST_POSITION = 2**_POSITION_BITS - 1
-_SCORES_AT_ONCE = 2**24  # bounds the memory of their keys, 8 bytes each
+# Bounds the memory, however many classes there are: about 30 bytes a score.
+_SCORES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -112,44 +114,73 @@ def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tenso
     """Boxes (K, 4), scores (K,) and classes (K,) of one image, descending by score, K <= max_candidates."""
     # No class probability exceeds 1: what fails here cannot pass below, and it is nearly everything.
     bound = rows[:, 4] if rules.has_objectness else rows[:, 4:].amax(1)
-    rows = rows[bound.float() > rules.conf].float()
-    scores = _scores(rows, rules)
+    passing = (bound.float() > rules.conf).nonzero().squeeze(1)
+    index, classes, scores = passing[:0], passing[:0], bound[:0].float()
+    for part in passing.split(max(_SCORES_AT_ONCE // rows.shape[1], 1)):
+        # Of equal scores the earlier goes first: what only equals the last of enough candidates comes too late.
+        full = len(scores) == rules.max_candidates
+        found = _passing(_scores(rows[part], rules), scores[-1] if full else rules.conf, rules)
+        order, scores = _best(torch.cat((scores, found[2])), rules.max_candidates)
+        index = torch.cat((index, part[found[0]]))[order]
+        classes = torch.cat((classes, found[1]))[order]
+    return cxcywh_to_xyxy(rows[index, :4].float()), scores, classes
+
+
+def _passing(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
     if rules.multi_label and scores.shape[1] > 1:
-        index, classes = (scores > rules.conf).nonzero(as_tuple=True)
-        scores = scores[index, classes]
-    else:
-        scores, classes = scores.max(1)
-        index = (scores > rules.conf).nonzero().squeeze(1)
-        scores, classes = scores[index], classes[index]
-    most = rules.max_candidates
+        index, classes = (scores > above).nonzero(as_tuple=True)
+        return index, classes, scores[index, classes]
+    scores, classes = scores.max(1)
+    index = (scores > above).nonzero().squeeze(1)
+    return index, classes[index], scores[index]
+
+
+def _best(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Places of the `most` best scores, descending, equal ones in their order; and these scores."""
+    places = torch.arange(len(scores), device=scores.device)
     if len(scores) > most:
         # topk leaves open which of equal scores it takes; its smallest value decides nothing but how much is sorted.
-        strong = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
-        index, scores, classes = index[strong], scores[strong], classes[strong]
-    order = scores.argsort(descending=True, stable=True)[:most]
-    return cxcywh_to_xyxy(rows[index[order], :4]), scores[order], classes[order]
+        places = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
+    places = places[scores[places].argsort(descending=True, stable=True)[:most]]
+    return places, scores[places]
 
 
 def _strongest(decoded: Tensor, rules: Suppression) -> Tensor:
     """`strongest_candidates` of a few images."""
-    scores, classes = _scores(decoded, rules), None
-    labels = scores.shape[2] if rules.multi_label else 1
-    if rules.multi_label:
-        scores = scores.flatten(1)
-    else:
-        scores, classes = scores.max(2)
-    # The bits of a positive float order as it does. With the position below them no two keys are equal, so that topk
-    # has no choice among equal scores.
-    position = torch.arange(scores.shape[1], device=scores.device)
-    keys = scores.contiguous().view(torch.int32).long() << _POSITION_BITS | (_LAST_POSITION - position)
-    keys = torch.where(scores > rules.conf, keys, 0).topk(min(rules.max_candidates, scores.shape[1])).values
+    labels = decoded.shape[2] - (5 if rules.has_objectness else 4) if rules.multi_label else 1
+    parts = decoded.split(max(_SCORES_AT_ONCE // max(len(decoded) * decoded.shape[2], 1), 1), 1)
+    starts = itertools.accumulate((part.shape[1] * labels for part in parts), initial=0)
+    chosen, classes = zip(*(_keys(part, start, rules) for part, start in zip(parts, starts, strict=False)), strict=True)
+    keys = chosen[0] if len(chosen) == 1 else _largest(torch.cat(chosen, 1), rules)
     found = keys > 0
-    chosen = torch.where(found, _LAST_POSITION - (keys & _LAST_POSITION), 0)
-    index = chosen // labels
-    boxes = cxcywh_to_xyxy(decoded[..., :4].float().gather(1, index[..., None].expand(-1, -1, 4)))
-    label = chosen % labels if classes is None else classes.gather(1, index)
-    score = torch.where(found, scores.gather(1, chosen), 0.0)
+    position = torch.where(found, _LAST_POSITION - (keys & _LAST_POSITION), 0)
+    index = position // labels
+    boxes = cxcywh_to_xyxy(decoded[..., :4].gather(1, index[..., None].expand(-1, -1, 4)).float())
+    label = position % labels if rules.multi_label else torch.cat(classes, 1).gather(1, index)
+    score = (keys >> _POSITION_BITS).int().view(torch.float32)
     return torch.cat((boxes, score[..., None], label[..., None].float()), 2)
+
+
+def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]:
+    """The largest keys (B, K) of candidates in `rows` (B, n, 5 + C), the first at position `start`; the best classes.
+
+    The bits of a positive float order as it does. With the position below them no two keys are equal, so that topk has
+    no choice among equal scores. 0 is no candidate.
+    """
+    scores = _scores(rows, rules)
+    classes = rows.new_zeros(0)
+    if not rules.multi_label:
+        scores, classes = scores.max(2)
+    scores = scores.flatten(1).contiguous()
+    keys = scores.view(torch.int32).long().bitwise_left_shift_(_POSITION_BITS)
+    keys |= torch.arange(_LAST_POSITION - start, _LAST_POSITION - start - keys.shape[1], -1, device=keys.device)
+    return _largest(keys.mul_(scores > rules.conf), rules), classes
+
+
+def _largest(keys: Tensor, rules: Suppression) -> Tensor:
+    """The largest of each row, descending, `max_candidates` or all."""
+    return keys.topk(min(rules.max_candidates, keys.shape[1])).values
 
 
 def _suppress(candidates: tuple[Tensor, Tensor, Tensor], rules: Suppression, widest: torch.dtype) -> Detections:

@@ -96,7 +96,8 @@ class Head(nn.Module, ABC):
         Every rank of a fresh run calls this once, before the model is on its device; a resumed run does not.
 
         Args:
-            labels_wh: (M, 2), widths and heights of the training labels in pixels at the training size.
+            labels_wh: (M, 2), widths and heights of the training labels in pixels at the training size; a sample of
+                them in a large dataset.
             config, hyp: of the run.
             world: rank 0 decides.
         """

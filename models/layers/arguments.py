@@ -9,6 +9,8 @@ from typing import Any, TypeGuard
 from utils.errors import ConfigError
 from utils.text import shown
 
+_MOST_COUNT = 2**31 - 1  # a tensor's side is a 64-bit integer, and so is its number of elements
+
 # A reader returns the value of one argument, or raises ValueError with what would have been right.
 Reader = Callable[[Any], Any]
 
@@ -56,10 +58,10 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def count(value: object) -> int:
-    """A whole number from 1."""
-    if is_whole(value) and value >= 1:
+    """A whole number from 1, of 31 bits."""
+    if is_whole(value) and 1 <= value <= _MOST_COUNT:
         return value
-    raise ValueError("a whole number of at least 1")
+    raise ValueError(f"a whole number of at least 1, at most {_MOST_COUNT:,}")
 
 
 def positive(value: object) -> float:

@@ -151,11 +151,42 @@ class C3(nn.Module):
         self.cv1 = Conv(c_in, hidden, 1)
         self.cv2 = Conv(c_in, hidden, 1)
         self.cv3 = Conv(2 * hidden, c_out, 1)
-        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats)))
+        deep = (Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats))
+        self.m: nn.Module = nn.Sequential(*deep)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
         return cast(Tensor, self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1)))
+
+
+class BottleneckCSP(nn.Module):
+    """What `C3` took the place of in YOLOv5 4.0: bare convolutions after and around the bottlenecks, one norm for both.
+
+    The arguments are those of `C3`.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        hidden = int(c_out * expansion)
+        self.cv1 = Conv(c_in, hidden, 1)
+        self.cv2 = nn.Conv2d(c_in, hidden, 1, bias=False)
+        self.cv3 = nn.Conv2d(hidden, hidden, 1, bias=False)
+        self.cv4 = Conv(2 * hidden, c_out, 1)
+        self.bn = nn.BatchNorm2d(2 * hidden, eps=BN_EPS, momentum=BN_MOMENTUM)
+        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        branches = torch.cat((self.cv3(self.m(self.cv1(x))), self.cv2(x)), 1)
+        return cast(Tensor, self.cv4(SILU(self.bn(branches))))
 
 
 class SPP(nn.Module):

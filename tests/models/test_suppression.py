@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
 from models.suppression import (
@@ -86,7 +88,10 @@ def test_detections_equal_the_oracle(
 ) -> None:
     decoded = crowd(2, predictions, nc, seed, levels)
     options = {"max_det": max_det, "multi_label": multi_label, "agnostic": agnostic, "max_candidates": most}
-    results = non_max_suppression(decoded, Suppression(conf, iou, **options))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        if seed % 2:
+            patch.setattr("models.suppression._SCORES_AT_ONCE", 3 * (5 + nc))
+        results = non_max_suppression(decoded, Suppression(conf, iou, **options))  # type: ignore[arg-type]
     assert len(results) == 2
     for rows, found in zip(decoded, results, strict=True):
         expected = oracle(rows, conf, iou, max_det, multi_label and nc > 1, agnostic, most)
@@ -144,6 +149,34 @@ def test_candidates_of_a_batch_are_selected_without_waiting_for_the_device() -> 
         strongest_candidates(decoded, Suppression(0.1, 0.5))
     with NoWaiting(), pytest.raises(AssertionError, match="aten"):
         non_max_suppression(decoded, Suppression(0.1, 0.5))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made, views of `given` apart."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.bytes, self._given = 0, given.untyped_storage().data_ptr()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() != self._given:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("find", [non_max_suppression, strongest_candidates])
+def test_memory_does_not_grow_with_the_classes(
+    find: Callable[[Tensor, Suppression], object], multi_label: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early in training every class of every box is a candidate."""
+    monkeypatch.setattr("models.suppression._SCORES_AT_ONCE", 2000)
+    decoded = crowd(2, 100, 1000, 5)
+    with LargestTensor(decoded) as largest:
+        find(decoded, Suppression(0.001, 0.6, multi_label=multi_label, max_candidates=10))
+    assert largest.bytes <= 8 * 2 * 2000, "of 100,000 scores an image"
 
 
 def test_detections_equal_the_reference(shared: Path) -> None:

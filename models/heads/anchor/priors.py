@@ -130,16 +130,16 @@ def check_anchors(
     usable = int((wh >= SMALLEST_SIDE).all(1).sum())
     if usable < len(flat):
         return keep(
-            f"AutoAnchor: best possible recall is only {recall:.4f}, but {usable} labels with sides of at least 2 px "
-            f"are too few to fit {len(flat)} anchors to; the model's own are kept. Train at a larger --imgsz, or add "
-            f"labels."
+            f"AutoAnchor: the model's own anchors are kept, best possible recall {recall:.4f}: {usable} labels with "
+            f"sides of at least 2 px are too few to fit {len(flat)} others to. A larger --imgsz, or more labels, would "
+            f"change that."
         )
     fitted = kmeans_anchors(wh, len(flat), anchor_t, rng, generations)
     new_recall, new_per_label = best_possible_recall(wh, fitted, anchor_t)
     if new_recall <= recall:
         return keep(
-            f"AutoAnchor: best possible recall is {recall:.4f} and new anchors reach {new_recall:.4f}: "
-            f"the model's own are kept."
+            f"AutoAnchor: the model's own anchors are kept: their best possible recall, {recall:.4f}, is at least that "
+            f"of fitted ones, {new_recall:.4f}."
         )
     per_layer = np.empty_like(own, dtype=np.float32)
     per_layer[np.argsort(strides, kind="stable")] = fitted.reshape(own.shape)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
+from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from models.layers.transformer import C3TR, TransformerLayer
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -44,7 +46,18 @@ def test_conv_uses_the_familys_batch_norm() -> None:
     assert (bn.eps, bn.momentum) == (1e-3, 0.03)
 
 
-@pytest.mark.parametrize("block", [Conv(4, 8, 3), DWConv(4, 8, 3), C3(4, 8, 2), Focus(4, 8, 3)])
+@pytest.mark.parametrize(
+    "block",
+    [
+        Conv(4, 8, 3),
+        DWConv(4, 8, 3),
+        C3(4, 8, 2),
+        Focus(4, 8, 3),
+        GhostBottleneck(4, 8, 3, 2),
+        C3Ghost(4, 16, 2),
+        C3TR(4, 16),
+    ],
+)
 def test_folding_changes_parameters_not_results(block: nn.Module) -> None:
     randomised(block)
     x = image(2, 4, 8, 10)
@@ -106,3 +119,59 @@ def test_c3_joins_a_deep_and_a_shallow_branch() -> None:
     with torch.no_grad():
         joined = Concat(1)([block.m(block.cv1(x)), block.cv2(x)])
         torch.testing.assert_close(block(x), block.cv3(joined))
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_parameters_of_blocks_as_originals_print_them() -> None:
+    assert [parameters(GhostConv(c // 2 or 3, c, 3, 2)) for c in (32, 64, 128, 256)] == [2768, 10144, 38720, 151168]
+    assert parameters(GhostConv(3, 16, 3, 2)) == 448
+    assert parameters(C3(512, 512)) == 1_182_720 and parameters(BottleneckCSP(64, 64)) == 19_904
+
+
+def test_the_second_half_of_a_ghost_is_made_from_the_first_channel_by_channel() -> None:
+    block = randomised(GhostConv(4, 8, 3))
+    x = image(2, 4, 8, 10)
+    with torch.no_grad():
+        first, second = block(x).chunk(2, 1)
+        torch.testing.assert_close(first, block.cv1(x))
+        alone = [block.cv2(torch.where(torch.arange(4)[:, None, None] == c, first, 0.0))[:, c] for c in range(4)]
+        torch.testing.assert_close(second, torch.stack(alone, 1))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_ghost_bottleneck_adds_its_input(stride: int) -> None:
+    block = randomised(GhostBottleneck(8, 8, 3, stride))
+    x = image(1, 8, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), block.conv(x) + (x if stride == 1 else block.shortcut(x)))
+        assert block(x).shape == (1, 8, 8 // stride, 8 // stride)
+    assert isinstance(block.conv[1], nn.Identity) == (stride == 1)
+
+
+def test_attention_by_hand() -> None:
+    """Softmax of the products of queries and keys over the root of a head's width, for each head."""
+    torch.manual_seed(0)
+    layer = TransformerLayer(8, 2)
+    nn.init.normal_(layer.ma.in_proj_bias)
+    cells = torch.rand(3, 5, 8)
+    with torch.no_grad():
+        projected = zip(
+            (layer.q, layer.k, layer.v), layer.ma.in_proj_weight.chunk(3), layer.ma.in_proj_bias.chunk(3), strict=True
+        )
+        q, k, v = ((f(cells) @ w.T + b).view(3, 5, 2, 4).transpose(1, 2) for f, w, b in projected)
+        weights = (q @ k.transpose(2, 3) / 2).softmax(-1)
+        attended = layer.ma.out_proj((weights @ v).transpose(1, 2).reshape(3, 5, 8)) + cells
+        torch.testing.assert_close(layer(cells), attended + layer.fc2(layer.fc1(attended)))
+
+
+def test_a_transformer_treats_all_cells_alike() -> None:
+    """Cells in another order give their outputs in that order: a place in the map is no information."""
+    block = randomised(C3TR(8, 16, 2))
+    x = image(2, 8, 4, 6)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        shuffled = x.flatten(2)[:, :, order].view(x.shape)
+        torch.testing.assert_close(block(shuffled).flatten(2), block(x).flatten(2)[:, :, order])

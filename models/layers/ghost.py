@@ -1,0 +1,91 @@
+"""Ghost blocks (Han et al., GhostNet, 2020): half of the channels are convolved, the others made of them cheaply."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.blocks import C3, Conv, DWConv, Size
+
+CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
+
+
+class GhostConv(nn.Module):
+    """A `Conv` to half of the channels, and a depth-wise one that makes a ghost of each: both halves together.
+
+    Args:
+        c_in, c_out: channels; c_out is even.
+        kernel, stride: of the first convolution, pixels.
+        groups: of the first convolution.
+        act: False leaves the activations out.
+
+    Raises:
+        ValueError: c_out is odd.
+    """
+
+    def __init__(
+        self, c_in: int, c_out: int, kernel: Size = 1, stride: Size = 1, groups: int = 1, act: bool = True
+    ) -> None:
+        super().__init__()
+        if c_out % 2:
+            raise ValueError(
+                f"a ghost convolution to {c_out} channels, expected an even number: half of them are ghosts"
+            )
+        half = c_out // 2
+        self.cv1 = Conv(c_in, half, kernel, stride, groups=groups, act=act)
+        self.cv2 = Conv(half, half, CHEAP_KERNEL, groups=half, act=act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H', W')."""
+        y = self.cv1(x)
+        return torch.cat((y, self.cv2(y)), 1)
+
+
+class GhostBottleneck(nn.Module):
+    """Two ghost convolutions, the second without activation, added to the input.
+
+    At stride 2 a depth-wise convolution between them halves the map, and another with a 1×1 `Conv` the shortcut.
+
+    Args:
+        c_in, c_out: channels; equal at stride 1.
+        kernel: of the depth-wise convolutions, pixels.
+        stride: 1 or 2.
+    """
+
+    def __init__(self, c_in: int, c_out: int, kernel: Size = 3, stride: int = 1) -> None:
+        super().__init__()
+        hidden = c_out // 2
+        halves = stride == 2
+        self.conv = nn.Sequential(
+            GhostConv(c_in, hidden),
+            DWConv(hidden, hidden, kernel, stride, act=False) if halves else nn.Identity(),
+            GhostConv(hidden, c_out, act=False),
+        )
+        self.shortcut = (
+            nn.Sequential(DWConv(c_in, c_in, kernel, stride, act=False), Conv(c_in, c_out, act=False))
+            if halves
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H / stride, W / stride)."""
+        return cast(Tensor, self.conv(x) + self.shortcut(x))
+
+
+class C3Ghost(C3):
+    """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3`."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__(c_in, c_out, 0, shortcut, groups, expansion)
+        hidden = int(c_out * expansion)
+        self.m = nn.Sequential(*(GhostBottleneck(hidden, hidden) for _ in range(repeats)))

@@ -1,0 +1,77 @@
+"""`C3TR`: self-attention over the cells of a map (Dosovitskiy et al., ViT, 2021) as the deep branch of a `C3`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from models.layers.blocks import C3
+
+HEADS = 4
+
+
+class TransformerLayer(nn.Module):
+    """Attention of every cell to all cells, then two linear layers, each added to its input; without normalisation.
+
+    Queries, keys and values pass a linear layer of their own before the projections that are part of the attention:
+    the checkpoint format has both.
+
+    Args:
+        channels: of a cell, a multiple of `heads`.
+        heads: of the attention.
+
+    Raises:
+        ValueError: the channels cannot be shared out among the heads.
+    """
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        if channels % heads:
+            raise ValueError(f"attention over {channels} channels, expected a multiple of its {heads} heads")
+        self.q = nn.Linear(channels, channels, bias=False)
+        self.k = nn.Linear(channels, channels, bias=False)
+        self.v = nn.Linear(channels, channels, bias=False)
+        self.ma = nn.MultiheadAttention(channels, heads, batch_first=True)
+        self.fc1 = nn.Linear(channels, channels, bias=False)
+        self.fc2 = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """(B, cells, channels) to the same shape."""
+        attended, _ = self.ma(self.q(cells), self.k(cells), self.v(cells), need_weights=False)
+        cells = attended + cells
+        return cast(Tensor, self.fc2(self.fc1(cells)) + cells)
+
+
+class TransformerBlock(nn.Module):
+    """A linear layer in place of the embedding of positions, added to the cells, and several `TransformerLayer`."""
+
+    def __init__(self, channels: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, channels)
+        self.tr = nn.Sequential(*(TransformerLayer(channels, heads) for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        cells = x.flatten(2).transpose(1, 2)
+        cells = self.tr(cells + self.linear(cells))
+        return cells.transpose(1, 2).reshape(x.shape)
+
+
+class C3TR(C3):
+    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; the arguments are those of `C3`.
+
+    Attention takes memory and time in the square of the number of cells: it is for the smallest maps.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__(c_in, c_out, 0, shortcut, groups, expansion)
+        self.m = TransformerBlock(int(c_out * expansion), HEADS, repeats)
