@@ -21,7 +21,7 @@ from torch import Tensor
 
 from utils.checkpoints.inert_pickle import Damaged, Machine, Storage
 from utils.errors import UserError
-from utils.text import shown
+from utils.text import first_line, first_of, shown
 
 # What reading an archive raises that is damaged, or of a kind that zipfile does not read.
 ARCHIVE_ERRORS = (
@@ -29,8 +29,34 @@ ARCHIVE_ERRORS = (
     *(OSError, OverflowError),  # from seeking to where the archive says
 )
 _CHUNK = 2**20
+_BEGINNINGS = {
+    b"PK": "",
+    b"\x1f\x8b": "a gzip archive, which must be unpacked first",
+    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.": "the format of torch before 1.6, to be saved again with a later one",
+}
 _END_RECORD = b"PK\5\6"
 _END_RECORD_LENGTH = 22  # without a comment; its last two bytes are the comment's length
+
+
+def unreadable(path: Path, error: BaseException) -> UserError:
+    """What a user learns of a file that one of ARCHIVE_ERRORS kept from being read: what it is, and the remedy."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(512)
+    except OSError:
+        start = b"PK"  # the error says more
+    found = next((found for beginning, found in _BEGINNINGS.items() if start.startswith(beginning)), "no zip archive")
+    if not start:
+        found = "an empty file"
+    elif (
+        found == "no zip archive" and (text := " ".join(start.decode("utf-8", "surrogateescape").split())).isprintable()
+    ):
+        found = f"text: {shown(text, 40)}"
+    others = sorted(other.name for other in path.parent.glob("*.pt") if other != path)
+    return UserError(
+        f"{path}: damaged, or not a checkpoint: found {found or first_line(error)}. Take another"
+        f"{f', such as {first_of(others, 3)} beside it,' if others else ''} or copy the file again from its source."
+    )
 
 
 def _seal(checksum: int) -> bytes:

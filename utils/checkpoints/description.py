@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run beside the state: flags, hyperparameters, architecture, data, date and version."""
+"""What a checkpoint says beside the state: the run's flags, architecture, data and date, and what was measured."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from typing import Any
 from models.detector import DetectionModel
 from utils.checkpoints.format import FORMAT
 from utils.environment import REPO
+from utils.types import Metrics
 
 
 def describe_run(
-    model: DetectionModel, config: Mapping[str, Any], hyp: Mapping[str, Any], dataset_hash: str, git: str | None = None
+    model: DetectionModel,
+    config: Mapping[str, Any],
+    hyp: Mapping[str, Any],
+    imgsz: int,
+    dataset_hash: str,
+    git: str | None = None,
 ) -> dict[str, Any]:
     """The values of `DESCRIPTION_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
 
     Args:
         model: the raw model.
         config, hyp: plain values, as `TrainConfig.as_dict` and `Hyp.as_dict` give them.
+        imgsz: training size in pixels.
         dataset_hash: digest of the training index.
         git: from `git_revision`, asked for once a run.
     """
@@ -30,11 +37,26 @@ def describe_run(
         "model_yaml": model.yaml,
         "names": list(model.names),
         "stride": list(model.head.strides),
+        "imgsz": imgsz,
         "anchors": model.head.priors,
         "dataset_hash": dataset_hash,
         "version": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git": git,
+    }
+
+
+def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
+    """The values of `MEASURED_KEYS`: figures, and the confidences where F1 is best. None of weights not validated."""
+    if metrics is None:
+        return {"metrics": None, "thresholds": None}
+    figures = ("precision", "recall", "map50", "map", "fitness", "images", "objects")
+    return {
+        "metrics": {name: getattr(metrics, name) for name in figures},
+        "thresholds": {
+            "confidence": metrics.confidence,
+            "class_confidences": metrics.class_confidences.tolist(),
+        },
     }
 
 

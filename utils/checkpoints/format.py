@@ -1,6 +1,7 @@
 """Checkpoint files: tensors and plain values, written whole or not at all, from which a run resumes bit for bit.
 
-A `.pt` is what torch.save makes of one dictionary with the keys of `KEYS`, which torch.load(weights_only=True) takes.
+A `.pt` is what torch.save makes of one dictionary, which torch.load(weights_only=True) takes. With the keys of `KEYS`
+it is whole, as last.pt and epochN.pt, and a run resumes from it; best.pt has those of `WEIGHTS_KEYS` alone.
 Here utils/checkpoints/archive.py reads it: no file can run code, nor ask for more memory than its own size. Original
 YOLOv5 files go through utils/checkpoints/legacy.py and give weights only.
 """
@@ -17,13 +18,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing
+from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
 from utils.checkpoints.inert_pickle import Damaged
 from utils.checkpoints.legacy import is_legacy
 from utils.checkpoints.schema import check_parts, check_values
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write, special_kind
-from utils.text import first_line, shown
+from utils.text import shown
 
 FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
 
@@ -33,10 +34,14 @@ STATE_KEYS = (
     *("best_fitness", "stopper", "rng"),
 )
 DESCRIPTION_KEYS = (
-    *("config", "hyp", "model_yaml", "names", "stride", "anchors", "dataset_hash"),
+    *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "dataset_hash"),
     *("version", "date", "git"),
 )
-KEYS = STATE_KEYS + DESCRIPTION_KEYS
+MEASURED_KEYS = ("metrics", "thresholds")  # of the very weights in the file; None where they were not validated
+KEYS = STATE_KEYS + MEASURED_KEYS + DESCRIPTION_KEYS
+WEIGHTS_KEYS = ("ema", "epoch", *MEASURED_KEYS, *DESCRIPTION_KEYS)
+_RESUMED = set(KEYS) - set(WEIGHTS_KEYS)
+_ADDED = ("imgsz", *MEASURED_KEYS)  # older files lack them: None
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -46,12 +51,13 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
     Args:
         path: such as weights/last.pt; its folder is made.
-        state: exactly the keys of `KEYS`; tensors and plain values only.
+        state: exactly the keys of `KEYS`, or of `WEIGHTS_KEYS`; tensors and plain values only.
 
     Raises:
         UserError: the file cannot be written; with the reason and what is free.
     """
-    assert set(state) == set(KEYS), f"missing {set(KEYS) - set(state)}, unknown {set(state) - set(KEYS)}"
+    keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
+    assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
     for key, value in state.items():
         _check_plain(value, key)
     with _replacing(path) as file, sealing(file) as sealed:
@@ -85,7 +91,24 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint that `save_checkpoint` wrote; its tensors are on the CPU.
+    """Read a whole checkpoint, from which a run resumes; its tensors are on the CPU.
+
+    Raises:
+        UserError: as of `load_any_checkpoint`, or it holds weights alone.
+    """
+    state = load_any_checkpoint(path)
+    if "optimizer" not in state:
+        last = path.with_name("last.pt")
+        remedy = f"Resume from {last}" if last.is_file() else "Resume from the last.pt of its run"
+        raise UserError(
+            f"{path}: holds weights alone, as best.pt does: no run resumes from it. {remedy}, or start a new run from "
+            f"these weights with --weights."
+        )
+    return state
+
+
+def load_any_checkpoint(path: Path) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote, whole or weights alone; its tensors are on the CPU.
 
     Raises:
         UserError: no such file, damaged, with other values than a run writes, an original YOLOv5 file, something else,
@@ -106,12 +129,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             state = archive.content()
             check_parts(state, len(archive.pickled))
     except ARCHIVE_ERRORS as error:
-        raise UserError(
-            f"{path}: damaged, or not a checkpoint ({first_line(error)}). Take another, such as best.pt or last.pt "
-            f"beside it, or copy the file again."
-        ) from error
-    missing = [key for key in KEYS if key not in state] if isinstance(state, dict) else list(KEYS)
-    if len(missing) == len(KEYS):
+        raise unreadable(path, error) from error
+    is_table = isinstance(state, dict) and not state.keys().isdisjoint(KEYS)
+    if not is_table:
         raise UserError(
             f"{path}: not a checkpoint of this program: found {_kind(state)}. Expected a last.pt or best.pt."
         )
@@ -121,10 +141,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: written by a later version of this program (format {version}; this one reads up to {FORMAT}). "
             f"Update the program."
         )
+    expected = WEIGHTS_KEYS if state.keys().isdisjoint(_RESUMED) else KEYS
+    missing = [key for key in expected if key not in state and key not in _ADDED]
     if missing or not isinstance(version, int):
         raise UserError(
             f"{path}: incomplete, without {', '.join(missing) or 'a version number'}. Take another checkpoint."
         )
+    state = {**state, **{key: None for key in _ADDED if key not in state}}
     try:
         check_values(state)
     except Damaged as error:

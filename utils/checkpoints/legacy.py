@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive
+from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
 from utils.checkpoints.inert_pickle import Damaged, Record, mentions_objects
 from utils.errors import UserError
-from utils.text import one_line
 
-_OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 # Far above any model's; a file whose modules or values contain each other unfolds without end.
 _MAX_ENTRIES = 20_000  # modules and tensors
 _MAX_PLAIN = 100_000  # plain values
@@ -111,25 +109,13 @@ def load_legacy(path: Path) -> LegacyCheckpoint:
             hyp=_plain_items(hyp) if isinstance(hyp, dict) else None,
         )
     except ARCHIVE_ERRORS as error:
-        raise UserError(
-            f"{path}: damaged, or not written by YOLOv5: {one_line(str(error), 200)}. Get the file again from its "
-            f"source."
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def _read(path: Path) -> Any:
     """The pickle's top object, of plain values, tensors, records and globals."""
     if not path.is_file():
         raise UserError(f"{path}: no such file.")
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            old = file.read(len(_OLD_TORCH_MAGIC)) == _OLD_TORCH_MAGIC
-        if old:
-            raise UserError(
-                f"{path}: written in the format of torch before 1.6, which is not read here. Load it where it was made "
-                f"and save it again with a later torch, or take the release v6.0 or later of the weights."
-            )
-        raise UserError(f"{path}: not a checkpoint: expected a zip archive as torch.save writes it.")
     with Archive.open(path) as archive:
         return archive.content()
 

@@ -39,10 +39,10 @@ class ResumedRun:
     restarted: bool = False
 
     def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
-        """Refuse data with another number of classes than the run's; warn of classes in another order.
+        """Refuse data with other classes than the run's.
 
         Raises:
-            UserError: `names`, those of the data now, are more or fewer.
+            UserError: `names`, those of the data now, are more or fewer, or in another order.
         """
         before = len(self.checkpoint["names"])
         if before != len(names):
@@ -54,13 +54,20 @@ class ResumedRun:
             )
         moved = moved_classes(self.checkpoint["names"], names)
         if moved:
-            log.warning(
+            raise UserError(
                 f"--resume {self.run}: {config.data} has the classes in another order than the run ({moved}): what the "
-                f"model has learned of one class is taken for another. Put them in the run's order."
+                f"model has learned of one class would be taken for another. Put them in the run's order, or start a "
+                f"new run from the checkpoint with --weights."
             )
 
-    def restore(self, state: TrainState[Any], config: TrainConfig, data_hash: str, world: World) -> None:
+    def restore(self, state: TrainState[Any], config: TrainConfig, images: int, data_hash: str, world: World) -> None:
         """Put `state` where the checkpoint has it, and release the checkpoint.
+
+        Args:
+            state: of this rank.
+            config: of the resumed run.
+            images, data_hash: how many images are trained on, and the digest of their index.
+            world: this rank.
 
         Raises:
             UserError: the run is finished, or the checkpoint does not fit.
@@ -75,8 +82,8 @@ class ResumedRun:
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
         before = saved_config(self.checkpoint, self.run).batch_size
+        progress.convert_batches(before, config.batch_size, images)  # of the same size too: the data may have shrunk
         if before != config.batch_size:
-            progress.convert_batches(before, config.batch_size)
             log.warning(
                 f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
             )

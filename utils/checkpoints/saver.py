@@ -7,19 +7,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
 from models.detector import DetectionModel
-from utils.checkpoints.description import describe_run, git_revision
-from utils.checkpoints.format import copy_checkpoint, save_checkpoint
+from utils.checkpoints.description import describe_metrics, describe_run, git_revision
+from utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
 from utils.checkpoints.state import dump_state
 from utils.engine.context import RunContext
 from utils.engine.state import TrainState
 from utils.errors import Interrupted
 from utils.machine.accelerator import Accelerator
 from utils.ranks.signals import Interruption
+from utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,14 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
-    After an epoch the state is copied to the host, and a thread of rank 0 writes the copy while the next epoch is
-    trained. The next save waits for it, and so does the end of that epoch's steps: no process may be forked during a
-    write, for it would hold the unfinished file open. A write that fails is an error on every rank, at the next of
-    these moments. `--save-steps` and a stop wait for their file: what they save outlives a kill in the next step. Where
-    the write before failed, they warn of that, write theirs, and then what is still missing, such as best.pt: the disk
-    may have room again.
+    After an epoch's steps the state is copied to the host, and a thread of rank 0 writes the copy, last.pt, while the
+    epoch is validated: a run that resumes from there validates first. Once validated, best.pt and epochN.pt are written
+    during the next epoch, and last.pt again only where the run ends: so an epoch costs one whole file, and a kill in
+    the next one no more than this validation. The next save waits for the file, and so does the end of an epoch's
+    steps: no process may be forked during a write, for it would hold the unfinished file open. A write that fails is an
+    error on every rank, at the next of these moments. `--save-steps` and a stop wait for their file: what they save
+    outlives a kill in the next step. Where the write before failed, they warn of that, write theirs, and then what is
+    still missing, such as best.pt: the disk may have room again.
 
     Args:
         context: of the run.
@@ -98,11 +101,31 @@ class Saver:
         if stop:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
-    def after_epoch(self, epoch: int, *, save: bool, is_best: bool, done: bool) -> None:
-        """Save after `epoch`: last.pt; best.pt too where it is the best; epochN.pt where one is due.
+    def before_validation(self) -> None:
+        """Begin to save last.pt after an epoch's steps; not under --nosave.
+
+        Raises:
+            UserError: on every rank, where the file before could not be written.
+        """
+        if not self._context.config.nosave:
+            self._save(["last.pt"], wait=False)
+
+    def stop_validation(self) -> NoReturn:
+        """Save last.pt, from which a resumed run begins with the validation that is given up here; every rank.
+
+        Raises:
+            UserError: on every rank, where the file could not be written.
+            Interrupted: on every rank, once the checkpoint is written.
+        """
+        self._save(["last.pt"], wait=True)
+        self._interrupt(f"the validation of epoch {self._state.progress.epoch}")
+
+    def after_epoch(self, epoch: int, metrics: Metrics | None, *, save: bool, is_best: bool, done: bool) -> None:
+        """Save after `epoch`: best.pt where it is the best; epochN.pt where one is due; last.pt where the run ends.
 
         Args:
             epoch: from 0.
+            metrics: None where it was not validated; then last.pt is due here.
             save: False under --nosave, except after the last epoch.
             is_best: of all epochs so far.
             done: the training ends here anyway; the files are written on return.
@@ -114,51 +137,57 @@ class Saver:
         stop = any(self._context.world.all_gather(self._interruption.requested)) and not done
         if not (save or stop):
             return
-        names = ["last.pt"]  # the newest, which a bare --resume looks for, is written last
         if is_best:
-            names.insert(0, "best.pt")
             self.best = self.folder / "best.pt"
-        if due(epoch + 1, self._context.config.save_period):
-            names.insert(0, f"epoch{epoch}.pt")
-        self._save(names, wait=stop or done)
+        period = due(epoch + 1, self._context.config.save_period)
+        whole = [f"epoch{epoch}.pt"] * period + ["last.pt"] * (stop or done or metrics is None)
+        if whole or is_best:
+            self._save(whole, metrics, is_best=is_best, wait=stop or done)
         if stop:
             self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, names: Sequence[str], *, wait: bool) -> bool:
-        """Save the state of the last step; returns whether a rank was asked to stop by then."""
+    def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
+        """Save the state of the last step: whole, under these names, and its weights where they are the best.
+
+        Returns:
+            Whether a rank was asked to stop by then.
+        """
         world = self._context.world
         world.set_activity("saving a checkpoint")
         stop = self._settle_state()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:
+            content = self._content(losses, metrics)
+            content = content if whole else _weights(content)
             if wait:
-                failed = self._failed_write()
-                self._write(names, self._content(losses))
-                if failed and (missing := [name for name in failed.names if name not in names]):
-                    self._write(missing, failed.content)
+                failed, files = self._failed_write(), _files(content, whole, is_best)
+                self._write([*files, *_missing(failed, files)])
             else:
                 self._finish_writing()
-                content = snapshot(self._content(losses), world.accelerator)
-                self._writing = _Writing(names, content, self._thread.submit(self._write, names, content))
+                files = _files(snapshot(content, world.accelerator), whole, is_best)
+                self._writing = _Writing(files, self._thread.submit(self._write, files))
 
         world.from_main(write)
         world.set_activity("training")
         return stop
 
-    def _content(self, losses: Sequence[Tensor]) -> dict[str, Any]:
+    def _content(self, losses: Sequence[Tensor], metrics: Metrics | None) -> dict[str, Any]:
         """A whole checkpoint, of live tensors."""
-        config, hyp = self._context.config.as_dict(), self._context.hyp.as_dict()
-        description = describe_run(self._state.model, config, hyp, self._dataset_hash, self._git)
-        return {**dump_state(self._state, losses), **description}
+        context = self._context
+        config, hyp = context.config.as_dict(), context.hyp.as_dict()
+        description = describe_run(self._state.model, config, hyp, context.imgsz, self._dataset_hash, self._git)
+        return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
-    def _write(self, names: Sequence[str], content: Mapping[str, Any]) -> None:
-        """Write the content once, and copy the file to the other names."""
-        first, *others = (self.folder / name for name in names)
-        save_checkpoint(first, content)
-        for path in others:
-            copy_checkpoint(first, path)
-        self._context.world.remember("saved", "yes")
+    def _write(self, files: Sequence[_File]) -> None:
+        """Write each content once, and copy the file to its other names."""
+        for names, content in files:
+            first, *others = (self.folder / name for name in names)
+            save_checkpoint(first, content)
+            for path in others:
+                copy_checkpoint(first, path)
+            if "last.pt" in names:
+                self._context.world.remember("saved", "yes")
 
     def _finish_writing(self) -> None:
         """Wait for the file that is being written, and raise what went wrong with it."""
@@ -175,18 +204,42 @@ class Saver:
         log.warning(f"The last checkpoint was not written: {failure}")
         return writing
 
-    def _interrupt(self, where: str) -> None:
+    def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
         message = f"Stopped as asked in {where}. Resume with: train.py --resume {last}"
+        self._interruption.begin_end()
         raise Interrupted(message, self._interruption.requested, saved=True)
 
 
-class _Writing(NamedTuple):
-    """A write in the background: under which names, what, and its end."""
+class _File(NamedTuple):
+    """What is to be written under one or more names."""
 
     names: Sequence[str]
     content: Mapping[str, Any]
+
+
+class _Writing(NamedTuple):
+    """Files that are written in the background, and the end of that."""
+
+    files: Sequence[_File]
     done: Future[None]
+
+
+def _files(content: Mapping[str, Any], whole: Sequence[str], is_best: bool) -> list[_File]:
+    """What to write: best.pt where it is the best, and the whole content under its names."""
+    return [_File(["best.pt"], _weights(content))] * is_best + [_File(whole, content)] * bool(whole)
+
+
+def _weights(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a checkpoint that best.pt is."""
+    return {key: content[key] for key in WEIGHTS_KEYS}
+
+
+def _missing(failed: _Writing | None, files: Sequence[_File]) -> list[_File]:
+    """What was to be written before, under the names that `files` have not."""
+    names = {name for file in files for name in file.names}
+    left = [_File([n for n in file.names if n not in names], file.content) for file in failed.files] if failed else []
+    return [file for file in left if file.names]
 
 
 def snapshot(value: Any, accelerator: Accelerator) -> Any:

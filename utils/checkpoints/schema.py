@@ -127,7 +127,13 @@ _KINDS: Mapping[str, _Kind] = {
     "model_yaml": _TABLE,
     "names": _Kind("a list of text", _lists_of(_is_text)),
     "stride": _Kind("a list of numbers", _lists_of(_is_number)),
+    "imgsz": _Kind("a whole number, or nothing", _either(_is_count, _is_none)),
     "anchors": _Kind("a tensor, or nothing", _either(_is_tensor, _is_none)),
+    "metrics": _Kind("numbers by name, or nothing", _either(_tables_of(_is_number), _is_none)),
+    "thresholds": _Kind(
+        "confidences, or nothing",
+        _either(_records_of(confidence=_is_number, class_confidences=_lists_of(_is_number)), _is_none),
+    ),
     "dataset_hash": _TEXT,
     "date": _TEXT,
     "git": _Kind("text, or nothing", _either(_is_text, _is_none)),
@@ -138,13 +144,13 @@ def check_values(state: Mapping[str, Any]) -> None:
     """Check the kind of every value that later code relies on.
 
     Args:
-        state: has every key of a checkpoint.
+        state: has every key of a checkpoint, or of one with weights alone.
 
     Raises:
         Damaged: one is of another kind; names it, and what was expected.
     """
     for key, kind in _KINDS.items():
-        if not kind.test(state[key]):
+        if key in state and not kind.test(state[key]):
             raise Damaged(f"its `{key}` is a {type(state[key]).__name__} that is not {kind.words}")
 
 

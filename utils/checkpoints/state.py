@@ -117,7 +117,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             # Fused kernels go through memory in its order: a moment must lie in it as its parameter does.
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
+            if isinstance(value, Tensor) and value.ndim and value.stride() != parameter.stride():
                 kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from data.source.download import fetch
 from models.detector import DetectionModel
-from utils.checkpoints.format import load_checkpoint
+from utils.checkpoints.format import load_any_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
 from utils.files import special_kind
 from utils.text import first_of, shown
+
+log = logging.getLogger(__name__)
 
 OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
 OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{name}"
@@ -30,30 +33,41 @@ class Weights(NamedTuple):
         model_yaml: the architecture, plain.
         names: class names by index; () where an original file has none.
         source: where they come from, for the log: "best.pt (after 12 epochs)".
+        data: the dataset YAML that they were trained on, as it was given; "" where the file does not say.
+        imgsz: size in pixels that they were trained at; None where the file does not say.
     """
 
     state_dict: dict[str, Tensor]
     model_yaml: dict[str, Any]
     names: tuple[str, ...]
     source: str
+    data: str = ""
+    imgsz: int | None = None
 
 
 def load_weights(path: Path) -> Weights:
     """Read the weights of a checkpoint of this program or of an original YOLOv5 file; nothing in it is run.
 
     Raises:
-        UserError: as of `load_checkpoint` and `load_legacy`.
+        UserError: as of `load_any_checkpoint` and `load_legacy`.
     """
     if is_legacy(path):
         original = load_legacy(path)
         described = {"name": path.stem, **original.model_yaml}
         return Weights(original.state_dict, described, original.names, f"{path.name} (original YOLOv5)")
-    state = load_checkpoint(path)
-    done = f"after {state['epoch']} epochs" if not state["step_in_epoch"] else f"in epoch {state['epoch']}"
-    return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), f"{path.name} ({done})")
+    state = load_any_checkpoint(path)
+    epoch = state["epoch"]
+    done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
+    source = f"{path.name} ({done})"
+    return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), source, _data(state), state["imgsz"])
 
 
-def build_model(weights: Weights, given: str) -> DetectionModel:
+def _data(state: Mapping[str, Any]) -> str:
+    data = state["config"].get("data")
+    return data if isinstance(data, str) else ""
+
+
+def model_of_weights(weights: Weights, given: str) -> DetectionModel:
     """The detector that a file describes, with its weights.
 
     Args:
@@ -111,12 +125,22 @@ def intersect_weights(
             f"fit, and no layer's weights among them ({different}). Give the --cfg that belongs to the "
             f"weights, or no --cfg."
         )
-    report = f"{len(fitting)} of {len(model_state)} tensors fitted"
+    report = f"{len(fitting)} of {len(model_state)} tensors taken"
     if len(own) < len(model_state):
         report += f"; {len(model_state) - len(own)} left out as asked"
     if different:
-        report += f"; did not fit: {different}"
+        report += f"; the rest starts anew, as with other classes: {different}"
     return fitting, report
+
+
+def warn_of_moved_classes(weights: Weights, names: Sequence[str]) -> None:
+    """Warn where a model for `names` starts with what the weights have learned of other classes."""
+    moved = moved_classes(weights.names, names) if len(weights.names) == len(names) else ""
+    if moved:
+        log.warning(
+            f"{weights.source}: the data has the classes in another order ({moved}): what was learned of one class is "
+            "taken for another. Put them in the checkpoint's order where that is not meant."
+        )
 
 
 def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
@@ -149,13 +173,15 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
     """Find the file that `--weights` means; download an official one that is not there.
 
     Args:
-        name: a path, or the bare name of an official YOLOv5 checkpoint such as "yolov5s.pt", which is looked for in the
-            working directory and in the cache folder, and else downloaded to the latter.
+        name: a path, or the bare name of an official YOLOv5 checkpoint such as "yolov5s.pt" or "yolov5s", which is
+            looked for in the working directory and in the cache folder, and else downloaded to the latter.
         progress: show a bar while downloading.
 
     Raises:
         UserError: there is no such file; with the places that were tried.
     """
+    if f"{name}.pt" in OFFICIAL_NAMES and not Path(name).exists():
+        name += ".pt"
     given = Path(name).expanduser()
     cached = cache_dir() / "weights" / given.name
     bare = given.name == name

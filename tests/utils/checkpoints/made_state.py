@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoints.description import describe_run
+from utils.checkpoints.description import describe_metrics, describe_run
 from utils.checkpoints.state import dump_state
 from utils.engine.ema import ModelEMA
 from utils.engine.precision import Precision
@@ -65,7 +65,8 @@ def train(state: TrainState[Any], steps: int) -> None:
 def full(state: TrainState[Any], **facts: Any) -> dict[str, Any]:
     return {
         **dump_state(state),
-        **describe_run(state.model, {"epochs": 3, "freeze": [0]}, {"lr0": 0.01}, "abc"),
+        **describe_metrics(None),
+        **describe_run(state.model, {"epochs": 3, "freeze": [0]}, {"lr0": 0.01}, 64, "abc"),
         **facts,
     }
 

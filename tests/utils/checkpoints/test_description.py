@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.checkpoints.made_state import make_state
-from utils.checkpoints.description import describe_run, git_revision
+from utils.checkpoints.description import describe_metrics, describe_run, git_revision
 from utils.checkpoints.format import KEYS, STATE_KEYS
 from utils.checkpoints.state import dump_state
 
@@ -39,4 +39,5 @@ def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_description_and_state_share_no_key() -> None:
     state = make_state()
     assert set(dump_state(state)) == set(STATE_KEYS)
-    assert set(describe_run(state.model, {}, {}, "")) == set(KEYS) - set(STATE_KEYS)
+    described = set(describe_run(state.model, {}, {}, 64, "")) | set(describe_metrics(None))
+    assert described == set(KEYS) - set(STATE_KEYS)

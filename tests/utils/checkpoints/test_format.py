@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gzip
 import os
 import resource
 import signal
@@ -27,8 +28,8 @@ from utils.errors import UserError
 def test_keys_are_those_of_the_format() -> None:
     expected = (
         "model ema ema_updates optimizer scaler epoch step step_in_epoch epoch_losses epoch_skipped "
-        "skipped_steps class_maps best_fitness stopper rng config hyp model_yaml names stride anchors dataset_hash "
-        "version date git"
+        "skipped_steps class_maps best_fitness stopper rng metrics thresholds config hyp model_yaml names stride imgsz "
+        "anchors dataset_hash version date git"
     )
     assert " ".join(KEYS) == expected
 
@@ -223,7 +224,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_torn_file(tmp_path: Path, whole: bytes, share: float) -> None:
     path = tmp_path / "last.pt"
     path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(UserError, match=r"last\.pt: damaged, or not a checkpoint .* Take another"):
+    with pytest.raises(UserError, match=r"last\.pt: damaged, or not a checkpoint: .* Take another or copy the"):
         load_checkpoint(path)
 
 
@@ -257,10 +258,33 @@ def test_missing_files(tmp_path: Path, whole: bytes) -> None:
         load_checkpoint(tmp_path / "nowhere/last.pt")
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"<html>\r\nnot found\n</html>", "text: '<html> not found </html>'"),
+        (b"", "an empty file"),
+        (gzip.compress(b"x"), "a gzip archive, which must be unpacked first"),
+        (b"\0\xff\xd8", "no zip archive"),
+        (b"PK\3\4 torn", "File is not a zip file"),
+    ],
+    ids=["text", "empty", "gzip", "bytes", "torn"],
+)
+def test_what_is_there_instead_of_weights_is_said_and_others_offered(
+    tmp_path: Path, content: bytes, found: str
+) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(content)
+    (tmp_path / "best.pt").touch()
+    for read in (load_checkpoint, load_weights):
+        with pytest.raises(UserError) as caught:
+            read(path)
+        assert str(caught.value) == (
+            f"{path}: damaged, or not a checkpoint: found {found}. Take another, such as best.pt beside it, or copy "
+            "the file again from its source."
+        )
+
+
 def test_foreign_files(tmp_path: Path) -> None:
-    (tmp_path / "page.pt").write_text("<html>not found</html>")
-    with pytest.raises(UserError, match=r"page\.pt: damaged, or not a checkpoint"):
-        load_checkpoint(tmp_path / "page.pt")
     torch.save({"state_dict": {}, "lr": 1}, tmp_path / "other.pt")
     with pytest.raises(
         UserError, match=r"not a checkpoint of this program: found a dictionary with 'state_dict', 'lr'"

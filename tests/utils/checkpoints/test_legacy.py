@@ -166,7 +166,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.pt: no such file"):
         load_legacy(tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("<html>rate limit</html>")
-    with pytest.raises(UserError, match=r"text\.pt: not a checkpoint"):
+    with pytest.raises(
+        UserError,
+        match=r"text\.pt: damaged, or not a checkpoint: found text: '<html>rate limit</html>'\. Take another or",
+    ):
         load_legacy(tmp_path / "text.pt")
     torch.save({"a": torch.zeros(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(UserError, match=r"torch before 1\.6"):

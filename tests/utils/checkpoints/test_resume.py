@@ -60,8 +60,16 @@ def resumed_mid_epoch(folder: Path, batch_size: int) -> tuple[TrainState[Any], R
 @pytest.mark.parametrize("batch_size", [4, 8, 16])
 def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, batch_size: int) -> None:
     state, run, config = resumed_mid_epoch(tmp_path, batch_size)
-    run.restore(state, config, "abc", World())
+    run.restore(state, config, 100, "abc", World())
     assert state.progress.step_in_epoch == 48 // batch_size
+    assert state.progress.mean_losses().tolist() == [1, 2, 3]
+
+
+def test_an_epoch_that_is_shorter_now_is_done(tmp_path: Path) -> None:
+    """Else less than nothing would be left of it."""
+    state, run, config = resumed_mid_epoch(tmp_path, 8)
+    run.restore(state, config, 20, "of fewer images", World())
+    assert state.progress.step_in_epoch == 3
     assert state.progress.mean_losses().tolist() == [1, 2, 3]
 
 
@@ -70,7 +78,7 @@ def test_a_restored_checkpoint_is_released(tmp_path: Path) -> None:
     state, run, config = resumed_mid_epoch(tmp_path, 8)
     tensors = [weakref.ref(tensor) for key in ("model", "ema") for tensor in run.checkpoint[key].values()]
     assert all(tensor() is not None for tensor in tensors)
-    run.restore(state, config, "abc", World())
+    run.restore(state, config, 100, "abc", World())
     gc.collect()
     assert not [tensor for tensor in tensors if tensor() is not None]
     assert run.run == tmp_path
@@ -88,9 +96,9 @@ def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag
     assert "\x1b" not in str(e.value) and len(str(e.value)) < 600
 
 
-def test_data_with_the_classes_in_another_order_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_with_the_classes_in_another_order_is_refused(tmp_path: Path) -> None:
     run = ResumedRun(tmp_path, checkpoint(), has_best=False)
     run.check_classes(["cat", "hound"], TrainConfig(data="pets.yaml"))
-    assert not caplog.records
-    run.check_classes(["dog", "cat"], TrainConfig(data="pets.yaml"))
-    assert "pets.yaml has the classes in another order than the run ('cat' is 0 in the checkpoint" in caplog.text
+    message = r"pets\.yaml has the classes in another order than the run \('cat' is 0 in the checkpoint.* --weights"
+    with pytest.raises(UserError, match=message):
+        run.check_classes(["dog", "cat"], TrainConfig(data="pets.yaml"))

@@ -12,52 +12,25 @@ from typing import Any
 import pytest
 import torch
 
+from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
 from tests.utils.checkpoints.made_state import assert_equal, make_state, train
 from tests.utils.machine.stand_in import StandIn
 from utils.checkpoints import saver as module
-from utils.checkpoints.format import copy_checkpoint, load_checkpoint, save_checkpoint
+from utils.checkpoints.format import (
+    copy_checkpoint,
+    load_any_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from utils.checkpoints.saver import Saver, due, snapshot
 from utils.checkpoints.state import dump_state
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.state import TrainState
 from utils.errors import Interrupted, UserError
 from utils.machine.accelerator import Accelerator
-from utils.ranks.signals import Interruption
-from utils.ranks.world import World
-
-WAIT_S = 20.0  # for a thread that should be there at once
-
-
-def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
-    config = TrainConfig(epochs=9, **flags)
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
-    return Saver(context, state, "abc", Interruption(), settle=lambda: False)
 
 
 def save_epoch(saver: Saver) -> None:
     """In the middle of a run; the file may be written later."""
-    saver.after_epoch(0, save=True, is_best=False, done=False)
-
-
-class SlowDisk:
-    """`save_checkpoint` that begins to write only when it is let go.
-
-    Attributes:
-        begun: set once a write has begun.
-        go: lets it continue.
-        calls: names of the files.
-    """
-
-    def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
-        self.calls: list[str] = []
-
-    def __call__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.calls.append(path.name)
-        self.begun.set()
-        assert self.go.wait(WAIT_S)
-        save_checkpoint(path, content)
+    saver.after_epoch(0, None, save=True, is_best=False, done=False)
 
 
 @pytest.fixture
@@ -102,17 +75,15 @@ def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDi
     disk.go.set()
     with open_saver(tmp_path, state, save_period=1) as saver:
         train(state, 1)
-        saver.after_epoch(0, save=True, is_best=True, done=True)
-        assert disk.calls == ["epoch0.pt"] and saver.best.name == "best.pt"
-        files = [saver.folder / name for name in ("epoch0.pt", "best.pt", "last.pt")]
-        assert len({path.read_bytes() for path in files}) == 1
-        assert sorted(saver.folder.iterdir()) == sorted(files)
-        # A bare --resume looks for the newest.
-        assert files[2].stat().st_mtime_ns >= files[1].stat().st_mtime_ns >= files[0].stat().st_mtime_ns
-        files[0].write_bytes(b"changed")  # in place
-        assert load_checkpoint(files[1])["step"] == load_checkpoint(files[2])["step"] == 1
-        saver.after_epoch(1, save=True, is_best=False, done=True)
-        assert disk.calls == ["epoch0.pt", "epoch1.pt"]
+        saver.after_epoch(0, METRICS, save=True, is_best=True, done=True)
+        assert disk.calls == ["best.pt", "epoch0.pt"] and saver.best.name == "best.pt"
+        best, period, last = (saver.folder / name for name in ("best.pt", "epoch0.pt", "last.pt"))
+        assert period.read_bytes() == last.read_bytes()
+        assert sorted(saver.folder.iterdir()) == sorted((best, period, last))
+        period.write_bytes(b"changed")  # in place
+        assert load_checkpoint(last)["step"] == 1
+        saver.after_epoch(1, METRICS, save=True, is_best=False, done=True)
+        assert disk.calls == ["best.pt", "epoch0.pt", "epoch1.pt"]
         assert saver.best.name == "best.pt"
 
 
@@ -182,7 +153,7 @@ def test_at_a_stop_and_at_the_end_the_files_are_there_or_the_error_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
     state = make_state()
-    with open_saver(tmp_path, state) as saver:
+    with open_saver(tmp_path, state, save_period=1) as saver:
         train(state, 1)
         with pytest.raises(Interrupted, match=r"Resume with: train\.py --resume .*last\.pt"):
             saver.after_step(stop=True)
@@ -193,7 +164,7 @@ def test_at_a_stop_and_at_the_end_the_files_are_there_or_the_error_is(
 
         monkeypatch.setattr(module, "copy_checkpoint" if copies else "save_checkpoint", broken)
         with pytest.raises(RuntimeError, match="a defect"):
-            saver.after_epoch(0, save=True, is_best=True, done=True)
+            saver.after_epoch(0, METRICS, save=True, is_best=True, done=True)
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
 
 
@@ -265,10 +236,11 @@ def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_d
     state = make_state()
     with open_saver(tmp_path, state, save_steps=1) as saver:
         train(state, 1)
-        saver.after_epoch(0, save=True, is_best=True, done=False)
+        saver.after_epoch(0, METRICS, save=True, is_best=True, done=False)
+        best = snapshot(state.ema.model.state_dict(), Accelerator())
         train(state, 1)
         saver.after_step(stop=False)
-        assert load_checkpoint(saver.folder / "best.pt")["step"] == 1
+        assert_equal(dict(best), load_any_checkpoint(saver.folder / "best.pt")["ema"])
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 
 

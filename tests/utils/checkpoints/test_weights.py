@@ -11,10 +11,12 @@ from utils.checkpoints import weights as module
 from utils.checkpoints.format import load_checkpoint, save_checkpoint
 from utils.checkpoints.weights import (
     OFFICIAL_NAMES,
+    Weights,
     intersect_weights,
     load_weights,
     moved_classes,
     resolve_weights,
+    warn_of_moved_classes,
 )
 from utils.errors import UserError
 
@@ -23,11 +25,11 @@ def test_weights_of_ours(tmp_path: Path) -> None:
     state = make_state()
     train(state, 2)
     state.progress.epoch, state.progress.step_in_epoch = 3, 0
-    save_checkpoint(tmp_path / "best.pt", full(state))
+    save_checkpoint(tmp_path / "best.pt", full(state, config={"data": "shapes.yaml"}))
     weights = load_weights(tmp_path / "best.pt")
     assert_equal(dict(weights.state_dict), dict(state.ema.model.state_dict()))
     assert weights.names == ("class0", "class1") and weights.model_yaml == state.model.yaml
-    assert weights.source == "best.pt (after 3 epochs)"
+    assert weights.source == "best.pt (after 3 epochs)" and weights.data == "shapes.yaml"
     with pytest.raises(UserError, match="no such checkpoint"):
         load_weights(tmp_path / "none.pt")
 
@@ -38,6 +40,7 @@ def test_official_weights_are_weights_only(shared: Path) -> None:
     assert (
         len(weights.state_dict) == 349 and weights.names[0] == "person" and weights.source.endswith("(original YOLOv5)")
     )
+    assert weights.data == ""
     with pytest.raises(UserError, match="give it as --weights"):
         load_checkpoint(path)
 
@@ -45,7 +48,7 @@ def test_official_weights_are_weights_only(shared: Path) -> None:
 def test_everything_fits() -> None:
     model, other = Net(), Net()
     fitting, report = intersect_weights(model.state_dict(), other.state_dict())
-    assert report == "10 of 10 tensors fitted"
+    assert report == "10 of 10 tensors taken"
     model.load_state_dict(fitting)
     assert_equal(dict(model.state_dict()), dict(other.state_dict()))
 
@@ -53,7 +56,7 @@ def test_everything_fits() -> None:
 def test_other_classes_fit_but_for_the_head() -> None:
     fitting, report = intersect_weights(Net(nc=3).state_dict(), Net(nc=2).state_dict())
     assert len(fitting) == 8 and "model.2.weight" not in fitting
-    assert report.startswith("8 of 10 tensors fitted; did not fit: ")
+    assert report.startswith("8 of 10 tensors taken; the rest starts anew, as with other classes: ")
     assert "model.2.weight is (3, 4, 1, 1), in the checkpoint (2, 4, 1, 1)" in report
 
 
@@ -63,13 +66,15 @@ def test_long_reports_are_cut() -> None:
     other["model.0.weight"] = state["model.0.weight"]
     fitting, report = intersect_weights(state, other)
     assert list(fitting) == ["model.0.weight"]
-    assert report.startswith("1 of 10 tensors fitted; did not fit: ") and report.endswith("; and 13 more")
+    assert report.startswith(
+        "1 of 10 tensors taken; the rest starts anew, as with other classes: "
+    ) and report.endswith("; and 13 more")
 
 
 def test_excluded_tensors_stay() -> None:
     fitting, report = intersect_weights(Net().state_dict(), Net().state_dict(), exclude=[r"anchors$"])
     assert "anchors" not in fitting
-    assert report == "9 of 10 tensors fitted; 1 left out as asked"
+    assert report == "9 of 10 tensors taken; 1 left out as asked"
 
 
 def test_another_architecture_is_an_error() -> None:
@@ -111,6 +116,7 @@ def test_official_names_are_downloaded_into_the_cache(tmp_path: Path, monkeypatc
         assert resolve_weights(name) == tmp_path / "cache/weights" / name
     assert asked == [f"https://github.com/ultralytics/yolov5/releases/download/v7.0/{n}" for n in OFFICIAL_NAMES]
     assert resolve_weights("yolov5x6.pt") and len(asked) == 10
+    assert resolve_weights("yolov5n") == tmp_path / "cache/weights/yolov5n.pt" and len(asked) == 10
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -127,6 +133,9 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "runs/best.pt").write_bytes(b"x")
     with pytest.raises(UserError, match=r"Did you mean 'best\.pt'"):
         resolve_weights("runs/bst.pt")
+    (tmp_path / "runs/last.pt").symlink_to("gone")
+    with pytest.raises(UserError, match=r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"):
+        resolve_weights("runs/last.pt")  # which is never offered in place of itself
     with pytest.raises(UserError, match="no such file"):
         resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
     (tmp_path / "folder.pt").mkdir()
@@ -140,3 +149,12 @@ def test_classes_in_another_order_are_named() -> None:
         "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
     )
     assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
+
+
+def test_weights_of_classes_in_another_order_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    weights = Weights({}, {}, ("cat", "dog"), "best.pt (after 1 epoch)")
+    for names in (["cat", "dog"], ["dog", "cat", "cow"], ["person", "car"]):  # other ones start anew, or are meant
+        warn_of_moved_classes(weights, names)
+    assert not caplog.records
+    warn_of_moved_classes(weights, ["dog", "cat"])
+    assert "'cat' is 0 in the checkpoint and 1 in the data" in caplog.text

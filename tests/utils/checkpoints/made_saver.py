@@ -1,0 +1,61 @@
+"""Savers of a little run, with what a validation has found, and a disk that waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.checkpoints.format import save_checkpoint
+from utils.checkpoints.saver import Saver
+from utils.config import TrainConfig, load_hyp
+from utils.engine.context import RunContext
+from utils.engine.state import TrainState
+from utils.ranks.signals import Interruption
+from utils.ranks.world import World
+from utils.types import Metrics
+
+WAIT_S = 20.0  # for a thread that should be there at once
+METRICS = Metrics(
+    precision=0.5,
+    recall=0.6,
+    map50=0.8,
+    map=0.7,
+    class_ids=np.arange(2),
+    per_class=np.full((2, 4), 0.5),
+    images_per_class=np.array([3, 4]),
+    objects_per_class=np.array([5, 6]),
+    images=7,
+    objects=11,
+    confidence=0.3,
+    class_confidences=np.array([0.25, 0.3]),
+)
+
+
+def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
+    config = TrainConfig(epochs=9, **flags)
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
+    return Saver(context, state, "abc", Interruption(), settle=lambda: False)
+
+
+class SlowDisk:
+    """`save_checkpoint` that begins to write only when it is let go.
+
+    Attributes:
+        begun: set once a write has begun.
+        go: lets it continue.
+        calls: names of the files.
+    """
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+
+    def __call__(self, path: Path, content: Mapping[str, Any]) -> None:
+        self.calls.append(path.name)
+        self.begun.set()
+        assert self.go.wait(WAIT_S)
+        save_checkpoint(path, content)
