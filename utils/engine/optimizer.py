@@ -33,7 +33,7 @@ def build_optimizer(
         for key, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            if key == "bias":
+            if key.endswith("bias"):  # attention has in_proj_bias
                 biases.append(parameter)
             elif isinstance(module, _NORMS):
                 norms.append(parameter)

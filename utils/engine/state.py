@@ -59,14 +59,20 @@ class Progress:
         counted = self.epoch_counted
         return self.losses / counted if counted else torch.full_like(self.losses, float("nan"))
 
-    def convert_batches(self, before: int, after: int) -> None:
+    def convert_batches(self, before: int, after: int, images: int) -> None:
         """Express the position in the epoch in batches of `after` images, where it was in batches of `before`.
 
-        A batch that would be begun only in part is trained on again. The mean losses stay.
+        A batch that would be begun only in part is trained on again, but for the last one of an epoch that is done. An
+        epoch that is shorter now than what was trained of it is done. The mean losses stay.
+
+        Args:
+            before, after: sizes of a global batch.
+            images: in an epoch now.
         """
-        counted = self.epoch_counted
-        self.step_in_epoch = self.step_in_epoch * before // after
-        self.epoch_skipped = self.epoch_skipped * before // after
+        counted, batches = self.epoch_counted, self.step_in_epoch
+        done = batches * before
+        self.step_in_epoch = done // after if done < images else -(-images // after)
+        self.epoch_skipped = self.epoch_skipped * self.step_in_epoch // max(batches, 1)
         self.losses = self.losses * (self.epoch_counted / counted if counted else 0.0)
 
     def finish_epoch(self) -> None:

@@ -12,17 +12,21 @@ I detections that are ignored at some threshold, T = 10 IoU thresholds, R column
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from utils.evaluation.match_state import MatchState
+from utils.evaluation.match_state import STEPS, MatchState, steps_of
 from utils.evaluation.matching import IOU_THRESHOLDS
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
+_AT_ONCE = 2**20  # detections that are sorted at a time
 
 
 @dataclass(frozen=True)
@@ -35,80 +39,179 @@ class Ranking:
     Attributes:
         n_images: N.
         class_ids: int64 (C,), classes that have objects, ascending.
-        scores: float32 (D',), ranked, of those that count at IoU 0.5; class c has rows `offsets[c]:offsets[c + 1]`.
-        correct50: bool (D',), ranked, at IoU 0.5.
-        offsets: int64 (C + 1,).
-        listed_images: int64 (L,), row of each ranked detection's image; what follows a class's last hit is left out.
-        listed_starts: int64 (H,), where in it the detections start that lead up to and include each hit.
+        listed_images: int32 (L,), row of each ranked detection's image; what follows a class's last hit is left out.
+        listed_starts: int64 (H + 1,), where in it the detections start that lead up to and include each hit.
         hits: bool (H, T), at which thresholds each hit is correct.
-        hit_images: int64 (H,), row of its image.
+        hit_images: int32 (H,), row of its image.
         hit_offsets: int64 (C + 1,), class c has hits `hit_offsets[c]:hit_offsets[c + 1]`.
-        target_images: int64 (M,), row of each object's image, by class.
-        target_starts: int64 (C,).
+        target_images: int32 (M,), row of each object's image, by class.
+        target_offsets: int64 (C + 1,), class c has objects `target_offsets[c]:target_offsets[c + 1]`.
         ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in crowd regions.
-        ignored_images: int64 (I,), row of their images.
+        ignored_images: int32 (I,), row of their images.
         ignored_hits: int64 (I,), the hit that each leads up to, or is.
+        above, correct_above: int32 (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at
+            IoU 0.5, and those of them that are correct.
     """
 
     n_images: int
     class_ids: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    correct50: NDArray[np.bool_]
-    offsets: NDArray[np.int64]
-    listed_images: NDArray[np.int64]
+    listed_images: NDArray[np.int32]
     listed_starts: NDArray[np.int64]
     hits: NDArray[np.bool_]
-    hit_images: NDArray[np.int64]
+    hit_images: NDArray[np.int32]
     hit_offsets: NDArray[np.int64]
-    target_images: NDArray[np.int64]
-    target_starts: NDArray[np.int64]
+    target_images: NDArray[np.int32]
+    target_offsets: NDArray[np.int64]
     ignored: NDArray[np.bool_]
-    ignored_images: NDArray[np.int64]
+    ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
+    above: NDArray[np.int32]
+    correct_above: NDArray[np.int32]
 
 
-def rank(state: MatchState) -> Ranking:
-    """Sort the detections of a merged state."""
-    rows = np.arange(len(state.images))
-    class_ids = np.unique(state.target_classes).astype(np.int64)
-    by_class = np.argsort(state.target_classes, kind="stable")
-    target_images = np.repeat(rows, state.target_counts)[by_class]
-    target_starts = np.searchsorted(state.target_classes[by_class], class_ids)
+class _Part(NamedTuple):
+    """A state, the rows of its images among those of all states, and where the detections of each class start."""
 
-    order = np.lexsort((-state.scores, state.classes))
-    order = order[np.isin(state.classes[order], class_ids)]
-    images = np.repeat(rows, state.detection_counts)[order]
-    correct = state.correct[order]
-    class_rows = np.searchsorted(class_ids, state.classes[order])
-    bounds = np.arange(len(class_ids) + 1)
-    ignored = ~correct & (np.arange(len(IOU_THRESHOLDS)) < state.in_crowds[order][:, None])
-    counted = ~ignored[:, 0]
+    state: MatchState
+    images: NDArray[np.int32]
+    offsets: NDArray[np.int32]
 
-    is_hit: NDArray[np.bool_] = np.any(correct, axis=1)
-    hit_at = np.flatnonzero(is_hit)
-    hit_offsets = np.searchsorted(class_rows[hit_at], bounds)
-    hits_before: NDArray[np.int64] = np.cumsum(is_hit) - is_hit
-    listed = hits_before < hit_offsets[class_rows + 1]
-    ignored_at = np.flatnonzero(ignored.any(1) & listed)
-    # Each stretch of listed detections ends with a hit, so that the next one starts right after it.
-    listed_starts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_hit[listed]) + 1))[: len(hit_at)]
+
+class _Classes(NamedTuple):
+    """The ranking of consecutive classes; as in `Ranking`, but (C,) and (H,) numbers of hits and of listed."""
+
+    listed_images: NDArray[np.int32]
+    listed: NDArray[np.int64]
+    hits: NDArray[np.bool_]
+    hit_images: NDArray[np.int32]
+    hit_counts: NDArray[np.int64]
+    ignored: NDArray[np.bool_]
+    ignored_images: NDArray[np.int32]
+    ignored_hits: NDArray[np.int64]
+    above: NDArray[np.int32]
+    correct_above: NDArray[np.int32]
+
+
+_NONE, _NO_IMAGES, _NO_FLAGS = (
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int32),
+    np.zeros((0, len(IOU_THRESHOLDS)), np.bool_),
+)
+_NO_CURVES = np.zeros((0, STEPS - 1), np.int32)
+_NO_CLASSES = _Classes(
+    _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_CURVES, _NO_CURVES
+)
+
+
+def rank(states: Sequence[MatchState]) -> Ranking:
+    """Join and sort what all ranks have found; the ranking of no image where there is no state.
+
+    A few classes at a time: beside the states and the result it takes memory for about a million detections, or for
+    those of one class where it has more.
+
+    Args:
+        states: made with the same `LastHits`. Each image must be in one state only: counted twice, it would falsify
+            every figure.
+    """
+    in_order = np.unique(np.concatenate([_NONE, *(state.images for state in states)]))
+    assert len(in_order) == sum(len(state.images) for state in states), (
+        "an image was evaluated twice: shards of a validation must not overlap"
+    )
+    class_ids = states[0].class_ids.astype(np.int64) if states else _NONE
+    parts = [_part(state, in_order) for state in states]
+    rows = np.arange(len(class_ids))
+    target_classes = np.concatenate([_NONE, *(rows.repeat(state.target_counts) for state in states)])
+    target_images = np.concatenate([_NO_IMAGES, *(part.images[part.state.target_images] for part in parts)])
+    by_class = np.lexsort((target_images, target_classes))
+
+    # A class takes the memory of its detections and of the steps of its curves.
+    sizes = STEPS + np.sum([np.zeros_like(rows), *(np.diff(part.offsets) for part in parts)], axis=0)
+    stops = np.flatnonzero(np.diff(np.cumsum(sizes) // _AT_ONCE, append=-1)) + 1
+    of_classes = [_rank_classes(parts, first, stop) for first, stop in pairwise([0, *stops.tolist()])]
+    hits_before = np.cumsum([0, *(len(part.hits) for part in of_classes)])
+    joined = _Classes(*(np.concatenate(column) for column in zip(_NO_CLASSES, *of_classes, strict=True)))
     return Ranking(
-        len(rows),
+        len(in_order),
         class_ids,
-        state.scores[order][counted],
-        correct[counted, 0],
-        np.searchsorted(class_rows[counted], bounds),
+        joined.listed_images,
+        _offsets(joined.listed),
+        joined.hits,
+        joined.hit_images,
+        _offsets(joined.hit_counts),
+        target_images[by_class],
+        np.searchsorted(target_classes[by_class], np.arange(len(class_ids) + 1)),
+        joined.ignored,
+        joined.ignored_images,
+        joined.ignored_hits + np.repeat(hits_before[:-1], [len(part.ignored) for part in of_classes]),
+        joined.above,
+        joined.correct_above,
+    )
+
+
+def _part(state: MatchState, in_order: NDArray[np.int64]) -> _Part:
+    """See `_Part`; `in_order` are the images of all states."""
+    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(state.detection_counts, dtype=np.int32)))
+    return _Part(state, np.searchsorted(in_order, state.images).astype(np.int32), offsets)
+
+
+def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
+    """The ranking of the classes `first` to `stop`."""
+    rows, bounds = np.arange(stop - first, dtype=np.int32), np.arange(stop - first + 1)
+    own = [slice(int(part.offsets[first]), int(part.offsets[stop])) for part in parts]
+    scores = np.concatenate([part.state.scores[s] for part, s in zip(parts, own, strict=True)])
+    classes = np.concatenate([rows.repeat(part.state.detection_counts[first:stop]) for part in parts])
+    images = np.concatenate([p.images[p.state.detection_images[s]] for p, s in zip(parts, own, strict=True)])
+    correct, ignored = np.zeros(len(scores), np.uint16), np.zeros(len(scores), np.uint16)
+    below = np.zeros(len(rows) * STEPS, np.int64)
+    before = 0
+    for (state, _, _), s in zip(parts, own, strict=True):
+        marked = slice(*np.searchsorted(state.marked, (s.start, s.stop)).tolist())
+        at = state.marked[marked].astype(np.int64) + (before - s.start)
+        correct[at], ignored[at] = state.correct[marked], state.ignored[marked]
+        cells = slice(*np.searchsorted(state.below, (first * STEPS, stop * STEPS)).tolist())
+        below[state.below[cells] - first * STEPS] += state.below_counts[cells]
+        before += s.stop - s.start
+
+    steps = classes.astype(np.int64) * STEPS + steps_of(scores)
+    above = _above(np.bincount(steps[ignored & 1 == 0], minlength=len(below)) + below)
+    correct_above = _above(np.bincount(steps[correct & 1 == 1], minlength=len(below)))
+    del steps
+
+    order = np.lexsort((images, -scores, classes))
+    classes, images, correct, ignored = classes[order], images[order], correct[order], ignored[order]
+    is_hit: NDArray[np.bool_] = correct > 0
+    hit_at = np.flatnonzero(is_hit)
+    hit_offsets = np.searchsorted(classes[hit_at], bounds)
+    hits_before: NDArray[np.int64] = np.cumsum(is_hit) - is_hit
+    listed = hits_before < hit_offsets[classes + 1]
+    ignored_at = np.flatnonzero((ignored > 0) & listed)
+    return _Classes(
         images[listed],
-        listed_starts,
-        correct[hit_at],
+        np.diff(np.cumsum(listed)[hit_at], prepend=0),
+        _flags(correct[hit_at]),
         images[hit_at],
-        hit_offsets,
-        target_images,
-        target_starts,
-        ignored[ignored_at],
+        np.diff(hit_offsets),
+        _flags(ignored[ignored_at]),
         images[ignored_at],
         hits_before[ignored_at],
+        above,
+        correct_above,
     )
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where stretches of `counts` rows start, (n,) to (n + 1,)."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+
+
+def _above(counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Detections by class and step, (C · STEPS,), to those that reach each of `CONFIDENCES`, (C, 1000)."""
+    return counts.reshape(-1, STEPS)[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1]
+
+
+def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """(n,) to (n, T), column t from bit t."""
+    return bits[:, None] >> np.arange(len(IOU_THRESHOLDS), dtype=np.uint16) & 1 == 1
 
 
 def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -121,20 +224,39 @@ def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[N
     Returns:
         AP float64 (C, T, R), 0 where the class has no object in that reading; and bool (C, R), whether it has one.
     """
-    objects = _segment_sums(weights, ranking.target_images, ranking.target_starts)
-    listed = _segment_sums(weights, ranking.listed_images, ranking.listed_starts)
     ap = np.zeros((len(ranking.class_ids), len(IOU_THRESHOLDS), weights.shape[1]))
-    for c in range(len(ranking.class_ids)):
+    for c, thresholds in enumerate(class_steps(ranking, weights)):
+        for t, (envelope, gained) in enumerate(thresholds):
+            ap[c, t] = np.einsum("hr,hr->r", envelope, gained) / len(RECALLS)
+    return ap, _segment_sums(weights, ranking.target_images, ranking.target_offsets) > 0
+
+
+def class_steps(
+    ranking: Ranking, weights: NDArray[np.float32]
+) -> Iterator[Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]]:
+    """`precision_steps` of one class after the other, each at one of `IOU_THRESHOLDS` after the other."""
+    objects = _segment_sums(weights, ranking.target_images, ranking.target_offsets)
+    listed = _segment_sums(weights, ranking.listed_images, ranking.listed_starts)
+    for c, class_objects in enumerate(objects):
         rows = slice(ranking.hit_offsets[c], ranking.hit_offsets[c + 1])
         counts = np.cumsum(listed[rows], 0, dtype=np.float64)
-        hit_weights = weights[ranking.hit_images[rows]]
-        ignored = _ignored_counts(ranking, rows, weights)
-        for t, correct in enumerate(ranking.hits[rows].T):
-            found = np.cumsum(hit_weights[correct], 0, dtype=np.float64)
-            counted = counts[correct] if ignored is None else (counts - ignored[t])[correct]
-            envelope, gained = precision_steps(found, counted, objects[c])
-            ap[c, t] = np.einsum("hr,hr->r", envelope, gained) / len(RECALLS)
-    return ap, objects > 0
+        yield _threshold_steps(ranking, rows, weights, counts, class_objects)
+
+
+def _threshold_steps(
+    ranking: Ranking,
+    rows: slice,
+    weights: NDArray[np.float32],
+    counts: NDArray[np.float64],
+    objects: NDArray[np.float32],
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """Of the class whose hits are `rows`, from the (H, R) detections listed up to each and its (R,) objects."""
+    hit_weights = weights[ranking.hit_images[rows]]
+    ignored = _ignored_counts(ranking, rows, weights)
+    for t, correct in enumerate(ranking.hits[rows].T):
+        found = np.cumsum(hit_weights[correct], 0, dtype=np.float64)
+        counted = counts[correct] if ignored is None else (counts - ignored[t])[correct]
+        yield precision_steps(found, counted, objects)
 
 
 def _ignored_counts(ranking: Ranking, rows: slice, weights: NDArray[np.float32]) -> NDArray[np.float64] | None:
@@ -172,14 +294,13 @@ def precision_steps(
 
 
 def _segment_sums(
-    weights: NDArray[np.float32], images: NDArray[np.int64], starts: NDArray[np.int64]
+    weights: NDArray[np.float32], images: NDArray[np.int32], offsets: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Sums of `weights[images]` over the segments that begin at `starts`: (N, R) to (len(starts), R).
+    """Sums of `weights[images]` over the segments between `offsets`: (N, R) to (len(offsets) - 1, R).
 
     An embedding bag gathers and adds in one pass; its float32 is exact, for whole numbers stay below 2**24.
     """
-    if len(starts) == 0:
+    if len(offsets) == 1:
         return np.zeros((0, weights.shape[1]), np.float32)
-    return embedding_bag(
-        torch.from_numpy(images), torch.from_numpy(weights), torch.from_numpy(starts), mode="sum"
-    ).numpy()
+    starts = torch.from_numpy(offsets[:-1].astype(np.int32))
+    return embedding_bag(torch.from_numpy(images), torch.from_numpy(weights), starts, mode="sum").numpy()

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import average_precision, rank
-from utils.evaluation.match_state import MatchState
+from utils.evaluation.average_precision import Ranking, average_precision
 
 ROUNDS = 500  # resampled sets
 LEVEL = 0.95  # share of them between the bounds
@@ -22,17 +21,17 @@ class Intervals(NamedTuple):
     map: tuple[float, float]
 
 
-def bootstrap_interval(state: MatchState, rng: np.random.Generator) -> Intervals:
-    """95 % interval of mAP over sets of N images sampled with replacement from the N images of `state`.
+def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
+    """95 % interval of mAP over sets of N images sampled with replacement from the N images of `ranking`.
 
     An image sampled k times counts k times, its matches unchanged; a class without objects in a round is left out of
     that round's mean, as it would be in a validation.
 
     Args:
-        state: merged from all ranks.
+        ranking: of all images.
         rng: source of the resampling, such as `sample_rng(seed, 0, 0, "bootstrap")`.
     """
-    samples = bootstrap_maps(state, rng, ROUNDS)
+    samples = bootstrap_maps(ranking, rng, ROUNDS)
     if np.isnan(samples).all():
         return Intervals((float("nan"),) * 2, (float("nan"),) * 2)
     tail = (1 - LEVEL) / 2
@@ -40,9 +39,8 @@ def bootstrap_interval(state: MatchState, rng: np.random.Generator) -> Intervals
     return Intervals((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
 
 
-def bootstrap_maps(state: MatchState, rng: np.random.Generator, rounds: int) -> NDArray[np.float64]:
+def bootstrap_maps(ranking: Ranking, rng: np.random.Generator, rounds: int) -> NDArray[np.float64]:
     """mAP50 and mAP50-95 of `rounds` resampled sets, (2, rounds); NaN where a set has no object at all."""
-    ranking = rank(state)
     n = ranking.n_images
     maps = np.full((2, rounds), np.nan)
     if n == 0:

@@ -54,7 +54,7 @@ class CocoSink(Sink):
 
     def write(self, target: Path, world: World) -> None:
         """Gather the ranks' detections and write them; all ranks call this."""
-        rows = world.all_gather(CocoRows.collect(self._found))
+        rows = world.gather(CocoRows.collect(self._found))
         world.from_main(lambda: save_coco_results(target, rows, results_ids(self._index)))
 
 

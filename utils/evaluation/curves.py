@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import RECALLS, Ranking, average_precision, precision_steps, rank
-from utils.evaluation.match_state import MatchState
+from utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
+from utils.evaluation.match_state import CONFIDENCES
 from utils.types import Metrics
 
-CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)
 SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a share of the axis
 
 
@@ -44,22 +43,25 @@ class Curves:
     best: int
 
 
-def summarize(state: MatchState, nc: int) -> tuple[Metrics, Curves]:
+def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     """Every figure of a validation but losses and speed (`dataclasses.replace` adds those).
 
     Args:
-        state: merged from all ranks.
+        ranking: of all images.
         nc: number of classes of the dataset.
 
     Returns:
         Metrics and curves. Without a single object all means are 0.
     """
-    ranking = rank(state)
     ap = average_precision(ranking, np.ones((ranking.n_images, 1), np.float32))[0][..., 0]
-    image_rows = np.repeat(np.arange(len(state.images)), state.target_counts)
-    pairs = np.unique(np.stack((image_rows, state.target_classes.astype(np.int64))), axis=1)
-    objects_per_class = np.bincount(state.target_classes, minlength=nc)
-    curves = measure_curves(ranking, objects_per_class[ranking.class_ids])
+    objects = np.diff(ranking.target_offsets)
+    objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
+    objects_per_class[ranking.class_ids] = objects
+    targets = np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images
+    images_per_class[ranking.class_ids] = np.bincount(
+        np.unique(targets) // max(ranking.n_images, 1), minlength=len(objects)
+    )
+    curves = measure_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
     metrics = Metrics(
         precision=_mean(precision),
@@ -68,44 +70,45 @@ def summarize(state: MatchState, nc: int) -> tuple[Metrics, Curves]:
         map=_mean(ap),
         class_ids=ranking.class_ids,
         per_class=np.stack((precision, recall, ap[:, 0], ap.mean(1)), 1),
-        images_per_class=np.bincount(pairs[1], minlength=nc),
+        images_per_class=images_per_class,
         objects_per_class=objects_per_class,
-        images=len(state.images),
-        objects=len(state.target_classes),
+        images=ranking.n_images,
+        objects=len(ranking.target_images),
         confidence=float(curves.confidence[curves.best]),
+        class_confidences=_class_confidences(curves, nc),
     )
     return metrics, curves
+
+
+def _class_confidences(curves: Curves, nc: int) -> NDArray[np.float64]:
+    """`Metrics.class_confidences`."""
+    confidences = np.full(nc, curves.confidence[curves.best])
+    for class_id, f1 in zip(curves.class_ids, curves.f1, strict=True):
+        if f1.any():
+            confidences[class_id] = curves.confidence[smooth(f1).argmax()]
+    return confidences
 
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
-def measure_curves(ranking: Ranking, objects: NDArray[np.int64]) -> Curves:
-    """Curves of a ranking whose classes have (C,) `objects`."""
+def measure_curves(ranking: Ranking) -> Curves:
+    """Curves of a ranking."""
     n = len(ranking.class_ids)
-    precision, recall = np.zeros((n, len(CONFIDENCES))), np.zeros((n, len(CONFIDENCES)))
+    objects = np.diff(ranking.target_offsets)
+    precision, recall, f1 = (np.zeros((n, len(CONFIDENCES))) for _ in range(3))
     precision_at_recall = np.zeros((n, len(RECALLS)))
-    for c in range(n):
-        rows = slice(ranking.offsets[c], ranking.offsets[c + 1])
-        correct = ranking.correct50[rows]
-        if not correct.size:
+    steps = class_steps(ranking, np.ones((ranking.n_images, 1), np.float32))
+    for c, (listed, found, thresholds) in enumerate(zip(ranking.above, ranking.correct_above, steps, strict=True)):
+        if listed[0] == 0:
             continue
-        # How many detections are at least as confident as each point of the axis, and how many of them are correct.
-        listed = np.searchsorted(-ranking.scores[rows].astype(np.float64), -CONFIDENCES, side="right")
-        found = np.concatenate((np.zeros(1), np.cumsum(correct)))[listed]
         precision[c] = np.where(listed > 0, found / np.maximum(listed, 1), 1.0)
         recall[c] = found / objects[c]
-
-        hit_at = np.flatnonzero(correct)
-        envelope, gained = precision_steps(
-            np.arange(1.0, len(hit_at) + 1)[:, None],
-            hit_at[:, None].astype(np.float64) + 1,
-            objects[c : c + 1].astype(np.float32),
-        )
+        f1[c] = 2 * precision[c] * recall[c] / np.maximum(precision[c] + recall[c], 1e-16)
+        envelope, gained = next(thresholds)
         sampled = np.repeat(envelope[:, 0], gained[:, 0])
         precision_at_recall[c, : len(sampled)] = sampled
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-16)
     best = int(smooth(f1.mean(0)).argmax()) if n else 0
     return Curves(
         ranking.class_ids,

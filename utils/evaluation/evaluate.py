@@ -1,12 +1,14 @@
-"""Measure a model on a split: every rank its share of the images, then the shares of all ranks joined."""
+"""Measure a model on a split: every rank its share of the images, then the shares of all ranks joined on rank 0."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +18,10 @@ from data.feed.loader import ValLoader
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from utils.engine.precision import Precision
+from utils.evaluation.average_precision import Ranking, rank
+from utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from utils.evaluation.curves import Curves, summarize
-from utils.evaluation.match_state import MatchState, merge
+from utils.evaluation.match_state import LastHits, MatchState
 from utils.evaluation.measurement import Measurement, Settings
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch
@@ -28,23 +32,38 @@ from utils.types import Batch, Metrics
 TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
 WORTH_A_TRIAL = 4 * TRIAL_IMAGES  # of a split: below, the trial takes longer than it saves
 TOLERANCE = 1e-4  # of mAP50 and mAP50-95, for the two to be equal
+VOTE_S = 5.0  # seconds between two votes on stopping
 LOSS_TOLERANCE = 0.01  # of each loss, as a share of it
+
+
+class Abandoned(Exception):
+    """A rank was asked to stop, and all have given up the validation."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything a validation found, the same on every rank.
+    """What a validation found. All but the metrics is on rank 0 alone, and of no image on the other ranks.
 
     Attributes:
-        metrics, curves: the figures, and the curves that are plotted.
-        confusion: int64 (nc + 1, nc + 1), rows predicted, columns true, background last.
-        matches: of all images, for the bootstrap.
+        metrics: the figures, the same on every rank.
+        curves: which are plotted.
+        confusion: which class is taken for which.
+        ranking: of all detections, for the bootstrap.
     """
 
     metrics: Metrics
     curves: Curves
-    confusion: NDArray[np.int64]
+    confusion: ConfusionMatrix
+    ranking: Ranking
+
+
+class _Share(NamedTuple):
+    """What a rank has found, for rank 0."""
+
     matches: MatchState
+    confusion: PairCounts
+    totals: NDArray[np.float64] | None
+    seconds: dict[str, float]
 
 
 def evaluate(
@@ -65,8 +84,12 @@ def evaluate(
         settings: how to measure.
         criterion: for the validation losses; None = no losses.
         sinks: receive the detections as they are found.
+
+    Raises:
+        Abandoned: on every rank, where one was asked to stop.
     """
     settings = settings or Settings()
+    asked = settings.asked_to_stop
     nc = len(loader.index.names)
     accelerator = world.accelerator
 
@@ -78,21 +101,14 @@ def evaluate(
     with accelerator.untuned():
         if settings.try_half and accelerator.half_is_faster and len(loader.index) >= WORTH_A_TRIAL:
             half = measurement(Precision(accelerator, accelerator.half_dtype))
-            for batch in _first_images(batches, -(-TRIAL_IMAGES // world.size)):
+            for batch in _voting(_first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
                 found.add([batch], sinks)
                 half.add([batch])
-            if _agree(found, half, nc, world):
+            if _agree(_joined(found, nc, world).metrics, _joined(half, nc, world).metrics):
                 found = half
-        found.add(batches, sinks)
+        found.add(_voting(batches, asked, world), sinks)
 
-    shares = world.all_gather((found.matches.state(), found.confusion.matrix, _totals(found), found.clock.seconds()))
-    states, matrices, totals, seconds = zip(*shares, strict=True)
-    state = merge(states)
-    metrics, curves = summarize(state, nc)
-    images_seen = max(metrics.images, 1)
-    preparation, inference, nms = (1000 * sum(s[stage] for s in seconds) / images_seen for stage in Stopwatch.STAGES)
-    metrics = dataclasses.replace(metrics, losses=_losses(found, totals), speed_ms=(preparation, inference, nms))
-    return Evaluation(metrics, curves, sum(matrices), state)
+    return _joined(found, nc, world)
 
 
 def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
@@ -109,21 +125,59 @@ def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
         yield batch
 
 
-def _agree(exact: Measurement, half: Measurement, nc: int, world: World) -> bool:
-    """Whether both measure the same on the images of all ranks so far; the same answer on every rank.
+def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
+    """The batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
+
+    Ranks have more or fewer batches: those without any left vote on until all are done. How many batches the slowest
+    rank measures until the next vote, all learn in a vote.
+
+    Raises:
+        Abandoned: on every rank, where one was asked to stop.
+    """
+    if asked_to_stop is None:
+        yield from batches
+        return
+    count, busy = 1, True
+    while busy:
+        started, taken = time.monotonic(), 0
+        for batch in itertools.islice(batches, count):
+            yield batch
+            taken += 1
+        pace = (time.monotonic() - started) / max(taken, 1)  # seconds a batch
+        stops, taken_by_rank, paces = zip(*world.all_gather((asked_to_stop(), taken, pace)), strict=True)
+        if any(stops):
+            raise Abandoned
+        busy = max(taken_by_rank) == count
+        count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
+
+
+def _joined(found: Measurement, nc: int, world: World) -> Evaluation:
+    """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
+    last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
+    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), _totals(found), found.clock.seconds())
+    shares = world.gather(share)
+    ranking = rank([share.matches for share in shares])
+    metrics, curves = summarize(ranking, nc)
+    images_seen = max(metrics.images, 1)
+    preparation, inference, nms = (
+        1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
+    )
+    losses = _losses(found, [share.totals for share in shares])
+    metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
+    confusion = ConfusionMatrix.joined(nc, [share.confusion for share in shares])
+    return Evaluation(world.broadcast(metrics), curves, confusion, ranking)
+
+
+def _agree(exact: Metrics, half: Metrics) -> bool:
+    """Whether both precisions measure the same.
 
     A model that finds nothing yet is no evidence: its mAP is 0 in any precision, with infinite numbers too.
     """
-    shares = world.all_gather([(found.matches.state(), _totals(found)) for found in (exact, half)])
-    (ours, our_losses), (theirs, their_losses) = (
-        (summarize(merge([state for state, _ in of_ranks]), nc)[0], _losses(found, [total for _, total in of_ranks]))
-        for found, of_ranks in zip((exact, half), zip(*shares, strict=True), strict=True)
-    )
     return (
-        ours.map50 > 0
-        and max(abs(ours.map - theirs.map), abs(ours.map50 - theirs.map50)) <= TOLERANCE
-        and bool(np.isfinite(our_losses).all())
-        and np.allclose(their_losses, our_losses, rtol=LOSS_TOLERANCE, atol=0)
+        exact.map50 > 0
+        and max(abs(exact.map - half.map), abs(exact.map50 - half.map50)) <= TOLERANCE
+        and bool(np.isfinite(exact.losses).all())
+        and np.allclose(half.losses, exact.losses, rtol=LOSS_TOLERANCE, atol=0)
     )
 
 

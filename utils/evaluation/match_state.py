@@ -1,44 +1,95 @@
-"""Matches of many images: collected on every rank, gathered as flat arrays, merged in the order of the images.
+"""Matches of many images: collected on every rank, and sent to rank 0 as few bytes, ranked already.
 
-So that the outcome does not depend on ranks and batches.
+So that the outcome depends neither on ranks nor on batches.
 
-Legend: N images, D detections, M objects, T = 10 IoU thresholds.
+Legend: N images, D detections, M objects, T = 10 IoU thresholds, C classes that have objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
 
+CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of the curves
+STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all
+
+Unsigned = NDArray[np.unsignedinteger]
+
+
+class LastHits(NamedTuple):
+    """How far down a class's detections decide its average precision.
+
+    Attributes:
+        class_ids: int32 (C,), classes that have objects, ascending.
+        scores: float32 (C,), the lowest score of a detection that is correct at some threshold; infinite where none is.
+    """
+
+    class_ids: NDArray[np.int32]
+    scores: NDArray[np.float32]
+
+    @classmethod
+    def joined(cls, parts: Sequence[LastHits]) -> LastHits:
+        """Of the images of all parts; a class may occur in a part more than once."""
+        class_ids, where = np.unique(
+            np.concatenate([np.zeros(0, np.int32), *(part.class_ids for part in parts)]), return_inverse=True
+        )
+        scores = np.full(len(class_ids), np.inf, np.float32)
+        np.minimum.at(scores, where, np.concatenate([np.zeros(0, np.float32), *(part.scores for part in parts)]))
+        return cls(class_ids, scores)
+
 
 @dataclass(frozen=True)
 class MatchState:
-    """Matches of many images as flat arrays: cheap to pickle, gather and resample.
+    """Matches of a rank's images, small to send and quick to join with those of the others.
+
+    Detections lie by class, then score descending, then image, then order in the image. Those below the last hit of
+    their class on any rank decide nothing but how many lie above a confidence, and are counted so. Those of classes
+    without objects decide nothing.
 
     Attributes:
+        class_ids: int32 (C,), see `LastHits`: the same on every rank.
         images: int64 (N,), dataset indices, ascending.
-        detection_counts: int64 (N,), detections of each image.
-        correct: bool (D, T), see `ImageMatches`.
+        target_images: unsigned (M,), image of each object as a row of `images`, by class.
+        target_counts: unsigned (C,), objects of each class.
         scores: float32 (D,).
-        classes: int32 (D,).
-        target_counts: int64 (N,), objects of each image.
-        target_classes: int32 (M,).
-        in_crowds: uint8 (D,).
+        detection_images: unsigned (D,), as rows of `images`.
+        detection_counts: unsigned (C,), detections of each class.
+        marked: unsigned (K,), which of the D are correct or ignored at some threshold; few.
+        correct: uint16 (K,), bit t: at threshold t they have an object of their own.
+        ignored: uint16 (K,), bit t: at threshold t they have none, and a crowd region covers them.
+        below: int64 (L,), ascending, `class row · STEPS + steps`: where detections below the last hits lie that are not
+            ignored at IoU 0.5; a step is a point of `CONFIDENCES` that a score reaches.
+        below_counts: unsigned (L,), how many.
     """
 
+    class_ids: NDArray[np.int32]
     images: NDArray[np.int64]
-    detection_counts: NDArray[np.int64]
-    correct: NDArray[np.bool_]
+    target_images: Unsigned
+    target_counts: Unsigned
+    scores: NDArray[np.float32]
+    detection_images: Unsigned
+    detection_counts: Unsigned
+    marked: Unsigned
+    correct: NDArray[np.uint16]
+    ignored: NDArray[np.uint16]
+    below: NDArray[np.int64]
+    below_counts: Unsigned
+
+
+class _Packed(NamedTuple):
+    """An image: classes of its M objects; score, class, `correct` and `ignored` of its D detections, as above."""
+
+    target_classes: NDArray[np.int32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
-    target_counts: NDArray[np.int64]
-    target_classes: NDArray[np.int32]
-    in_crowds: NDArray[np.uint8]
+    correct: NDArray[np.uint16]
+    ignored: NDArray[np.uint16]
 
 
 class Accumulator:
@@ -46,57 +97,86 @@ class Accumulator:
 
     def __init__(self) -> None:
         self._images: list[int] = []
-        self._matches: list[ImageMatches] = []
+        self._packed: list[_Packed] = []
 
     def add(self, image: int, matches: ImageMatches) -> None:
         """Add an image by its index in the dataset; each image once."""
         self._images.append(image)
-        self._matches.append(matches)
+        ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_crowds[:, None])
+        correct_bits, ignored_bits = _as_bits(matches.correct), _as_bits(ignored)
+        self._packed.append(
+            _Packed(matches.target_classes, matches.scores, matches.classes, correct_bits, ignored_bits)
+        )
 
-    def state(self) -> MatchState:
-        """Everything added so far, by ascending image."""
-        order = np.argsort(np.array(self._images, np.int64), kind="stable")
-        matches = [self._matches[i] for i in order]
+    def last_hits(self) -> LastHits:
+        """Of the images so far."""
+        found = _joined(self._packed)
+        hits = found.correct > 0
+        objects = LastHits(found.target_classes, np.full(len(found.target_classes), np.inf, np.float32))
+        return LastHits.joined([objects, LastHits(found.classes[hits], found.scores[hits])])
+
+    def state(self, last_hits: LastHits) -> MatchState:
+        """Everything added so far, for rank 0.
+
+        Args:
+            last_hits: of the images of all ranks.
+        """
+        by_image = np.argsort(np.array(self._images, np.int64), kind="stable")
+        packed = [self._packed[i] for i in by_image]
+        found, nc = _joined(packed), len(last_hits.class_ids)
+
+        target_rows = np.searchsorted(last_hits.class_ids, found.target_classes)
+        by_class = np.argsort(target_rows, kind="stable")
+        images_of_targets = np.repeat(np.arange(len(packed)), [len(p.target_classes) for p in packed])[by_class]
+
+        class_rows = smallest(np.searchsorted(last_hits.class_ids, found.classes))
+        known = np.isin(found.classes, last_hits.class_ids)
+        matters = known.copy()
+        matters[known] = found.scores[known] >= last_hits.scores[class_rows[known]]
+        below = known & ~matters & (found.ignored & 1 == 0)
+        cells, cell_counts = np.unique(
+            class_rows[below].astype(np.int64) * STEPS + steps_of(found.scores[below]), return_counts=True
+        )
+
+        order = np.flatnonzero(matters)
+        order = order[np.argsort(-found.scores[order], kind="stable")]
+        order = order[np.argsort(class_rows[order], kind="stable")]
+        correct, ignored = found.correct[order], found.ignored[order]
+        marked = np.flatnonzero(correct | ignored)
+        images_of_detections = smallest(np.repeat(np.arange(len(packed)), [len(p.scores) for p in packed]))
         return MatchState(
-            np.array(self._images, np.int64)[order],
-            np.array([len(m.scores) for m in matches], np.int64),
-            np.concatenate([np.zeros((0, len(IOU_THRESHOLDS)), np.bool_), *(m.correct for m in matches)]),
-            np.concatenate([np.zeros(0, np.float32), *(m.scores for m in matches)]),
-            np.concatenate([np.zeros(0, np.int32), *(m.classes for m in matches)]),
-            np.array([len(m.target_classes) for m in matches], np.int64),
-            np.concatenate([np.zeros(0, np.int32), *(m.target_classes for m in matches)]),
-            np.concatenate([np.zeros(0, np.uint8), *(m.in_crowds for m in matches)]),
+            last_hits.class_ids,
+            np.array(self._images, np.int64)[by_image],
+            smallest(images_of_targets),
+            smallest(np.bincount(target_rows, minlength=nc)),
+            found.scores[order],
+            images_of_detections[order],
+            smallest(np.bincount(class_rows[order], minlength=nc)),
+            smallest(marked),
+            correct[marked],
+            ignored[marked],
+            cells,
+            smallest(cell_counts),
         )
 
 
-def merge(states: Sequence[MatchState]) -> MatchState:
-    """Join the ranks' states by ascending image, whatever the ranks' order and shares.
-
-    Each image must be in one state only: counted twice, it would falsify every figure.
-    """
-    images = np.concatenate([s.images for s in states])
-    order = np.argsort(images, kind="stable")
-    assert len(np.unique(images)) == len(images), (
-        "an image was evaluated twice: shards of a validation must not overlap"
-    )
-    detection_counts = np.concatenate([s.detection_counts for s in states])
-    target_counts = np.concatenate([s.target_counts for s in states])
-    detections = _rows_of_segments(detection_counts, order)
-    targets = _rows_of_segments(target_counts, order)
-    return MatchState(
-        images[order],
-        detection_counts[order],
-        np.concatenate([s.correct for s in states])[detections],
-        np.concatenate([s.scores for s in states])[detections],
-        np.concatenate([s.classes for s in states])[detections],
-        target_counts[order],
-        np.concatenate([s.target_classes for s in states])[targets],
-        np.concatenate([s.in_crowds for s in states])[detections],
-    )
+def steps_of(scores: NDArray[np.float32]) -> NDArray[np.int64]:
+    """How many points of `CONFIDENCES` each score reaches."""
+    return np.searchsorted(CONFIDENCES, scores.astype(np.float64), side="right")
 
 
-def _rows_of_segments(counts: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row numbers that bring consecutive segments of `counts` rows into `order`."""
-    starts = np.cumsum(counts) - counts
-    moved = counts[order]
-    return np.repeat(starts[order] - (np.cumsum(moved) - moved), moved) + np.arange(counts.sum())
+def smallest(values: NDArray[np.int64]) -> Unsigned:
+    """The same whole numbers in as few bytes as the largest needs."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
+def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    """(D, T) to uint16 (D,), bit t from column t."""
+    return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))
+
+
+def _joined(packed: Sequence[_Packed]) -> _Packed:
+    """The arrays of images one after the other."""
+    none = np.zeros(0, np.int32)
+    empty = _Packed(none, np.zeros(0, np.float32), none, np.zeros(0, np.uint16), np.zeros(0, np.uint16))
+    return _Packed(*(np.concatenate(column) for column in zip(empty, *packed, strict=True)))

@@ -81,9 +81,9 @@ def match_image(
 def crowd_cover(detections: Detections, crowds: Crowds) -> NDArray[np.float64]:
     """How much of each detection's area lies in the crowd region of its class that covers most of it: (D,)."""
     classes, regions = crowds
-    found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
     if len(classes) == 0:
-        return np.zeros(len(found))
+        return np.zeros(len(detections))
+    found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
     low, high = np.maximum(found[:, None, :2], regions[:, :2]), np.minimum(found[:, None, 2:], regions[:, 2:])
     common = (high - low).clip(0).prod(2)
     common[to_host(detections.classes)[:, None] != classes] = 0

@@ -50,6 +50,7 @@ class Settings:
         try_half: use half precision where it is faster on the device and the first images show the same mAP and the
             same losses in it; instead of `precision`.
         augment: test-time augmentation (no losses then).
+        asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
     """
 
     conf: float = 0.001
@@ -58,6 +59,7 @@ class Settings:
     precision: Precision | None = None
     try_half: bool = False
     augment: bool = False
+    asked_to_stop: Callable[[], bool] | None = None
 
 
 class ImageResult(NamedTuple):

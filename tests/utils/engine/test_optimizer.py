@@ -29,6 +29,8 @@ def test_groups_are_biases_weights_norms(hyp: Hyp) -> None:
     assert biases["weight_decay"] == norms["weight_decay"] == 0
     assert weights["weight_decay"] == pytest.approx(hyp.weight_decay)
     assert all(g["nesterov"] for g in (biases, weights, norms))
+    attention = build_optimizer(nn.MultiheadAttention(4, 2), "SGD", hyp, 16).param_groups
+    assert [len(g["params"]) for g in attention] == [2, 2, 0], "the projections' bias is one too"
 
 
 def test_frozen_parameters_are_in_no_group(hyp: Hyp) -> None:

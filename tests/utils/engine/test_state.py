@@ -20,18 +20,21 @@ def test_progress_counts_and_starts_over_each_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "done", "skipped"),
+    ("before", "after", "images", "done", "skipped"),
     [
-        (8, 8, (6, 2), 2),
-        (8, 4, (12, 4), 2),
-        (8, 16, (3, 1), 2),
-        (8, 24, (2, 0), 2),
-        (8, 64, (0, 0), 2),
-        (8, 4, (12, 12), 6),
+        (8, 8, 100, (6, 2), 2),
+        (8, 4, 100, (12, 4), 2),
+        (8, 16, 100, (3, 1), 2),
+        (8, 24, 100, (2, 0), 2),
+        (8, 64, 100, (0, 0), 2),
+        (8, 4, 100, (12, 12), 6),
+        (8, 4, 45, (12, 4), 2),  # the epoch was done, and stays so
+        (8, 32, 45, (2, 0), 2),
+        (8, 8, 20, (3, 2), 5),  # of fewer images than before
     ],
 )
 def test_losses_keep_their_mean_in_batches_of_another_size(
-    before: int, after: int, done: tuple[int, int], skipped: int
+    before: int, after: int, images: int, done: tuple[int, int], skipped: int
 ) -> None:
     """The sums over 6 batches of 8 images, divided by 12 batches of 4, would be half of the mean."""
     progress = Progress(torch.zeros(2))
@@ -40,7 +43,7 @@ def test_losses_keep_their_mean_in_batches_of_another_size(
     for _ in range(skipped):
         progress.skip(1)
     mean = progress.mean_losses()
-    progress.convert_batches(before, after)
+    progress.convert_batches(before, after, images)
     assert (progress.step_in_epoch, progress.epoch_skipped) == done
     assert progress.step == 6  # optimizer steps are no batches
     if progress.epoch_counted:

@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from tests.utils.evaluation.made_images import Image, accumulate
-from utils.evaluation.average_precision import average_precision, rank
+from utils.evaluation.average_precision import average_precision
 from utils.evaluation.curves import summarize
 from utils.evaluation.matching import Crowds
 
@@ -59,8 +59,8 @@ def coco_evaluate(images: list[Image], nc: int, crowds: Sequence[Crowds] = ()) -
 
 def assert_equals_coco(images: list[Image], nc: int, crowds: Sequence[Crowds] = ()) -> None:
     """Metrics and curves are those of pycocotools."""
-    state = accumulate(images, crowds=crowds)
-    metrics, curves = summarize(state, nc)
+    ranking = accumulate(images, crowds=crowds)
+    metrics, curves = summarize(ranking, nc)
     if not any(len(d) for d, _, _ in images):  # pycocotools cannot load an empty list of results
         assert metrics.map == metrics.map50 == 0
         return
@@ -71,7 +71,7 @@ def assert_equals_coco(images: list[Image], nc: int, crowds: Sequence[Crowds] = 
         assert metrics.map == 0
         return
     expected = precision[:, :, present]
-    ap, _ = average_precision(rank(state), np.ones((len(images), 1), np.float32))
+    ap, _ = average_precision(ranking, np.ones((len(images), 1), np.float32))
     np.testing.assert_allclose(ap[..., 0], expected.mean(1).T, atol=1e-9)
     np.testing.assert_allclose(curves.precision_at_recall, expected[0].T, atol=1e-9)
     assert metrics.map == pytest.approx(expected.mean(), abs=1e-9)

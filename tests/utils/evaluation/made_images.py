@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from utils.evaluation.match_state import Accumulator, MatchState
+from utils.evaluation.average_precision import Ranking, rank
+from utils.evaluation.match_state import Accumulator, LastHits
 from utils.evaluation.matching import Crowds, match_image
 from utils.types import Detections
 
@@ -56,9 +59,40 @@ def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
     return [random_image(rng, nc, **kinds) for _ in range(n)]
 
 
-def accumulate(images: list[Image], indices: list[int] | None = None, crowds: Sequence[Crowds] = ()) -> MatchState:
+def random_crowds(images: list[Image], seed: int, nc: int) -> list[Crowds]:
+    """Up to three regions an image, around and beside its objects."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in images:
+        count = int(rng.integers(0, 4))
+        corner = rng.integers(0, 80, (count, 2))
+        boxes = np.concatenate((corner, corner + rng.integers(5, 90, (count, 2))), 1)
+        found.append((rng.integers(0, nc, count).astype(np.int32), boxes.astype(np.float32)))
+    return found
+
+
+def accumulate(images: list[Image], crowds: Sequence[Crowds] = ()) -> Ranking:
     """Match images, with the crowd regions of each."""
+    return ranked([share(images, crowds=crowds)])
+
+
+def share(images: list[Image], indices: Sequence[int] | None = None, crowds: Sequence[Crowds] = ()) -> Accumulator:
+    """What a rank collects: all images, or those of `indices`."""
     accumulator = Accumulator()
     for i in range(len(images)) if indices is None else indices:
         accumulator.add(i, match_image(*images[i], crowds[i] if crowds else None))
-    return accumulator.state()
+    return accumulator
+
+
+def ranked(shares: Sequence[Accumulator]) -> Ranking:
+    """What the ranks send each other and join, after a pickled gather."""
+    last_hits = LastHits.joined([pickle.loads(pickle.dumps(own.last_hits())) for own in shares])
+    return rank([pickle.loads(pickle.dumps(own.state(last_hits))) for own in shares])
+
+
+def assert_same_ranking(a: Ranking, b: Ranking) -> None:
+    """Bit by bit."""
+    for item in fields(Ranking):
+        ours, theirs = np.asarray(getattr(a, item.name)), np.asarray(getattr(b, item.name))
+        assert ours.dtype == theirs.dtype, item.name
+        np.testing.assert_array_equal(ours, theirs, item.name)

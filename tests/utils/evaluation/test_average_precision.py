@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.utils.evaluation.coco_oracle import assert_equals_coco
-from tests.utils.evaluation.made_images import accumulate, make_image, random_images
-from utils.evaluation.average_precision import RECALLS
+from tests.utils.evaluation.coco_oracle import NO_CROWDS, assert_equals_coco
+from tests.utils.evaluation.made_images import (
+    accumulate,
+    assert_same_ranking,
+    make_image,
+    random_crowds,
+    random_images,
+    ranked,
+    share,
+)
+from tests.utils.evaluation.plain_metrics import Plain, plain_figures
+from utils.evaluation.average_precision import RECALLS, average_precision
 from utils.evaluation.bootstrap import bootstrap_interval
 from utils.evaluation.curves import smooth, summarize
-from utils.evaluation.match_state import MatchState, merge
+from utils.evaluation.match_state import LastHits
 from utils.evaluation.matching import IOU_THRESHOLDS, match_image
 from utils.types import Detections
 
@@ -106,29 +112,58 @@ def test_targets_may_be_tensors() -> None:
 def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
     """Also with more ranks than images, in any order of arrival, after a pickled gather."""
     images = random_images(5, 9, 3, coarse=True)
-    whole = merge([accumulate(images)])
-    shards = [accumulate(images, list(range(len(images)))[r::ranks][::-1]) for r in range(ranks)]
-    merged = merge([pickle.loads(pickle.dumps(s)) for s in reversed(shards)])
-    for item in fields(MatchState):
-        a, b = getattr(whole, item.name), getattr(merged, item.name)
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
+    shards = [share(images, list(range(len(images)))[r::ranks][::-1]) for r in range(ranks)]
+    assert_same_ranking(ranked(shards[::-1]), accumulate(images))
+
+
+@given(seed=st.integers(0, 2**32 - 1), nc=st.integers(1, 5), coarse=st.booleans(), ranks=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_what_is_not_sent_changes_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> None:
+    """Every figure and curve is that of all detections with all their thresholds, sorted at once."""
+    images = random_images(seed, 9, nc, coarse=coarse, crowded=seed % 2 == 0)
+    crowds = random_crowds(images, seed, nc) if seed % 3 else [NO_CROWDS] * len(images)
+    plain = plain_figures(Plain.of((i, match_image(*image, crowds[i])) for i, image in enumerate(images)), nc)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("utils.evaluation.average_precision._AT_ONCE", 2500)  # two classes at a time
+        ranking = ranked([share(images, range(r, 9, ranks), crowds) for r in range(ranks)])
+    metrics, curves = summarize(ranking, nc)
+    ap, _ = average_precision(ranking, np.ones((9, 1), np.float32))
+    for name in ("precision", "recall", "f1", "precision_at_recall"):
+        np.testing.assert_array_equal(getattr(curves, name), getattr(plain, name), name)
+    for name in ("class_ids", "confidence", "images_per_class", "objects_per_class"):
+        np.testing.assert_array_equal(getattr(metrics, name), getattr(plain, name), name)
+    np.testing.assert_array_equal(ap[..., 0], plain.ap)
+    assert metrics.map == (plain.ap.mean() if plain.ap.size else 0)
+
+
+def test_detections_below_the_last_hit_of_any_rank_are_only_counted() -> None:
+    """Class 0 has its last hit, of 0.4, on one rank; class 1 has no objects."""
+    box, far = [0.0, 0, 10, 10], [50.0, 50, 60, 60]
+    images = [
+        make_image([far, far, far, far], [0.9, 0.4, 0.3, 0.3], [0, 0, 0, 1], [], []),
+        make_image([box], [0.4], [0], [box], [0]),
+    ]
+    shares = [share(images, [rank]) for rank in range(2)]
+    sent = [own.state(LastHits.joined([other.last_hits() for other in shares])) for own in shares]
+    assert [state.scores.tolist() for state in sent] == [pytest.approx([0.9, 0.4]), pytest.approx([0.4])]
+    assert [state.below_counts.tolist() for state in sent] == [[1], []]
+    assert sent[1].correct.tolist() == [2**10 - 1]
 
 
 def test_an_image_counted_twice_is_a_defect() -> None:
     images = random_images(6, 3, 2, coarse=True)
     with pytest.raises(AssertionError, match="twice"):
-        merge([accumulate(images, [0, 1]), accumulate(images, [1, 2])])
+        ranked([share(images, [0, 1]), share(images, [1, 2])])
 
 
 def test_nothing_at_all() -> None:
     for images in ([], [make_image([], [], [], [], [])], [make_image([[0, 0, 9, 9]], [0.9], [1], [], [])]):
-        state = merge([accumulate(images)])
-        metrics, curves = summarize(state, 3)
+        ranking = accumulate(images)
+        metrics, curves = summarize(ranking, 3)
         assert (metrics.map, metrics.map50, metrics.precision, metrics.recall, metrics.fitness) == (0,) * 5
         assert metrics.per_class.shape == (0, 4) and curves.f1.shape == (0, 1000)
         assert metrics.images == len(images) and metrics.objects_per_class.tolist() == [0, 0, 0]
-        assert np.isnan(bootstrap_interval(state, np.random.default_rng(0))).all()
+        assert np.isnan(bootstrap_interval(ranking, np.random.default_rng(0))).all()
 
 
 def test_class_without_detections_counts_as_zero() -> None:
@@ -138,6 +173,16 @@ def test_class_without_detections_counts_as_zero() -> None:
     assert metrics.class_ids.tolist() == [0, 2]
     assert metrics.map == pytest.approx(0.5)
     np.testing.assert_allclose(metrics.per_class, [[1, 1, 1, 1], [0, 0, 0, 0]])
+
+
+def test_each_class_has_a_confidence_of_its_own() -> None:
+    """Class 0 is best without a false detection of score 0.5, class 1 with a hit of 0.2; 2 and 3 have no say."""
+    box, far = [0.0, 0, 10, 10], [50.0, 50, 60, 60]
+    image = make_image([box, far, box, far], [0.9, 0.5, 0.2, 0.1], [0, 0, 1, 2], [box, box, box], [0, 1, 2])
+    metrics, _ = summarize(accumulate([image]), 4)
+    first, second, *others = metrics.class_confidences
+    assert 0.5 < first < 0.9 and second < 0.2
+    assert others == [metrics.confidence] * 2
 
 
 def test_smooth_keeps_a_constant_and_its_length() -> None:

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.utils.evaluation.made_images import accumulate, random_images
-from utils.evaluation.average_precision import average_precision, rank
+from utils.evaluation.average_precision import average_precision
 from utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, bootstrap_maps
 from utils.evaluation.curves import summarize
 
 
 def test_weights_of_one_give_the_metric() -> None:
     images = random_images(7, 10, 3, coarse=False, crowded=True)
-    state = accumulate(images)
-    ap, present = average_precision(rank(state), np.ones((10, 3), np.float32))
-    metrics, _ = summarize(state, 3)
+    ranking = accumulate(images)
+    ap, present = average_precision(ranking, np.ones((10, 3), np.float32))
+    metrics, _ = summarize(ranking, 3)
     assert present.all()
     np.testing.assert_allclose(ap.mean((0, 1)), metrics.map, atol=1e-12)
 
@@ -29,8 +29,7 @@ def test_weights_equal_repeated_images(seed: int) -> None:
     rng = np.random.default_rng(seed)
     images = random_images(seed, 7, 3, coarse=True, distinct=True)
     weights = rng.integers(0, 4, (7, 3)).astype(np.float32)
-    state = accumulate(images)
-    ranking = rank(state)
+    ranking = accumulate(images)
     ap, present = average_precision(ranking, weights)
     for r in range(3):
         copies = [image for image, times in zip(images, weights[:, r].astype(int), strict=True) for _ in range(times)]
@@ -41,23 +40,23 @@ def test_weights_equal_repeated_images(seed: int) -> None:
 
 
 def test_bootstrap_interval() -> None:
-    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
-    metrics, _ = summarize(state, 3)
-    interval = bootstrap_interval(state, np.random.default_rng(0))
-    assert interval == bootstrap_interval(state, np.random.default_rng(0))
-    samples = bootstrap_maps(state, np.random.default_rng(0), ROUNDS)
+    ranking = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
+    metrics, _ = summarize(ranking, 3)
+    interval = bootstrap_interval(ranking, np.random.default_rng(0))
+    assert interval == bootstrap_interval(ranking, np.random.default_rng(0))
+    samples = bootstrap_maps(ranking, np.random.default_rng(0), ROUNDS)
     for sampled, (low, high), measured in zip(samples, interval, (metrics.map50, metrics.map), strict=True):
         quarter, three_quarters = np.quantile(sampled, (0.25, 0.75))
         assert low < quarter < measured < three_quarters < high
         assert ((sampled >= low) & (sampled <= high)).mean() == pytest.approx(0.95, abs=0.01)
-    ragged = bootstrap_maps(state, np.random.default_rng(0), 130)  # the last chunk is a smaller one
+    ragged = bootstrap_maps(ranking, np.random.default_rng(0), 130)  # the last chunk is a smaller one
     np.testing.assert_array_equal(ragged[:, :100], samples[:, :100])
     assert np.isfinite(ragged).all()
 
 
 def test_bootstrap_of_one_image_has_no_width() -> None:
-    state = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
-    metrics, _ = summarize(state, 3)
+    ranking = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
+    metrics, _ = summarize(ranking, 3)
     assert metrics.map > 0
-    interval = bootstrap_interval(state, np.random.default_rng(0))
+    interval = bootstrap_interval(ranking, np.random.default_rng(0))
     np.testing.assert_allclose(interval.map, metrics.map)

@@ -8,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
-from tests.utils.evaluation.made_images import Image, accumulate, make_image, random_images
-from utils.evaluation.average_precision import average_precision, rank
+from tests.utils.evaluation.made_images import (
+    accumulate,
+    assert_same_ranking,
+    make_image,
+    random_crowds,
+    random_images,
+    ranked,
+    share,
+)
+from utils.evaluation.average_precision import average_precision
 from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.curves import summarize
-from utils.evaluation.match_state import merge
 from utils.evaluation.matching import Crowds, match_image
 
 BOX = [0.0, 0.0, 10.0, 10.0]
@@ -20,18 +27,6 @@ BOX = [0.0, 0.0, 10.0, 10.0]
 
 def crowd(classes: list[int], boxes: list[list[float]]) -> Crowds:
     return np.array(classes, np.int32), np.array(boxes, np.float32).reshape(-1, 4)
-
-
-def random_crowds(images: list[Image], seed: int, nc: int) -> list[Crowds]:
-    """Up to three regions an image, around and beside its objects."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in images:
-        count = int(rng.integers(0, 4))
-        corner = rng.integers(0, 80, (count, 2))
-        boxes = np.concatenate((corner, corner + rng.integers(5, 90, (count, 2))), 1)
-        found.append((rng.integers(0, nc, count).astype(np.int32), boxes.astype(np.float32)))
-    return found
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())
@@ -46,7 +41,7 @@ def test_equals_pycocotools_in_every_resampled_set() -> None:
     images = random_images(3, 8, 2, coarse=False, crowded=True, distinct=True)
     crowds = random_crowds(images, 3, 2)
     times = [0, 1, 2, 0, 3, 1, 1, 2]
-    ap, present = average_precision(rank(accumulate(images, crowds=crowds)), np.float32(times)[:, None])
+    ap, present = average_precision(accumulate(images, crowds=crowds), np.float32(times)[:, None])
     repeated = [i for i, count in enumerate(times) for _ in range(count)]
     precision = coco_evaluate([images[i] for i in repeated], 2, [crowds[i] for i in repeated]).eval["precision"]
     expected = precision[:, :, [0], 0, -1].mean(1).T
@@ -58,9 +53,9 @@ def test_any_number_of_ranks_gives_the_same() -> None:
     images = random_images(5, 9, 3, coarse=False, crowded=True)
     crowds = random_crowds(images, 5, 3)
     whole = accumulate(images, crowds=crowds)
-    merged = merge([accumulate(images, list(range(9))[r::2], crowds) for r in (1, 0)])
-    assert whole.in_crowds.any()
-    np.testing.assert_array_equal(whole.in_crowds, merged.in_crowds)
+    merged = ranked([share(images, range(r, 9, 2), crowds) for r in (1, 0)])
+    assert whole.ignored.any()
+    assert_same_ranking(whole, merged)
 
 
 def test_a_detection_takes_an_object_before_a_crowd() -> None:

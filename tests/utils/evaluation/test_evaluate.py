@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,15 +21,18 @@ from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from tests.system.tiny import make_data
+from tests.utils.evaluation.made_images import assert_same_ranking
 from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
-from utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
+from utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
+from utils.types import Batch
 
 BATCHES = 4  # of two images
+VOTE_S = 0.02
 
 
 class Queued(StandIn):
@@ -88,11 +94,67 @@ def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator,
 
 
 def assert_same(a: Evaluation, b: Evaluation) -> None:
-    for field in ("images", "detection_counts", "correct", "scores", "classes", "target_counts", "target_classes"):
-        np.testing.assert_array_equal(getattr(a.matches, field), getattr(b.matches, field))
-    np.testing.assert_array_equal(a.confusion, b.confusion)
-    assert a.confusion[:-1].any() and a.confusion[-1].any()
-    assert a.metrics.losses == b.metrics.losses and len(a.matches.scores) >= 40
+    assert_same_ranking(a.ranking, b.ranking)
+    np.testing.assert_array_equal(a.confusion.matrix, b.confusion.matrix)
+    assert a.confusion.matrix[:-1].any() and a.confusion.matrix[-1].any()
+    assert a.metrics.losses == b.metrics.losses and a.ranking.above[:, 0].sum() >= 40
+
+
+class Meeting(World):
+    """One of several ranks, each in a thread; counts what they exchange."""
+
+    def __init__(self, size: int, rank: int, barrier: threading.Barrier, values: dict[int, object]) -> None:
+        super().__init__()
+        self.size, self.rank, self.exchanges = size, rank, 0
+        self._barrier, self._values = barrier, values
+
+    def all_gather(self, value: Any) -> list[Any]:
+        if not hasattr(self, "exchanges"):
+            return [value]
+        self.exchanges += 1
+        self._values[self.rank] = value
+        self._barrier.wait(20)
+        everyone = [self._values[rank] for rank in range(self.size)]
+        self._barrier.wait(20)
+        return everyone
+
+
+@pytest.mark.parametrize("stops_at", [None, (0, 3), (2, 1)])
+def test_ranks_with_more_or_fewer_batches_vote_equally_often(
+    monkeypatch: pytest.MonkeyPatch, stops_at: tuple[int, int] | None
+) -> None:
+    """One that has none votes too, and where one is asked to stop all give up."""
+    monkeypatch.setattr("utils.evaluation.evaluate.VOTE_S", VOTE_S)
+    batches, barrier, values = (5, 2, 0), threading.Barrier(3), dict[int, object]()
+    worlds = [Meeting(3, rank, barrier, values) for rank in range(3)]
+    taken, gave_up = [0, 0, 0], [False, False, False]
+
+    def work(rank: int) -> None:
+        def asked() -> bool:
+            return stops_at is not None and stops_at[0] == rank and worlds[rank].exchanges >= stops_at[1]
+
+        try:
+            for _ in _voting(iter([cast(Batch, None)] * batches[rank]), asked, worlds[rank]):
+                time.sleep(VOTE_S / 2)  # slow enough for a vote every other batch
+                taken[rank] += 1
+        except Abandoned:
+            gave_up[rank] = True
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert len({world.exchanges for world in worlds}) == 1
+    assert gave_up == [stops_at is not None] * 3
+    if stops_at is None:
+        assert taken == [5, 2, 0]
+
+
+def test_a_stop_gives_the_validation_up_after_a_batch(model: DetectionModel, loader: ValLoader) -> None:
+    seen: list[Tensor] = []
+    hook = model.head.register_forward_hook(lambda _, __, output: seen.append(output))
+    with pytest.raises(Abandoned):
+        measured(model, loader, Accelerator(), asked_to_stop=lambda: True)
+    hook.remove()
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("max_det", [5, 300])
