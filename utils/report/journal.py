@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from models.detector import DetectionModel
 from utils.checkpoints.folder import write_yaml
 from utils.engine.context import RunContext
 from utils.errors import UserError, tolerate
@@ -16,10 +17,12 @@ from utils.report.charts.labels import plot_labels
 from utils.report.charts.training import plot_results
 from utils.report.pictures import render_targets
 from utils.report.results import ResultsTable, read_results, result_columns
+from utils.report.samples import SHOWN, PictureSink
 from utils.report.trackers.loggers import Loggers
 from utils.types import Batch, DatasetIndex, Metrics
 
 PICTURES = 3  # training batches that are rendered
+PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are rendered, and images each
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class EpochFigures:
         rates: learning rates of biases, weights, norm weights.
         seconds: the whole epoch took.
         data_wait: share of the training time spent waiting for batches, 0 to 1.
-        images_per_s: trained, over all ranks.
+        images_per_s: trained, over all ranks; 0 where a resumed run only validated the epoch: its row has no times, as
+            they would not be the epoch's.
     """
 
     losses: Sequence[float]
@@ -72,6 +76,9 @@ class Journal:
         resumed: bool = False,
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
+        self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
+        self._watching: PictureSink | None = None
+        self._resumed = resumed
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if resumed or not self.renders else 0
         flags = {**run.config.as_dict(), **run.hyp.as_dict()}
@@ -97,6 +104,23 @@ class Journal:
                 self._render_batch(batch)
             yield batch
 
+    def graph(self, model: DetectionModel) -> None:
+        """Hand the layers of a model to the trackers of a fresh run."""
+        if not self._resumed:
+            self._loggers.graph(model.graph())
+
+    def watching(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
+        """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
+
+        Args:
+            index: the whole split that is validated.
+            epoch: counted from 0; None = of the best one, for all pictures.
+        """
+        if not self.renders or (epoch is not None and epoch % self._period):
+            return []
+        self._watching = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
+        return [self._watching]
+
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
         """Add the row of an epoch, counted from 0, to results.csv and to the trackers.
 
@@ -106,14 +130,24 @@ class Journal:
         nan, metrics = float("nan"), figures.metrics
         measured = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
         val_losses = metrics.losses if metrics else (nan,) * len(self._loss_names)
-        speed = figures.seconds, figures.data_wait, figures.images_per_s
+        times = figures.seconds, figures.data_wait, figures.images_per_s
+        speed = times if figures.images_per_s else (nan,) * len(times)
         cells = (epoch, *figures.losses, *measured, *val_losses, *figures.rates, *speed)
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
         self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
+        watching, self._watching = self._watching, None
+        if watching is not None and len(watching):
+            with tolerate("predictions.jpg"):
+                own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
+                for picture in (own, self.run / "predictions.jpg"):
+                    watching.write_predictions(picture)
+                self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path) -> None:
         """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers."""
+        if self._watching is not None:
+            self._watching.write(self.run)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")

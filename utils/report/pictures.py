@@ -1,7 +1,4 @@
-"""Images with boxes: the training mosaics, and validation's labels and predictions, as one JPEG each.
-
-Legend: B images of a batch, T targets of a batch, D detections of an image.
-"""
+"""Images with boxes, side by side in one JPEG."""
 
 from __future__ import annotations
 
@@ -9,25 +6,23 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from utils.errors import tolerate
-from utils.evaluation.sinks import Sink
 from utils.files import atomic_write
 from utils.machine.opencv import cv2
 from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.types import FILL, Batch, DatasetIndex, Detections
+from utils.types import Batch
 
-PICTURES = 3  # batches that are rendered
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
 LEAST_SCORE = 0.25  # of a detection that is shown
 _CAPTION = (40, 40, 40)  # RGB behind a file name
+_AROUND = 255  # grey level beside an image that does not fill its place
 
 Picture = NDArray[np.uint8]
 
@@ -46,27 +41,8 @@ class Annotations(NamedTuple):
     scores: NDArray[np.float32] | None = None
 
 
-class PictureSink(Sink):
-    """The first batches of this rank with their labels, and with what was found."""
-
-    def __init__(self, folder: Path, index: DatasetIndex) -> None:
-        self._folder, self._index = folder, index
-        self._rendered = 0
-
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        """Render a batch, if it is one of the first."""
-        if self._rendered == PICTURES:
-            return
-        captions = [self._index.path(i).name for i in batch.indices.tolist()]
-        stem = self._folder / f"val_batch{self._rendered}"
-        with tolerate(f"{stem.name} pictures"):
-            render_targets(batch, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
-            render_detections(batch, in_batch, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
-        self._rendered += 1
-
-
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
-    """Picture of a batch with its targets (`train_batch0.jpg`, `val_batch0_labels.jpg`).
+    """Picture of a training batch with its targets (`train_batch0.jpg`).
 
     Args:
         batch: on any device; the first 16 images are shown.
@@ -83,36 +59,11 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
     for image in range(count):
         rows = targets[targets[:, 0] == image]
         annotations.append(Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64)))
-    save_grid(batch.images[:count].cpu().numpy(), annotations, names, captions, target)
-
-
-def render_detections(
-    batch: Batch,
-    detections: Sequence[Detections],
-    names: Sequence[str],
-    captions: Sequence[str],
-    target: Path,
-) -> None:
-    """Picture of a batch with what was found on it (`val_batch0_pred.jpg`).
-
-    Args:
-        batch: as in `render_targets`.
-        detections: one an image, in pixels of `batch.images`; those below a score of 0.25 are left out.
-        names, captions, target: as in `render_targets`.
-    """
-    count = min(len(batch), MAX_IMAGES)
-    annotations = []
-    for found in detections[:count]:
-        keep = (found.scores >= LEAST_SCORE).cpu().numpy()
-        boxes, classes, scores = (
-            t.float().cpu().numpy()[keep] for t in (found.boxes_xyxy, found.classes, found.scores)
-        )
-        annotations.append(Annotations(boxes, classes.astype(np.int64), scores))
-    save_grid(batch.images[:count].cpu().numpy(), annotations, names, captions, target)
+    save_grid(list(batch.images[:count].cpu().numpy()), annotations, names, captions, target)
 
 
 def save_grid(
-    images: NDArray[np.uint8],
+    images: Sequence[Picture],
     annotations: Sequence[Annotations],
     names: Sequence[str],
     captions: Sequence[str],
@@ -133,13 +84,13 @@ def save_grid(
 
 
 def grid(
-    images: NDArray[np.uint8], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
+    images: Sequence[Picture], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
 ) -> Picture:
-    """Up to 16 images with their boxes, side by side.
+    """Up to 16 images with their boxes, side by side at one scale, each in the middle of its place.
 
     Args:
-        images: uint8 (B, H, W, 3) RGB.
-        annotations: one an image.
+        images: uint8 (h, w, 3) RGB, each of its own size.
+        annotations: one an image; boxes are cut at its border.
         names: class names by index.
         captions: one an image, or none.
 
@@ -147,19 +98,22 @@ def grid(
         uint8 (rows · h, columns · w, 3) RGB, no side above 1920.
     """
     images = images[:MAX_IMAGES]
-    count, height, width = images.shape[:3]
-    columns = _columns(count, height, width)
-    rows, scale = math.ceil(count / columns), _scale(columns, count, height, width)
-    tile_h, tile_w = max(round(height * scale), 1), max(round(width * scale), 1)
-    tile_h, tile_w = min(tile_h, MAX_SIDE // rows), min(tile_w, MAX_SIDE // columns)
-    sheet = np.full((rows * tile_h, columns * tile_w, 3), FILL, np.uint8)
+    height, width = (max(image.shape[side] for image in images) for side in (0, 1))
+    columns = _columns(len(images), height, width)
+    rows, scale = math.ceil(len(images) / columns), _scale(columns, len(images), height, width)
+    place_h, place_w = max(round(height * scale), 1), max(round(width * scale), 1)
+    place_h, place_w = min(place_h, MAX_SIDE // rows), min(place_w, MAX_SIDE // columns)
+    sheet = np.full((rows * place_h, columns * place_w, 3), _AROUND, np.uint8)
     for i, (image, marks) in enumerate(zip(images, annotations, strict=True)):
-        top, left = i // columns * tile_h, i % columns * tile_w
+        h, w = image.shape[:2]
+        tile_h, tile_w = max(round(h * place_h / height), 1), max(round(w * place_w / width), 1)
         tile = cv2.resize(image, (tile_w, tile_h), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-        tile = np.ascontiguousarray(tile, np.uint8)
-        factors = np.array([tile_w / width, tile_h / height] * 2)
+        tile = cast(Picture, np.ascontiguousarray(tile, np.uint8))
+        factors = np.array([tile_w / w, tile_h / h] * 2)
         _annotate(tile, marks._replace(boxes_xyxy=marks.boxes_xyxy * factors), names, captions[i] if captions else "")
         tile[-1:] = tile[:, -1:] = 255  # a white seam between neighbours
+        top = i // columns * place_h + (place_h - tile_h) // 2
+        left = i % columns * place_w + (place_w - tile_w) // 2
         sheet[top : top + tile_h, left : left + tile_w] = tile
     return sheet
 
@@ -206,6 +160,9 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
+    if marks.scores is not None and len(marks.scores) == 0:
+        said = _text(_shorten(f"nothing above {LEAST_SCORE}", size, width), size)
+        _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
+from utils.text import table_row
 from utils.types import Metrics
 
 TABLE_COLUMNS = ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
-_NAME_WIDTH, _FIGURE_WIDTH = 22, 11
 
 
 def class_table(metrics: Metrics, names: Sequence[str]) -> pd.DataFrame:
@@ -33,29 +32,17 @@ def _overall(metrics: Metrics) -> tuple[str, int, int, float, float, float, floa
 
 def table_header() -> str:
     """`Class Images Instances P R mAP50 mAP50-95`, aligned with `table_lines`."""
-    return _aligned(TABLE_COLUMNS)
+    return table_row(*TABLE_COLUMNS)
 
 
 def table_lines(table: pd.DataFrame) -> list[str]:
     """Rows of `class_table` for the console, figures to three digits; a name that is too long is cut."""
-    return [_aligned(_cells(row)) for row in table.itertuples(index=False, name=None)]
+    return [table_row(*row) for row in table.itertuples(index=False, name=None)]
 
 
 def validation_line(metrics: Metrics) -> str:
     """The row "all", below `table_header`."""
-    return _aligned(_cells(_overall(metrics)))
-
-
-def _cells(row: tuple[Any, ...]) -> list[str]:
-    name, images, instances, *figures = row
-    return [name, str(images), str(instances), *(f"{figure:.3g}" for figure in figures)]
-
-
-def _aligned(cells: Sequence[str]) -> str:
-    name, *figures = cells
-    if len(name) > _NAME_WIDTH:
-        name = name[: _NAME_WIDTH - 3] + "..."
-    return f"{name:>{_NAME_WIDTH}}" + "".join(f"{figure:>{_FIGURE_WIDTH}}" for figure in figures)
+    return table_row(*_overall(metrics))
 
 
 def interval_line(metrics: Metrics, low: float, high: float) -> str:

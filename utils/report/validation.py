@@ -18,7 +18,7 @@ def report_validation(
 ) -> None:
     """Print the figures and plot the charts of a validation; on rank 0."""
     table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
-    interval = bootstrap_interval(found.matches, sample_rng(0, 0, 0, "bootstrap"))
+    interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print("\n".join((table_header(), *table)))
     print(interval_line(found.metrics, *interval.map))
     print(speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)), flush=True)

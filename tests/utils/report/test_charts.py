@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +17,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from utils.evaluation.curves import Curves
+from tests.utils.report.made_charts import confusion_of, curves, index, names
 from utils.report.charts import training
 from utils.report.charts.labels import plot_labels
 from utils.report.charts.training import plot_results
@@ -28,49 +27,8 @@ from utils.report.charts.validation import (
     plot_pr_curve,
     plot_validation,
 )
-from utils.types import DatasetIndex
 
-LONG = "a very long class name that goes on and on and on"
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
-    """The figures that were saved."""
-    made: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *args: Any, **kwargs: Any) -> None:
-        save(figure, *args, **kwargs)
-        made.append(figure)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    yield made
-
-
-def names(count: int, kind: str) -> list[str]:
-    return [f"{i} {LONG}" if kind == "long" else f"class {i}" for i in range(count)]
-
-
-def index(class_names: list[str], objects: int) -> DatasetIndex:
-    rng = np.random.default_rng(objects)
-    images = max(objects // 5, 1)
-    offsets = np.concatenate(([0], np.sort(rng.integers(0, objects + 1, images - 1)), [objects])).astype(np.int64)
-    centres, half = rng.uniform(0, 1, (objects, 2)), rng.beta(1, 5, (objects, 2)) / 2
-    boxes = np.concatenate((centres - half, centres + half), 1).clip(0, 1) * [640, 480, 640, 480]
-    return DatasetIndex(
-        split="train",
-        names=tuple(class_names),
-        path_bytes=np.zeros(0, np.uint8),
-        path_offsets=np.zeros(images + 1, np.int64),
-        sizes_hw=np.tile(np.array([[480, 640]], np.int32), (images, 1)),
-        box_offsets=offsets,
-        classes=rng.integers(0, len(class_names), objects).astype(np.int32),
-        boxes_xyxy=boxes.astype(np.float32),
-        segment_offsets=np.zeros(0, np.int64),
-        segment_points=np.zeros((0, 2), np.float32),
-        digest="0",
-    )
 
 
 def results(epochs: int, **columns: Any) -> pd.DataFrame:
@@ -79,23 +37,6 @@ def results(epochs: int, **columns: Any) -> pd.DataFrame:
     keys = [column for _, series in panels for column in series]
     frame = pd.DataFrame({"epoch": np.arange(epochs), **{key: rng.uniform(0.1, 0.9, epochs) for key in keys}})
     return frame.assign(**columns)
-
-
-def curves(classes: int) -> Curves:
-    axis = np.linspace(0, 1, 1000)
-    power = 1 + np.arange(classes, dtype=float)[:, None]
-    recall, precision = 1 - axis**power, 0.5 + 0.5 * axis**power
-    return Curves(
-        class_ids=np.arange(classes),
-        confidence=axis,
-        precision=precision,
-        recall=recall,
-        f1=2 * precision * recall / (precision + recall),
-        recall_axis=np.linspace(0, 1, 101),
-        precision_at_recall=1 - np.linspace(0, 1, 101) ** power,
-        ap50=power[:, 0] / (power[:, 0] + 1),
-        best=500,
-    )
 
 
 def shown(texts: list[Text]) -> list[Bbox]:
@@ -155,6 +96,17 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
         assert np.array_equal(line.get_ydata(), frame[column])
 
 
+def test_the_warm_up_of_the_biases_does_not_flatten_the_other_rates(tmp_path: Path, figures: list[Figure]) -> None:
+    fall = np.linspace(0.01, 0.001, 30)
+    for biases in (3 * fall, fall + 0.09 * (np.arange(30) == 0)):
+        rates = pd.DataFrame({"epoch": np.arange(30), "x/lr0": biases, "x/lr1": fall, "x/lr2": fall})
+        plot_results(rates, tmp_path / "results.png")
+    cold, warm = (figure.axes[0] for figure in figures)
+    assert warm.get_ylim()[1] == pytest.approx(0.0108)
+    assert warm.get_legend().get_texts()[0].get_text() == "biases, from 0.1"
+    assert cold.get_legend().get_texts()[0].get_text() == "biases" and cold.get_ylim()[1] > 0.03
+
+
 def test_smoothing_keeps_lines_and_ends() -> None:
     assert training._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
     ramp = np.arange(200.0)
@@ -200,7 +152,7 @@ def test_labels_of_many_objects_and_of_many_classes(tmp_path: Path, figures: lis
     plot_labels(index(names(300, "short"), 30_000), tmp_path / "labels.jpg")
     histogram, overlay, centres, sizes = figures[0].axes
     assert histogram.get_xlabel() == "Class index"
-    assert len(overlay.lines) == 1000
+    assert len(overlay.collections[0].get_paths()) == 1000
     assert np.nansum(centres.collections[0].get_array()) == np.nansum(sizes.collections[0].get_array()) == 30_000
     assert_legible(figures[0])
 
@@ -222,7 +174,7 @@ def test_a_dataset_without_objects_says_so(tmp_path: Path, figures: list[Figure]
 
 def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.array([[6, 0, 1], [2, 0, 3], [2, 0, 0]])  # rows predicted, columns true; class 1 has no objects
-    plot_confusion_matrix(matrix, ["cat", "dog"], tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(matrix), ["cat", "dog"], tmp_path / "confusion_matrix.png")
     axes = figures[0].axes[0]
     image = axes.images[0].get_array()
     assert image[:, 0].tolist() == pytest.approx([0.6, 0.2, 0.2])
@@ -237,7 +189,7 @@ def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: 
 @pytest.mark.parametrize(("count", "kind"), [(1, "short"), (20, "long"), (40, "long"), (80, "long")])
 def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.eye(count + 1) + np.eye(count + 1, k=1)
-    plot_confusion_matrix(matrix, names(count, kind), tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(matrix), names(count, kind), tmp_path / "confusion_matrix.png")
     axes = figures[0].axes[0]
     assert len(shown(axes.get_xticklabels())) == len(shown(axes.get_yticklabels())) == count + 1
     assert_legible(figures[0])
@@ -246,7 +198,7 @@ def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, 
 
 
 def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_confusion_matrix(np.eye(366), names(365, "long"), tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(np.eye(366)), names(365, "long"), tmp_path / "confusion_matrix.png")
     assert all(
         label.get_text().isdigit() or not label.get_visible() for label in figures[0].axes[0].get_xticklabels()[1:-1]
     )
@@ -282,7 +234,7 @@ def test_rows_are_named_by_their_class_id(tmp_path: Path, figures: list[Figure])
 
 
 def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_validation(tmp_path, curves(0), np.zeros((3, 3), np.int64), ["a", "b"])
+    plot_validation(tmp_path, curves(0), confusion_of(np.zeros((3, 3))), ["a", "b"])
     assert {path.name for path in tmp_path.iterdir()} == {
         "confusion_matrix.png",
         "P_curve.png",
@@ -296,7 +248,7 @@ def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, fig
 @pytest.mark.filterwarnings("error")
 def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]) -> None:
     count = len(AWKWARD)
-    plot_validation(tmp_path, curves(count), np.eye(count + 1, dtype=np.int64), AWKWARD)
+    plot_validation(tmp_path, curves(count), confusion_of(np.eye(count + 1)), AWKWARD)
     plot_labels(index(AWKWARD, 50), tmp_path / "labels.jpg")
     legend: NDArray[Any] = figures[1].axes[0].get_legend()
     assert len(legend.get_texts()) == count + 1

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from utils.config import TrainConfig, load_hyp
@@ -15,6 +16,8 @@ from utils.files import atomic_write
 from utils.ranks.world import World
 from utils.report.journal import EpochFigures, Journal
 from utils.report.results import read_results
+from utils.report.samples import PictureSink
+from utils.report.trackers.loggers import Loggers
 from utils.types import DatasetIndex
 
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
@@ -43,6 +46,15 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
 
 
+def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
+    """Those of a validation would pass for a whole epoch's."""
+    with open_journal(tmp_path) as journal:
+        journal.epoch(0, dataclasses.replace(EPOCH, seconds=0.1, data_wait=0.0, images_per_s=0.0))
+    row = pd.read_csv(tmp_path / "results.csv").iloc[0]
+    assert row[["time/epoch_s", "time/data_wait", "images_per_s"]].isna().all()
+    assert row["train/box_loss"] == 0.1 and row["x/lr0"] == 0.01
+
+
 def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path) -> None:
     """On whichever host that was: the folder is this run's. Not what is being written, or somebody's own."""
     torn, mine = tmp_path / "weights" / ".last.pt.ab_12345.another-host.tmp", tmp_path / ".mine.tmp"
@@ -69,6 +81,34 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
     with pytest.raises(UserError):
         open_journal(tmp_path)
     assert events.is_file()
+
+
+def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
+    config = TrainConfig(epochs=95, loggers="none")
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
+    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+        assert [epoch for epoch in range(95) if journal.watching(index(), epoch)] == list(range(0, 95, 10))
+        assert journal.watching(index())
+    with open_journal(tmp_path / "noplots") as journal:
+        assert not journal.watching(index()) and not journal.watching(index(), 0)
+
+
+def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed, epochs = list[Path](), list[int]()
+    monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
+    monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
+    monkeypatch.setattr(PictureSink, "write_predictions", lambda self, path: path.write_text(f"{epochs[-1]}"))
+    config = TrainConfig(epochs=2, loggers="none")
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
+    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+        for epoch in range(2):
+            epochs.append(epoch)
+            assert journal.watching(index(), epoch)
+            journal.epoch(epoch, EPOCH)
+    assert [path.read_text() for path in handed] == ["0", "1"]
+    assert (tmp_path / "predictions.jpg").read_text() == "1"
 
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:

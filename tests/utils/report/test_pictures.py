@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_detections, render_targets
-from utils.types import Batch, Detections
+from utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
+from utils.types import Batch
 
 NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
 
@@ -72,6 +72,24 @@ def test_any_batch_fits_the_picture(count: int, height: int, width: int) -> None
     picture = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
     assert max(picture.shape[:2]) <= MAX_SIDE
     assert min(picture.shape[:2]) >= 1
+
+
+def test_images_of_several_sizes_share_a_scale_and_lie_in_the_middle_of_their_places() -> None:
+    images = [*grey(2, 480, 640), *grey(1, 640, 320)]
+    annotations = [marks([], []), marks([], []), marks([[-50, 100, 700, 300]], [1])]
+    picture = grid(images, annotations, NAMES, [])
+    assert picture.shape == (1280, 1280, 3)
+    lies = np.argwhere((picture[640:, :640] != 255).any(-1))
+    assert lies.min(0).tolist() == [0, 160] and lies.max(0).tolist() == [638, 478]  # a white seam ends each image
+    green = np.argwhere((picture == class_colour(1)).all(-1))
+    assert green.min(0)[1] >= 160 and green.max(0)[1] < 480  # cut at the border of its own image
+
+
+def test_an_image_on_which_nothing_was_found_says_so() -> None:
+    plain = grid(grey(1, 320, 320), [marks([], [])], NAMES, [])  # labels alone have no confidence
+    for mark, says in ((marks([[10, 10, 50, 50]], [1], [0.9]), False), (marks([], [], []), True)):
+        picture = grid(grey(1, 320, 320), [mark], NAMES, [])
+        assert np.array_equal(picture[140:180, 80:240], plain[140:180, 80:240]) is not says
 
 
 def test_small_images_are_enlarged_until_labels_are_legible() -> None:
@@ -143,18 +161,6 @@ def test_images_without_objects_and_more_than_sixteen(tmp_path: Path) -> None:
     render_targets(batch(grey(20, 64, 96), torch.zeros((0, 6))), NAMES, [], tmp_path / "a.jpg")
     picture = cv2.imread(str(tmp_path / "a.jpg"))
     assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
-
-
-def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
-    boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
-    found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
-    nothing = Detections(torch.zeros((0, 4)), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    render_detections(batch(grey(2, 320, 320), torch.zeros((0, 6))), [found, nothing], NAMES, [], tmp_path / "p.png")
-    picture = cv2.imread(str(tmp_path / "p.png"))
-    assert picture is not None
-    red = np.abs(picture[:, :, ::-1].astype(int) - class_colour(0)).max(-1) < 60
-    green = np.abs(picture[:, :, ::-1].astype(int) - class_colour(1)).max(-1) < 60
-    assert red.sum() > 500 and green.sum() == 0
 
 
 def test_a_picture_that_cannot_be_written_raises(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from utils.report.tables import (
@@ -27,6 +29,7 @@ METRICS = Metrics(
     images=5,
     objects=9,
     confidence=0.3,
+    class_confidences=np.array([0.25, 0.3, 0.41]),
 )
 
 
@@ -55,3 +58,15 @@ def test_speed_and_interval_lines() -> None:
     assert interval_line(METRICS, 0.351, 0.449) == (
         "mAP50-95 0.400, 95 % interval 0.351 to 0.449 (bootstrap over 5 images)"
     )
+
+
+def test_metrics_print_as_a_small_table() -> None:
+    header, everything, *classes = str(METRICS).splitlines()
+    assert header.split("  ")[-1].strip() == "best conf" and len(header) == len(everything)
+    assert everything.split() == ["all", "5", "9", "0.712", "0.5", "0.6", "0.4", "0.3"]
+    assert [line.split() for line in classes] == [
+        ["0", "3", "7", "0.9", "0.6", "0.8", "0.5", "0.25"],
+        ["2", "2", "2", "0.525", "0.4", "0.4", "0.3", "0.41"],
+    ]
+    many = dataclasses.replace(METRICS, class_ids=np.arange(21), per_class=np.zeros((21, 4)))
+    assert str(many).splitlines() == [header, everything]

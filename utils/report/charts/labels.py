@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from utils.report.palette import class_hex
 from utils.types import DatasetIndex
 
 _OVERLAID_BOXES = 1000
+_DOTS = 500  # objects; more are counted in cells
+_BARS = 500  # classes; more are one outline
+_AT_ONCE = 1 << 16  # objects
 
 
 def plot_labels(index: DatasetIndex, target: Path) -> None:
@@ -28,45 +32,71 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
     Raises:
         OSError: `target` cannot be written.
     """
-    objects = np.diff(index.box_offsets)
-    scale = np.repeat(index.sizes_hw[:, [1, 0, 1, 0]], objects, axis=0)
-    boxes = np.clip(index.boxes_xyxy / np.maximum(scale, 1), 0, 1)
-    counts = np.bincount(index.classes, minlength=len(index.names))
+    total = len(index.classes)
+    counts = np.zeros(len(index.names), np.int64)
+    bins = 50 if total < 20_000 else 100
+    centres_in, sizes_in = np.zeros((bins, bins), np.int64), np.zeros((bins, bins), np.int64)
+    for start in range(0, total, _AT_ONCE):
+        some = np.arange(start, min(start + _AT_ONCE, total))
+        counts += np.bincount(index.classes[some], minlength=len(counts))
+        middle, size = _places(index, some)
+        centres_in += _cells(middle, bins)
+        sizes_in += _cells(size, bins)
 
     figure = new_figure(15, 11.5)
     rows = figure.add_gridspec(2, 1, height_ratios=(1, 1.02))
     below = rows[1].subgridspec(1, 3)
     _class_histogram(figure.add_subplot(rows[0]), counts, index.names, images=len(index))
     overlay, centres, sizes = (figure.add_subplot(below[i]) for i in range(3))
-    if len(boxes) == 0:
+    if total == 0:
         for axes in (overlay, centres, sizes):
             say_why_empty(axes, "no objects")
         save(figure, target)
         return
 
     # Evenly spaced through the dataset, and moved to a common centre so that their sizes can be compared.
-    chosen = np.unique(np.linspace(0, len(boxes) - 1, min(len(boxes), _OVERLAID_BOXES)).astype(int))
-    half = (boxes[chosen, 2:] - boxes[chosen, :2]) / 2
-    for (half_w, half_h), class_id in zip(half, index.classes[chosen], strict=True):
-        x, y = [0.5 - half_w, 0.5 + half_w], [0.5 - half_h, 0.5 + half_h]
-        axes_x, axes_y = [x[0], x[1], x[1], x[0], x[0]], [y[0], y[0], y[1], y[1], y[0]]
-        overlay.plot(axes_x, axes_y, color=class_hex(int(class_id)), linewidth=0.6, alpha=0.6)
-    style(overlay, f"Boxes, centred ({len(chosen):,} of {len(boxes):,})", "", "")
+    chosen = np.unique(np.linspace(0, total - 1, min(total, _OVERLAID_BOXES)).astype(int))
+    middle, size = _places(index, chosen)
+    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) / 2
+    colours = [class_hex(int(class_id)) for class_id in index.classes[chosen]]
+    outlines = 0.5 + size[:, None] * corners
+    overlay.add_collection(
+        PolyCollection(list(outlines), facecolors="none", edgecolors=colours, linewidths=0.6, alpha=0.6)
+    )
+    style(overlay, f"Boxes, centred ({len(chosen):,} of {total:,})", "", "")
     overlay.set(xlim=(0, 1), ylim=(1, 0), aspect="equal", xticks=[], yticks=[])
     overlay.spines[["top", "right"]].set_visible(True)
 
-    _density(centres, (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2)
+    few = total <= _DOTS
+    _density(centres, middle if few else None, centres_in)
     style(centres, "Box centres", "x / image width", "y / image height")
     centres.invert_yaxis()
-    _density(sizes, boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    _density(sizes, size if few else None, sizes_in)
     style(sizes, "Box sizes", "width / image width", "height / image height")
     save(figure, target)
+
+
+def _places(index: DatasetIndex, objects: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Centres and sizes, each (n, 2) as shares of their image's width and height, of some objects (n,)."""
+    images = np.searchsorted(index.box_offsets, objects, side="right") - 1
+    scale = np.maximum(index.sizes_hw[images][:, [1, 0, 1, 0]], 1)
+    boxes = np.clip(index.boxes_xyxy[objects] / scale, 0, 1)
+    return (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+
+
+def _cells(points: NDArray[np.float64], bins: int) -> NDArray[np.int64]:
+    """How many of the points (n, 2) of the unit square lie in each of its cells: (bins, bins), rows by y."""
+    column, row = np.minimum((points * bins).astype(np.int64), bins - 1).T
+    return np.bincount(row * bins + column, minlength=bins * bins).reshape(bins, bins)
 
 
 def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str], images: int) -> None:
     """Bars of objects a class, with their names while these are legible."""
     positions = np.arange(len(counts))
-    axes.bar(positions, counts, color=[class_hex(i) for i in range(len(counts))], width=0.8)
+    if len(counts) <= _BARS:
+        axes.bar(positions, counts, color=[class_hex(i) for i in range(len(counts))], width=0.8)
+    else:
+        axes.stairs(counts, np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
     style(axes, f"Objects: {int(counts.sum()):,}   Classes: {len(counts):,}   Images: {images:,}", "", "Objects")
     if len(counts) <= NAMED_CLASSES:
         level = len(counts) * min(max(map(len, names), default=0), 17) <= 140  # so many characters fit side by side
@@ -89,11 +119,11 @@ def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str]
     axes.set_ylim(bottom=0, top=None if counts.any() else 1)
 
 
-def _density(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-    """Points of the unit square: each as a dot where they are few, else counted in cells on a logarithmic scale."""
+def _density(axes: Axes, points: NDArray[np.float64] | None, cells: NDArray[np.int64]) -> None:
+    """Points (n, 2) of the unit square as dots; without them, how many lie in its cells, on a logarithmic scale."""
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    if len(x) <= 500:
-        axes.plot(x, y, ".", color=BLUE, alpha=0.5, markersize=5)
+    if points is not None:
+        axes.plot(*points.T, ".", color=BLUE, alpha=0.5, markersize=5)
     else:
-        bins = 50 if len(x) < 20_000 else 100
-        axes.hist2d(x, y, bins=bins, range=((0, 1), (0, 1)), cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)
+        edges = np.linspace(0, 1, len(cells) + 1)
+        axes.pcolormesh(edges, edges, cells, cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)

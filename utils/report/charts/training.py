@@ -33,6 +33,7 @@ _SERIES_COLOURS = {
     "norm weights": class_hex(6),
 }
 _RAW_SERIES = {"Learning rate"}  # set, not measured: nothing to smooth
+_FLAT = 4  # times the other rates: where the biases begin above it, those would lie flat
 _FROM_ZERO = ("Precision", "Recall", "mAP")
 
 
@@ -75,6 +76,8 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
         if len(epochs) == 1:
             axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
             axes.set_xticks([epochs[0]])
+        if title == "Learning rate":
+            _scale_to_weights(axes, series)
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=9)
         if title.startswith(_FROM_ZERO):
@@ -84,6 +87,17 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
             axes.plot(epochs[best], value, "*", color=INK, markersize=11, zorder=5)
             axes.set_title(f"{title}: {value:.3f} at the best epoch, {epochs[best]:.0f}", fontsize=11)
     save(figure, target)
+
+
+def _scale_to_weights(axes: Axes, rates: dict[str, NDArray[np.float64]]) -> None:
+    """Leave out what the warm-up of the biases has above the other rates, which would lie flat beside it; say so."""
+    tops = {name: float(values[np.isfinite(values)].max()) for name, values in rates.items()}
+    other = max((top for name, top in tops.items() if name != "biases"), default=0.0)
+    if 0 < other < tops.get("biases", 0.0) / _FLAT:
+        axes.set_ylim(-0.04 * other, 1.08 * other)
+        next(line for line in axes.lines if line.get_label() == "biases").set_label(
+            f"biases, from {tops['biases']:.3g}"
+        )
 
 
 def _curve_over_epochs(

@@ -1,5 +1,7 @@
 """What a validation found: the confusion matrix, and curves over confidence and recall.
 
+What a chart holds is bounded, however many classes there are: above so many it shows a part of them, and says so.
+
 Legend: C classes, C' classes that have objects, K confidences, R recalls.
 """
 
@@ -7,21 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.curves import Curves
 from utils.report.charts.figure import BLUE, INK, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
 from utils.report.palette import class_hex
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
+_DRAWN_CLASSES = 200  # up to here, each class has a line; above, bands of the classes' quantiles tell more
+_BAND_POINTS = 201  # along the axis of a band
+_BANDS = ((0.05, 0.15), (0.25, 0.3))  # lower quantile, opacity; the upper one mirrors it
+_WHOLE_MATRIX = 500  # classes; above it, a cell would have less than five pixels
+_NUMBERED = 41  # rows with the share in each cell
+_MOST_CONFUSED = _NUMBERED - 2  # classes of a larger matrix that are shown
+_FAINT = "#9aa5b1"
 
 
-def plot_validation(run: Path, curves: Curves, confusion: NDArray[np.int64], names: Sequence[str]) -> None:
+def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names: Sequence[str]) -> None:
     """All charts of a validation into its folder: `confusion_matrix.png` and `{P,R,F1,PR}_curve.png`.
 
     Args:
@@ -45,24 +56,32 @@ def plot_validation(run: Path, curves: Curves, confusion: NDArray[np.int64], nam
     )
 
 
-def plot_confusion_matrix(matrix: NDArray[Any], names: Sequence[str], target: Path) -> None:
+def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], target: Path) -> None:
     """Which class is taken for which (`confusion_matrix.png`), each column divided by its sum.
 
     Args:
-        matrix: counts (C + 1, C + 1), rows predicted, columns true, the last of each the background.
+        confusion: which class is taken for which.
         names: class names by index, C.
         target: a .png file, replaced atomically.
 
     Raises:
         OSError: `target` cannot be written.
     """
-    count = len(names) + 1
-    assert matrix.shape == (count, count), (matrix.shape, count)
+    assert confusion.nc == len(names), (confusion.nc, len(names))
+    labels, title = [*names, "background"], "Confusion matrix (share of each true class)"
+    group_of = np.arange(len(labels))
+    if len(names) > _WHOLE_MATRIX:
+        title = f"{title}\n{_MOST_CONFUSED} most confused of {len(names):,} classes, the others as one"
+        chosen = np.sort(confusion.confusions().argsort(kind="stable")[-_MOST_CONFUSED:])
+        labels = [*(names[i] for i in chosen), f"other {len(names) - len(chosen):,}", "background"]
+        group_of = np.full(len(names) + 1, len(chosen))
+        group_of[chosen], group_of[-1] = range(len(chosen)), len(chosen) + 1
+    matrix, count = confusion.grouped(group_of), len(labels)
     totals = matrix.sum(0, keepdims=True).astype(float)
     shares = np.divide(matrix, totals, out=np.full(matrix.shape, np.nan), where=totals > 0)
-    labels = [*(class_label(name, 28) for name in names), "background"]
+    labels = [class_label(label, 28) for label in labels]
 
-    numbered = count <= 41  # with the share in each cell
+    numbered = count <= _NUMBERED
     side = float(np.clip((0.36 if numbered else 0.24) * count + 3.5, 7, 26))
     figure = new_figure(side * 1.1, side)
     axes = figure.add_subplot()
@@ -81,7 +100,7 @@ def plot_confusion_matrix(matrix: NDArray[Any], names: Sequence[str], target: Pa
                 color=ink,
                 fontsize=float(np.clip(180 / count, 8, 14)),
             )
-    style(axes, "Confusion matrix (share of each true class)", "True class", "Predicted class")
+    style(axes, title, "True class", "Predicted class")
     if count <= NAMED_CLASSES:
         axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
         axes.set_yticks(range(count), labels, fontsize=size)
@@ -123,7 +142,7 @@ def plot_confidence_curve(
         mean = values.mean(0)
         best = int(mean.argmax())
         summary = f"all classes {mean[best]:.3f} at {confidence[best]:.3f}"
-        tops = values.argmax(1)
+        tops = values[:_LABELLED_CLASSES].argmax(1)  # more are not named
         details = [f"{values[i, k]:.3f} at {confidence[k]:.3f}" for i, k in enumerate(tops)]
         _curves(axes, _Classes(confidence, values, class_ids, names), summary, details)
         axes.plot(confidence[best], mean[best], "o", color=INK, markersize=6, zorder=5)
@@ -153,7 +172,8 @@ def plot_pr_curve(
         say_why_empty(axes, "no labelled objects")
     else:
         summary = f"all classes {ap50.mean():.3f} mAP 0.5"
-        _curves(axes, _Classes(recall, precision, class_ids, names), summary, [f"{ap:.3f}" for ap in ap50])
+        details = [f"{ap:.3f}" for ap in ap50[:_LABELLED_CLASSES]]
+        _curves(axes, _Classes(recall, precision, class_ids, names), summary, details)
     style(axes, "Precision over recall, IoU 0.5", "Recall", "Precision")
     save(figure, target)
 
@@ -168,22 +188,31 @@ class _Classes(NamedTuple):
 
 
 def _curves(axes: Axes, classes: _Classes, summary: str, details: Sequence[str]) -> None:
-    """A thin line for each class, a bold one for their mean, and a legend beside the axes."""
-    labelled = len(classes.values) <= _LABELLED_CLASSES
-    handles: list[Line2D] = []
-    for row, class_id, detail in zip(classes.values, classes.class_ids, details, strict=True):
-        colour = class_hex(int(class_id)) if labelled else "#9aa5b1"
-        width, alpha = (1.2, 0.9) if labelled else (0.7, 0.6)
-        (line,) = axes.plot(classes.x, row, color=colour, linewidth=width, alpha=alpha)
-        if labelled:
-            line.set_label(f"{class_label(classes.names[class_id], 28)} {detail}")
-            handles.append(line)
-    if len(classes.values) > 1:
-        (bold,) = axes.plot(classes.x, classes.values.mean(0), color=BLUE, linewidth=3, label=summary)
-        handles.insert(0, bold)
-        if not labelled:
-            handles.append(
-                Line2D([], [], color="#9aa5b1", linewidth=0.7, label=f"each of {len(classes.values)} classes")
-            )
+    """A thin line for each class, or bands of their quantiles; a bold line for their mean; a legend beside the axes.
+
+    Args:
+        axes: to draw on.
+        classes: the curves.
+        summary: of the mean, for the legend.
+        details: of each class, for the legend, where it names them.
+    """
+    count = len(classes.values)
+    handles: list[Artist] = []
+    if count <= _LABELLED_CLASSES:
+        for row, class_id, detail in zip(classes.values, classes.class_ids, details, strict=True):
+            label = f"{class_label(classes.names[class_id], 28)} {detail}"
+            handles += axes.plot(classes.x, row, color=class_hex(int(class_id)), linewidth=1.2, alpha=0.9, label=label)
+    elif count <= _DRAWN_CLASSES:
+        axes.plot(classes.x, classes.values.T, color=_FAINT, linewidth=0.7, alpha=0.6)
+        handles.append(Line2D([], [], color=_FAINT, linewidth=0.7, label=f"each of {count} classes"))
+    else:
+        points = np.linspace(0, len(classes.x) - 1, min(len(classes.x), _BAND_POINTS)).round().astype(int)
+        some = classes.values[:, points]
+        for low, alpha in _BANDS:
+            bounds = np.quantile(some, (low, 1 - low), axis=0)
+            label = f"{1 - 2 * low:.0%} of {count:,} classes"
+            handles.append(axes.fill_between(classes.x[points], *bounds, color=BLUE, alpha=alpha, lw=0, label=label))
+    if count > 1:
+        handles[:0] = axes.plot(classes.x, classes.values.mean(0), color=BLUE, linewidth=3, label=summary)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)

@@ -1,1 +1,1 @@
-"""Experiment trackers and the threads that keep them from delaying a run. Imports the ground floor only."""
+"""Experiment trackers and the threads that keep them from delaying a run. Imports the ground floor and models."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from models.detector import GraphNode
 from utils.config import tracker_names
 from utils.errors import ConfigError
 from utils.files import atomic_write
@@ -116,6 +117,10 @@ class Loggers:
     def image(self, tag: str, path: Path, epoch: int) -> None:
         """Report a picture file under a name, such as "val_batch0_pred"."""
         self._send(lambda tracker: tracker.image(tag, path, epoch))
+
+    def graph(self, nodes: Sequence[GraphNode]) -> None:
+        """Report the layers of the model."""
+        self._send(lambda tracker: tracker.graph(nodes))
 
     def checkpoint(self, path: Path) -> None:
         """Upload a checkpoint."""

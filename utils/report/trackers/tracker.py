@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+from models.detector import GraphNode
 
 
 class Tracker(ABC):
@@ -31,6 +33,9 @@ class Tracker(ABC):
     @abstractmethod
     def image(self, tag: str, path: Path, step: int) -> None:
         """Report a picture file under a name."""
+
+    def graph(self, nodes: Sequence[GraphNode]) -> None:  # noqa: B027 - not every tracker shows one
+        """Show the layers of the model, where the tracker can."""
 
     @abstractmethod
     def checkpoint(self, path: Path) -> None:

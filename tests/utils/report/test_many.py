@@ -1,0 +1,79 @@
+"""Charts of many classes and many objects: what is drawn and held is bounded, and the picture says what is left out."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tests.utils.report.made_charts import confusion_of, curves, index, names
+from utils.report.charts import labels
+from utils.report.charts.labels import plot_labels
+from utils.report.charts.validation import plot_confidence_curve, plot_confusion_matrix
+
+
+def test_curves_of_many_classes_become_a_mean_and_bands(tmp_path: Path, figures: list[Figure]) -> None:
+    many, data = 1203, curves(1203)
+    plot_confidence_curve(data.confidence, data.f1, data.class_ids, names(many, "short"), "F1", tmp_path / "F1.png")
+    axes = figures[0].axes[0]
+    assert len(axes.lines) + len(axes.collections) <= 5
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1:] == [
+        "90% of 1,203 classes",
+        "50% of 1,203 classes",
+    ]
+    corners = axes.collections[1].get_paths()[0].vertices
+    at = corners[np.isclose(corners[:, 0], data.confidence[500], atol=0.003), 1]
+    assert [at.min(), at.max()] == pytest.approx(np.quantile(data.f1[:, 500], (0.25, 0.75)), abs=0.01)
+
+
+def test_a_confusion_matrix_of_many_classes_shows_the_most_confused(tmp_path: Path, figures: list[Figure]) -> None:
+    """Those are named; all others are one row and one column, so that columns keep their sums."""
+    many = 1203
+    matrix = 10 * np.eye(many + 1)
+    matrix[700, 900] = matrix[900, 700] = 5  # rows predicted, columns true
+    matrix[2, 700] = 3  # the next most confused
+    matrix[many, 700] = 2  # missed: no confusion of classes
+    plot_confusion_matrix(confusion_of(matrix), names(many, "short"), tmp_path / "confusion_matrix.png")
+    axes = figures[0].axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(shown) == 41 and shown[-2:] == ["other 1,164", "background"]
+    assert {"class 2", "class 700", "class 900"} <= set(shown)
+    assert axes.get_title().endswith("39 most confused of 1,203 classes, the others as one")
+    cells = axes.images[0].get_array().filled(0)
+    column = dict(zip(shown, cells[:, shown.index("class 700")], strict=True))
+    assert column["class 700"] == 0.5 and column["class 900"] == 0.25
+    assert column["class 2"] == 0.15 and column["background"] == pytest.approx(0.1)
+    assert cells.sum(0) == pytest.approx(np.ones(41))
+    assert cells[-2, -2] == 1
+
+
+def test_labels_of_many_objects_are_counted_in_pieces(
+    tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells and bars hold what a count of all objects at once gives, whatever the pieces."""
+    monkeypatch.setattr(labels, "_AT_ONCE", 999)
+    data = index(names(600, "short"), 30_000)
+    plot_labels(data, tmp_path / "labels.jpg")
+    histogram, _, centres, sizes = figures[0].axes
+    scale = np.array([640, 480])
+    low, high = data.boxes_xyxy[:, :2] / scale, data.boxes_xyxy[:, 2:] / scale
+    for axes, points in ((centres, (low + high) / 2), (sizes, high - low)):
+        expected = np.histogram2d(*points.T, bins=100, range=((0, 1), (0, 1)))[0].T
+        assert np.abs(axes.collections[0].get_array().filled(0) - expected).sum() <= 10  # rounding at a cell's edge
+    assert np.array_equal(histogram.patches[0].get_data().values, np.bincount(data.classes, minlength=600))
+    assert len(histogram.patches) == 1
+
+
+def test_labels_hold_no_copy_of_all_boxes(tmp_path: Path) -> None:
+    """A training waits for labels.jpg: memory does not grow with the objects."""
+    data = index(names(3, "short"), 500_000)
+    tracemalloc.start()
+    try:
+        plot_labels(data, tmp_path / "labels.jpg")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20  # all boxes as float64 are 15 MiB, and were held three times over

@@ -1,0 +1,95 @@
+"""Some images of a validation with their labels and with what was found: which ones, and their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from utils.errors import tolerate
+from utils.evaluation.sinks import Sink
+from utils.machine.opencv import cv2
+from utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, save_grid
+from utils.types import Batch, DatasetIndex, Detections
+
+SHOWN = 3 * MAX_IMAGES  # of a validation
+_SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has
+
+
+class _Taken(NamedTuple):
+    """An image without its padding, what is labelled on it and what was found on it."""
+
+    image: Picture
+    labelled: Annotations
+    found: Annotations
+    caption: str
+
+
+class PictureSink(Sink):
+    """Images spread evenly over this rank's share of a validation, so that all its shapes are among them.
+
+    Args:
+        index: the whole split.
+        ranks: that share it.
+        images: how many; 0 keeps none.
+    """
+
+    def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:
+        self._index, self._most = index, images
+        self._every = max(len(index) // (ranks * max(images, 1)), 1)
+        self._seen = 0
+        self._taken: list[_Taken] = []
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        """Keep those images of a batch that are shown."""
+        with tolerate("pictures of the validation"):
+            for image in range(len(batch)):
+                if self._seen % self._every == 0 and len(self._taken) < self._most:
+                    self._taken.append(self._take(batch, image, in_batch[image]))
+                self._seen += 1
+
+    def write(self, folder: Path) -> None:
+        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each; fewer pictures of fewer images."""
+        pictures = -(-len(self._taken) // MAX_IMAGES)
+        for number in range(pictures):
+            images, labelled, found, captions = zip(*self._taken[number::pictures], strict=True)
+            with tolerate(f"val_batch{number} pictures"):
+                stem = folder / f"val_batch{number}"
+                save_grid(images, labelled, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
+                save_grid(images, found, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
+
+    def write_predictions(self, target: Path) -> None:
+        """Write one picture of what was found on the first 16 images that were kept, at least one.
+
+        Raises:
+            OSError: `target` cannot be written.
+        """
+        images, _, found, captions = zip(*self._taken, strict=True)
+        save_grid(images, found, self._index.names, captions, target)
+
+    def _take(self, batch: Batch, image: int, detections: Detections) -> _Taken:
+        scale_x, scale_y, left, top = batch.placements[image].tolist()
+        height, width = batch.sizes_hw[image].tolist()
+        x1, y1, x2, y2 = (round(v) for v in (left, top, left + scale_x * width, top + scale_y * height))
+        pixels = batch.images[image, y1:y2, x1:x2].cpu().numpy()
+        shrunk = min(_SIDE / max(pixels.shape), 1.0)
+        if shrunk < 1:
+            pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
+
+        rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
+        keep = detections.scores >= LEAST_SCORE
+        scores = detections.scores[keep].float().cpu().numpy()
+        boxes = detections.boxes_xyxy[keep].float().cpu().numpy()
+        classes = detections.classes[keep].cpu().numpy().astype(np.int64)
+        corner = np.array([x1, y1, x1, y1], np.float32)
+        return _Taken(
+            pixels,
+            Annotations((rows[:, 2:6] - corner) * shrunk, rows[:, 1].astype(np.int64)),
+            Annotations((boxes - corner) * shrunk, classes, scores),
+            self._index.path(int(batch.indices[image])).name,
+        )
