@@ -1,7 +1,6 @@
 """OpenCV, bounded and with no threads of its own: whoever needs it imports it from here.
 
-How large a picture may be it asks its environment once, while it is loaded: so it is told just before, by whichever
-module needs it first.
+OpenCV reads its limit of pixels from the environment once, when it is loaded; so the limit is set before that.
 """
 
 from __future__ import annotations

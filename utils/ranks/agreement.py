@@ -20,10 +20,18 @@ from utils.types import DatasetIndex
 _OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})
 # Decide which collectives come next: where they differ, ranks would wait for each other without end.
 _PATHS = frozenset(
-    {
-        *("command", "--cache", "--check-data", "--evolve", "--resume", "--weights"),
-        *("--loggers", "--task", "--save-json", "--save-txt"),
-    }
+    [
+        "command",
+        "--cache",
+        "--check-data",
+        "--evolve",
+        "--resume",
+        "--weights",
+        "--loggers",
+        "--task",
+        "--save-json",
+        "--save-txt",
+    ]
 )
 _CONTENT = "content of --weights"
 
@@ -112,10 +120,10 @@ def require_agreement(mine: Mapping[str, str], world: World) -> None:
         raise _disagreement(found)
 
 
-def _differences(everyone: Sequence[Mapping[str, str]], ignored: Sequence[str] = ()) -> dict[str, str]:
+def _differences(everyone: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """What differs between the ranks: a line for each name."""
     lines = {}
-    for name in dict.fromkeys(name for theirs in everyone for name in theirs if name not in ignored):
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
         ranks_of: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):
             ranks_of.setdefault(theirs.get(name, "missing"), []).append(rank)

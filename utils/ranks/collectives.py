@@ -81,6 +81,28 @@ class Collectives:
         _empty(data)
         return [_unpickled(row, size) for row, size in zip(rows, sizes, strict=True)]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on rank 0, and nothing on the others; any picklable ones.
+
+        One message after the other, so that no rank holds more than one of them beside the values: a gather of gloo's
+        fills all up to the longest, and holds everything twice.
+        """
+        if dist.get_rank() > 0:
+            text = pickle.dumps(value)
+            data = _bytes(text, len(text))
+            for tensor in (torch.tensor([len(text)]), data):
+                self._wait_and_keep(dist.isend(tensor, 0, group=self._control))
+            _empty(data)
+            return []
+        values = [value]
+        for source in range(1, dist.get_world_size()):
+            length = torch.zeros(1, dtype=torch.int64)
+            self._wait_and_keep(dist.irecv(length, source, group=self._control))
+            data = _bytes(b"", int(length))
+            self._wait_and_keep(dist.irecv(data, source, group=self._control))
+            values.append(_unpickled(data))
+        return values
+
     def _wait_and_keep(self, work: dist.Work | None) -> None:
         assert work is not None, "this rank is not in the group"
         try:

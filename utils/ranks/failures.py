@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from torch._C._distributed_c10d import Store
 
 from utils.environment import Launch
-from utils.errors import ConfigError, Interrupted, UserError, explained
+from utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
 from utils.ranks.signals import Interruption
 from utils.ranks.stack_dumps import print_stacks_on_signal
 
@@ -37,6 +37,11 @@ class FirstFailure(NamedTuple):
 
     reporter: str
     exit_code: int
+
+    @property
+    def rank(self) -> int:
+        """The rank that reports it."""
+        return int(self.reporter.split()[-1])
 
     def claim(self, store: Store) -> FirstFailure:
         """Become the job's first failure, unless there is one; return the one that is first.
@@ -90,6 +95,9 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         if launch.rank == (error.reporter or 0):
             label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
             print(f"{label}{error}", file=sys.stderr, flush=True)
+        elif error.reporter is None and isinstance(error, UserError):
+            leave_the_report_to_rank_0()
+            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)  # the job goes on: rank 0 has not met it
         return error.exit_code, None
     except KeyboardInterrupt:
         if launch.rank == 0:

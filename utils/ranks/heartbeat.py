@@ -7,6 +7,7 @@ has failed. It needs no collective, so it works while the main thread waits in o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from utils.ranks.failures import FirstFailure
 from utils.ranks.watchdog import OwnTime, leave, say
 
 INTERVAL_S = 1.0
+_LOOK = 2.5  # intervals; a living rank gives a sign in each
 GRACE_S = 10.0  # for a rank to end by itself once another one has failed
 STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
 
@@ -97,18 +99,41 @@ class Heartbeat:
 
     def signs(self) -> list[Sign | None]:
         """Every rank's latest sign, None where it never gave one."""
+        keys = [self._key(rank) for rank in range(self._size)]
+        if self._store.check(keys):
+            return [Sign.decode(line) for line in self._store.multi_get(keys)]
         return [self._sign(rank) for rank in range(self._size)]
 
     def silent(self) -> list[tuple[int, Sign]]:
-        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds."""
+        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds.
+
+        A broken collective lets all ranks ask at once: the first of them looks, the others take what it has found.
+        Where that is nobody, whoever asks later begins another turn.
+        """
         try:
+            turn = self._store.add("silent/turn", 0)
+            key = f"silent/found/{turn}"
+            if self._store.add(f"silent/asked/{turn}", 1) > 1 and (found := self._found_by_another(key)):
+                return [(rank, Sign.decode(line.encode())) for rank, line in json.loads(found)]
             before = self.signs()
-            time.sleep(2.5 * INTERVAL_S)
-            after = self.signs()
+            time.sleep(_LOOK * INTERVAL_S)
+            pairs = enumerate(zip(before, self.signs(), strict=True))
+            lost = [(rank, a) for rank, (b, a) in pairs if a is not None and b is not None and a.tick == b.tick != -1]
+            self._store.set(key, json.dumps([(rank, sign.encode()) for rank, sign in lost]))
+            if not lost:
+                self._store.add("silent/turn", 1)
         except (RuntimeError, OSError):  # the store is gone, and with it what it knew
             return []
-        pairs = enumerate(zip(before, after, strict=True))
-        return [(rank, a) for rank, (b, a) in pairs if a is not None and b is not None and a.tick == b.tick != -1]
+        return lost
+
+    def _found_by_another(self, key: str) -> bytes:
+        """What the rank that looks for silent ones has found; nothing where it does not say so in time."""
+        end = time.monotonic() + 2 * _LOOK * INTERVAL_S
+        while not self._store.check([key]):
+            if time.monotonic() > end:
+                return b""
+            time.sleep(INTERVAL_S / 2)
+        return self._store.get(key)
 
     def process_here(self, rank: int) -> int | None:
         """Process id of another rank of this machine; None for one of another machine, and where it is unknown."""
@@ -139,7 +164,8 @@ class Heartbeat:
                 if first is not None:
                     self._follow(first)
                     return
-                sign = self._sign(neighbour)
+                # Once it has given a sign there always is one.
+                sign = self._sign(neighbour) if seen == -2 else Sign.decode(self._store.get(self._key(neighbour)))
             except (RuntimeError, OSError):
                 if not self._closed.is_set():
                     self._lose_store()

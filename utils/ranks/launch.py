@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from utils.environment import Launch, control_timeout_s, join_timeout_s, peer_timeout_s
+from utils.environment import Launch, connect_over_loopback, control_timeout_s, join_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from utils.machine.accelerator import Accelerator
 from utils.machine.choose import choose_accelerator
+from utils.machine.limits import open_files_left
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import FirstFailure, PeerError
 from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
@@ -28,6 +30,8 @@ from utils.ranks.signals import ignore_sigterm_at_the_end
 from utils.ranks.watchdog import Watchdog, WatchedStore
 from utils.ranks.world import World
 from utils.text import first_line
+
+_FILES = 2  # for each rank: a connection of the default group and one of the control group
 
 
 @contextmanager
@@ -48,14 +52,18 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
     if launch.size == 1 and not launch.has_store:
-        yield World(launch, accelerator)
+        world = World(launch, accelerator)
+        with _own_threads(world):
+            yield world
         return
     with closing(Watchdog(launch.rank)) as watchdog:
         if launch.size == 1:
             # A single rank can be restarted too: the others may have left the job, or never been in it.
             memory = WatchedStore(connect_to_store(launch, watchdog), watchdog, keeper_of(launch))
             try:
-                yield World(launch, accelerator, memory=memory)
+                world = World(launch, accelerator, memory=memory)
+                with _own_threads(world):
+                    yield world
             except dist.DistNetworkError as error:
                 raise UserError(STORE_LOST, reporter=launch.rank) from error
         else:
@@ -66,6 +74,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
 @contextmanager
 def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Iterator[World]:
     """As `open_world`, with several ranks. The heartbeat comes first: a rank may die while the groups are made."""
+    open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 keeps the store, all connect to it too
     joined = open_store(launch, watchdog)
     keeper = keeper_of(launch)
     try:
@@ -81,7 +90,9 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
         control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined), heartbeat)
         collectives = Collectives(control)
         watchdog.keeper = None if launch.has_store else heartbeat.process_here(0)
-        yield World(launch, accelerator, collectives, store, heartbeat, WatchedStore(memory, watchdog, keeper))
+        world = World(launch, accelerator, collectives, store, heartbeat, WatchedStore(memory, watchdog, keeper))
+        with _own_threads(world):
+            yield world
         if accelerator.group_waits_for_all:
             collectives.all_gather(None)  # a rank may still close its trackers, which no watchdog must cut off
         failed = False
@@ -107,9 +118,32 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
                 dist.destroy_process_group()
 
 
+@contextmanager
+def _own_threads(world: World) -> Iterator[None]:
+    """Let torch compute with no more threads than this rank has processors: it knows neither quotas nor the others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, world.cpus))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbeat: Heartbeat) -> dist.ProcessGroup:
-    """Make the default group; return the control group."""
-    require_own_devices(store, launch.rank, launch.size, accelerator)
+    """Make the default group; return the control group.
+
+    Raises:
+        UserError: this host lets a process open too few files, or the ranks cannot connect to each other.
+    """
+    needed = _FILES * launch.size
+    if (left := open_files_left(needed)) < needed:
+        raise UserError(
+            f"{launch.size} ranks need {needed} open files each, to connect to each other, but {socket.gethostname()} "
+            f"grants rank {launch.rank} only {max(left, 0)}. Raise the hard limit there (ulimit -Hn, LimitNOFILE of "
+            f"the service that starts the ranks)."
+        )
+    if require_own_devices(store, launch.rank, launch.size, accelerator):
+        connect_over_loopback()
     try:
         dist.init_process_group(
             accelerator.backend,
@@ -144,6 +178,8 @@ def _with_reporter(
     except (RuntimeError, OSError):  # no rank can know what the others report
         first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
     if first.reporter != mine.reporter:
+        if isinstance(raised, Interrupted) and raised.exit_code == first.exit_code:
+            return raised.reported_by(first.rank)  # all were asked to stop: no `except Exception` catches that
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)
     return raised.reported_by(rank) if isinstance(raised, (UserError, Interrupted)) else raised
 

@@ -7,16 +7,18 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from torch._C._distributed_c10d import Store, TCPStore
 
 from utils.environment import Launch, join_timeout_s
 from utils.errors import ConfigError, UserError
 from utils.machine.accelerator import Accelerator
-from utils.ranks.watchdog import NOTICE_S, Watchdog, say
+from utils.ranks.watchdog import NOTICE_S, Pause, Watchdog, say
 from utils.text import first_line
 
-_PAUSE_S = 0.2  # between tries to connect
+_ABSENT = "-"  # in an offer, in the place of a nonce
+_UNKNOWN = "?"
 
 
 def open_store(launch: Launch, watchdog: Watchdog) -> Store:
@@ -81,7 +83,7 @@ def _address(launch: Launch) -> tuple[str, int]:
 
 
 def _await_listener(launch: Launch, timeout_s: float) -> None:
-    """Wait until somebody listens at the job's address; torch itself would try for minutes without a word.
+    """Wait until somebody listens at the job's address; torch itself would try for minutes and print nothing.
 
     Raises:
         UserError: nobody does within `timeout_s` seconds.
@@ -105,7 +107,7 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
             reporter=launch.rank,
         )
 
-    _wait(step, timeout_s, lambda: f"{keeper} at {address}:{port} ({found})", late, _PAUSE_S)
+    _wait(step, timeout_s, lambda: f"{keeper} at {address}:{port} ({found})", late, Pause())
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
@@ -114,7 +116,8 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
     A launcher that restarts ranks may keep its store, where the addresses of dead ranks are left, and how often it has
     restarted them may differ between nodes. So every rank posts a nonce of its own; rank 0 offers a session id together
     with the nonces that it has read; each rank that finds its own nonce in the offer accepts it; when all have
-    accepted, the session id is fixed.
+    accepted one with everybody's nonce, the session id is fixed. Counts of the posts and of the offers tell whether
+    there is anything new to read: a rank that waits asks for one number, less and less often.
 
     Raises:
         UserError: ranks are missing when the time is up.
@@ -127,16 +130,19 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
 def _lead(store: Store, size: int, timeout_s: float) -> str:
     """Rank 0's part of `agree_on_session`."""
     others = range(1, size)
-    session, read = uuid.uuid4().hex, [""] * len(others)
+    session, read, seen, pause = "", [""] * len(others), -1, Pause()
     store.set("rendezvous/size", str(size))
 
     def step() -> str:
-        nonlocal session, read
-        nonces = [_read(store, f"rendezvous/nonce/{other}").partition("/")[0] for other in others]
-        if nonces != read:  # nonces of ranks that died may be left; those of living ranks replace them
-            read, session = nonces, uuid.uuid4().hex
+        nonlocal session, read, seen
+        posts = store.add("rendezvous/posts", 0)
+        if posts != seen:  # nonces of ranks that died may be left; those of living ranks replace them
+            seen, session = posts, uuid.uuid4().hex
+            read = [_read(store, f"rendezvous/nonce/{other}").partition("/")[0] for other in others]
+            store.set("rendezvous/offer", " ".join((session, *(nonce or _ABSENT for nonce in read))))
+            store.add("rendezvous/offers", 1)
             if all(read):
-                store.set("rendezvous/offer", " ".join((session, *read)))
+                pause.reset()
         if all(read) and store.check([f"rendezvous/{session}/{other}" for other in others]):
             store.set(f"rendezvous/{session}/all", "")
             return session
@@ -154,22 +160,26 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
             f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print.{sizes()}"
         )
 
-    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late)
+    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late, pause)
 
 
 def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
     """The part of the other ranks in `agree_on_session`."""
-    nonce, accepted = uuid.uuid4().hex, ""
+    nonce, accepted, is_whole, seen, pause = uuid.uuid4().hex, "", False, -1, Pause()
     store.set(f"rendezvous/nonce/{rank}", f"{nonce}/{size}")
+    store.add("rendezvous/posts", 1)
 
     def step() -> str:
-        nonlocal accepted
-        offer = _read(store, "rendezvous/offer").split(" ")
-        session = offer[0] if len(offer) == size and offer[rank] == nonce else ""
-        if session and session != accepted:
-            store.set(f"rendezvous/{session}/{rank}", "accepted")
-            accepted = session
-        return accepted if accepted and store.check([f"rendezvous/{accepted}/all"]) else ""
+        nonlocal accepted, is_whole, seen
+        offers = store.add("rendezvous/offers", 0)
+        if offers != seen:
+            seen, offer = offers, _read(store, "rendezvous/offer").split(" ")
+            if len(offer) == size and offer[rank] == nonce:
+                accepted, is_whole = offer[0], _ABSENT not in offer
+                store.set(f"rendezvous/{accepted}/{rank}", "accepted")
+                if is_whole:
+                    pause.reset()
+        return accepted if is_whole and store.check([f"rendezvous/{accepted}/all"]) else ""
 
     def sizes() -> str:
         return _hint(0, _read(store, "rendezvous/size"), size)
@@ -183,7 +193,7 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
             f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.{sizes()}", reporter=rank
         )
 
-    return _wait(step, timeout_s, missing, late)
+    return _wait(step, timeout_s, missing, late, pause)
 
 
 def _hint(rank: int, found: str, size: int) -> str:
@@ -200,7 +210,7 @@ def _wait(
     timeout_s: float,
     missing: Callable[[], str],
     late: Callable[[], UserError],
-    pause_s: float = 0.02,
+    pause: Pause,
 ) -> str:
     """Repeat `step` until it gives something; say once whom it waits for, and raise `late` in the end."""
     started, noticed = time.monotonic(), False
@@ -212,11 +222,11 @@ def _wait(
             noticed = True
             if who := missing():
                 say(f"Waiting for {who}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
-        time.sleep(pause_s)
+        pause.wait(timeout_s if noticed else NOTICE_S)
     return found
 
 
-def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> None:
+def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> bool:
     """Refuse ranks that compute on one device together, and ranks whose collectives run over different backends.
 
     Args:
@@ -224,14 +234,18 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
         rank, size: this rank among all.
         accelerator: of this rank.
 
+    Returns:
+        Whether all ranks reach each other over one loopback interface.
+
     Raises:
         ConfigError: on every rank.
     """
-    store.set(f"device/{rank}", f"{accelerator.backend} {accelerator.identity}")
-    found = [value.decode().split(" ", 1) for value in store.multi_get([f"device/{other}" for other in range(size)])]
+    store.set(f"device/{rank}", f"{_network()} {accelerator.backend} {accelerator.identity}")
+    values = store.multi_get([f"device/{other}" for other in range(size)])
+    networks, *found = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
     ranks_of: dict[str, list[int]] = {}
     over: dict[str, list[int]] = {}
-    for other, (backend, theirs) in enumerate(found):
+    for other, (backend, theirs) in enumerate(zip(*found, strict=True)):
         ranks_of.setdefault(theirs, []).append(other)
         over.setdefault(backend, []).append(other)
     if len(over) > 1:
@@ -246,6 +260,16 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
                 f"ranks {', '.join(map(str, ranks))} share one CUDA device ({device}). Start as many ranks a "
                 f"node as it has devices, give each task its own (srun --gpus-per-task=1), or use --device cpu."
             )
+    return len(set(networks)) == 1 and networks[0] != _UNKNOWN
+
+
+def _network() -> str:
+    """What processes with one loopback interface have in common; only Linux says it. Containers have one each."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return _UNKNOWN
 
 
 def _read(store: Store, key: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from utils.environment import Launch
 from utils.errors import Interrupted
 
+GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
 
 
@@ -17,7 +21,8 @@ class Interruption:
     """Turns the signals into an end of the run; a context manager, and the signals' handler inside it.
 
     At first a signal ends the run at once: it raises `Interrupted` in the main thread. After `defer` it is only noted,
-    for the training loop to save a checkpoint and end after the step. A second Ctrl-C always ends at once.
+    for the training loop to save a checkpoint and end after the step. A second Ctrl-C always ends at once; while the
+    run is ending already it has no effect, unless that takes long. Rank 0 acknowledges the first signal with a line.
 
     Outside the main thread, where Python allows no handlers, the signals stay as they are.
 
@@ -32,6 +37,8 @@ class Interruption:
         self.requested = 0
         self._when, self._deferred = when, False
         self._process = os.getpid()
+        self._is_main = Launch.from_environment().rank == 0
+        self._ending_since: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -46,6 +53,7 @@ class Interruption:
         for number, handler in self._before.items():
             if isinstance(handler, Interruption):
                 handler.requested = handler.requested or self.requested  # lest a second signal disturb the end
+                handler._ending_since = self._ending_since
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
@@ -54,12 +62,30 @@ class Interruption:
         if os.getpid() != self._process:
             return  # a worker that was forked just now: its rank decides
         if self.requested:
-            if number == signal.SIGINT:
+            is_ending = self._ending_since is not None and time.monotonic() - self._ending_since < GRACE_S
+            if number == signal.SIGINT and not is_ending:
+                self.begin_end()
                 raise KeyboardInterrupt
             return
         self.requested = number
+        self._acknowledge()
         if not self._deferred:
             raise self._end()
+
+    def _acknowledge(self) -> None:
+        # No promise of a checkpoint: launchers send SIGTERM too where a rank is gone, without which there is none.
+        how = "stopping soon; Ctrl-C ends at once" if self._deferred else "stopping"
+        if self._is_main:
+            with contextlib.suppress(OSError):  # a print may be under way, which this must not enter
+                os.write(2, f"\n{signal.Signals(self.requested).name}: {how}.\n".encode())
+
+    def begin_end(self) -> None:
+        """The run ends from now on: for a while, no other Ctrl-C cuts off what is being closed."""
+        self._ending_since = time.monotonic()
+
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.requested > 0
 
     def defer(self) -> None:
         """From now on only note a signal."""
@@ -79,6 +105,7 @@ class Interruption:
             raise self._end()
 
     def _end(self) -> Interrupted:
+        self.begin_end()
         name = signal.Signals(self.requested).name
         return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
 

@@ -19,6 +19,8 @@ _PATIENCE_S = 5.0
 def print_stacks_on_signal(who: str) -> Callable[[], None]:
     """From now on SIGUSR2 prints the stack of each thread of this process to stderr, and the process continues.
 
+    The dumps go where stderr is now, also while `words_of_libraries` holds stderr back.
+
     A thread of its own prints, so the dump also comes while the main thread waits in a collective, which is where a job
     would hang. It reads the stacks while it holds the interpreter's lock: faulthandler, which reads them within the
     signal handler, can crash a process with busy threads. Code that never releases the lock delays the dump.
@@ -34,14 +36,12 @@ def print_stacks_on_signal(who: str) -> Callable[[], None]:
     """
     if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
         return lambda: None
-    asked, wake = os.pipe()
+    (asked, wake), to = os.pipe(), os.dup(sys.__stderr__.fileno())
     os.set_blocking(wake, False)
     wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
-    thread = threading.Thread(
-        target=_print_when_asked, args=(who, asked, sys.__stderr__.fileno()), name="stack dumps", daemon=True
-    )
+    thread = threading.Thread(target=_print_when_asked, args=(who, asked, to), name="stack dumps", daemon=True)
     thread.start()
 
     def end() -> None:
@@ -51,8 +51,8 @@ def print_stacks_on_signal(who: str) -> Callable[[], None]:
         os.write(wake, _END)
         thread.join(_PATIENCE_S)
         if not thread.is_alive():  # else it may still write
-            os.close(wake)
-            os.close(asked)
+            for descriptor in (wake, asked, to):
+                os.close(descriptor)
 
     return end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -31,6 +32,27 @@ class OwnTime:
         now = time.monotonic()
         passed, self._last = now - self._last, now
         return min(passed, 3 * interval_s)
+
+
+class Pause:
+    """Between two questions to the store: short at first, longer the longer nothing new is found.
+
+    Without it hundreds of ranks that wait for one would ask thousands of times a second.
+    """
+
+    _SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 1.0, 1.25
+
+    def __init__(self) -> None:
+        self._seconds = self._SHORTEST_S
+
+    def reset(self) -> None:
+        """Something new was found: more may follow at once."""
+        self._seconds = self._SHORTEST_S
+
+    def wait(self, most_s: float = math.inf) -> None:
+        """Sleep, at most `most_s` seconds."""
+        time.sleep(min(self._seconds, most_s))
+        self._seconds = min(self._seconds * self._GROWTH, self._LONGEST_S)
 
 
 @dataclass(eq=False)  # two may look alike, and each ends by itself
@@ -143,6 +165,11 @@ class WatchedStore(Store):
         """As Store.check."""
         with self._watchdog.over(self._keeper, is_store=True):
             return self._store.check(keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """As Store.multi_get, of keys that are there."""
+        with self._watchdog.over(self._keeper, is_store=True):
+            return self._store.multi_get(keys)
 
     def add(self, key: str, value: int) -> int:
         """As Store.add."""

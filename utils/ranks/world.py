@@ -7,6 +7,7 @@ carries what must not wait for everybody: "the first rank of my node is done", "
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from utils.machine.limits import affinity, cpu_quota, share_of_cpus
 from utils.ranks.collectives import Collectives
 from utils.ranks.failures import PeerError
 from utils.ranks.heartbeat import Heartbeat
+from utils.ranks.watchdog import Pause
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class World:
         rank, size: this rank among all.
         local_rank, local_size: this rank on its node.
         node: number of this node, from 0 in the order of ranks.
+        first_of_node: the first rank on this node.
         cpus: this rank's part of its node's processors, at least 1; see `share_of_cpus`.
         device: the accelerator as torch knows it.
     """
@@ -71,9 +74,9 @@ class World:
         )
         firsts = [rank for rank, local in enumerate(local_ranks) if local == 0]
         node_firsts = [_first_of_node(rank, hosts, firsts) for rank in range(self.size)]
-        self._node_first = node_firsts[self.rank]
-        self.node = firsts.index(self._node_first)
-        self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self._node_first]
+        self.first_of_node = node_firsts[self.rank]
+        self.node = firsts.index(self.first_of_node)
+        self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
         self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
 
     @property
@@ -101,6 +104,13 @@ class World:
             return [value]
         with self._control_message():
             return self.collectives.all_gather(value)
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, on rank 0; nothing on the others. For what is large."""
+        if self.size == 1:
+            return [value]
+        with self._control_message():
+            return self.collectives.gather(value)
 
     @contextmanager
     def _control_message(self) -> Iterator[None]:
@@ -144,7 +154,7 @@ class World:
 
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""
-        return self.all_gather(value)[self._node_first]
+        return self.all_gather(value)[self.first_of_node]
 
     def node_gather(self, value: T) -> list[T]:
         """Return the value of every rank of this node, by rank; all ranks of all nodes call it."""
@@ -190,11 +200,12 @@ def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> in
 
 
 @contextmanager
-def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[None]:
-    """Let the first rank of each node do the body first; the others follow when it is done.
+def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[dict[str, str]]:
+    """Let the first rank of each node do the body first; the others follow when all of them are done.
 
-    For caches: the first rank builds, the others find. Where the body fails on a first rank, the others raise its
-    error. Waiting has no time limit of its own: the first rank may need minutes.
+    For caches: the first rank builds, the others find. The body is given a dict: what the first rank of a node puts
+    into it, the others of that node, and no rank of another one, find there. Where the body fails on a first rank, the
+    others raise its error. Waiting has no time limit of its own: the first rank may need minutes.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.
@@ -204,38 +215,39 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
         PeerError: a first rank failed.
     """
     if world is not None:
-        rank, size, store = world.rank, world.size, world.store
+        rank, size, first, store = world.rank, world.size, world.first_of_node, world.store
     elif dist.is_initialized():
         rank, size, store = dist.get_rank(), dist.get_world_size(), _get_default_store()
+        first = rank - max(local_rank, 0)
     else:
-        rank, size, store = 0, 1, None
+        rank, size, first, store = 0, 1, 0, None
     if size == 1 or store is None:
-        yield
+        yield {}
         return
     # All ranks come here equally often, so each counts its own turns.
-    turn = store.add(f"zero_first/{rank}", 1)
-    keys = [f"zero_first/{turn}/{other}" for other in range(size)]
+    turn = f"zero_first/{store.add(f'zero_first/{rank}', 1)}"
+    found: dict[str, str] = {}
     if local_rank in (-1, 0):
         try:
-            yield
+            yield found
         except BaseException as error:
-            store.set(keys[rank], f"{exit_code_of(error)} {error}")
+            store.set(f"{turn}/over", f"{exit_code_of(error)} {error}")
             raise
-        store.set(keys[rank], "done")
-        return
-    store.set(keys[rank], "waits")
-    for key in keys:
-        _require_done(store, key)
-    yield
+        store.set(f"{turn}/{rank}", json.dumps(found))
+    # The last one to come ends the turn, so that each asks for one key, however many ranks there are.
+    if store.add(f"{turn}/came", 1) == size:
+        store.set(f"{turn}/over", "")
+    if local_rank not in (-1, 0):
+        _await_end(store, f"{turn}/over")
+        left = f"{turn}/{first}"  # nothing where a launcher gives no rank of this node the number 0
+        yield json.loads(store.get(left)) if store.check([left]) else {}
 
 
-def _require_done(store: Store, key: str) -> None:
+def _await_end(store: Store, key: str) -> None:
     """Wait until `key` is there; raise the error that it holds."""
-    pause = 0.01
+    pause = Pause()
     while not store.check([key]):
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.5)
-    found = store.get(key).decode()
-    if found not in ("done", "waits"):
+        pause.wait()
+    if found := store.get(key).decode():
         code, message = found.split(" ", 1)
         raise PeerError(message, int(code))

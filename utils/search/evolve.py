@@ -1,6 +1,7 @@
 """Hyperparameter search: mutations of the best sets so far, one whole training each.
 
-Every training is a line of evolve.csv, written when it ends, so a search that was stopped resumes from its file.
+Every training is a line of evolve.csv, written when it ends, from which `--resume` continues a search that was stopped;
+the table is there, without a line, from the start.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.checkpoints.folder import open_run, write_yaml
+from utils.checkpoints.folder import write_yaml
 from utils.config import Hyp, TrainConfig
 from utils.errors import Diverged, UserError
 from utils.files import atomic_write, open_plain
 from utils.ranks.world import World
+from utils.search.folder import BEST, FLAGS, TABLE, open_search
 from utils.seeding import sample_rng
 from utils.text import one_line, shown
 from utils.types import Metrics
@@ -141,8 +143,7 @@ def evolve(
 ) -> Metrics | None:
     """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
 
-    The search lies in `--project`/`--name` and resumes from there when the command is given again. A training whose
-    loss stops being finite counts as a trial of fitness 0.
+    A training whose loss stops being finite counts as a trial of fitness 0.
 
     Args:
         config: of the search; each training has its own, without plots and loggers.
@@ -153,28 +154,38 @@ def evolve(
     Returns:
         The metrics of the last training that ended; None where there was none left to do.
     """
-    project = config.project if config.project != TrainConfig.project else "runs/evolve"
-    folder = world.from_main(lambda: open_run(project, config.name, True, World()))
-    trials = world.from_main(lambda: read_trials(folder / "evolve.csv"))
-    metrics = None
-    for generation in range(len(trials), config.evolve):
-        hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
-        log.info(f"Generation {generation + 1} of {config.evolve}")
-        one = dataclasses.replace(config, evolve=0, project=str(folder), name=f"generation{generation}", exist_ok=True)
-        try:
-            metrics = train(dataclasses.replace(one, noval=True, nosave=True, noplots=True, loggers="none"), hyp, world)
-            trials.append(HypTrial.of(hyp, metrics))
-        except Diverged as error:
-            log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
-            trials.append(HypTrial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
-        world.from_main(partial(record_trials, folder, generation, trials))
-    best = best_trial(trials)
-    log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / 'hyp_evolved.yaml'}")
-    return metrics
+    with open_search(config, world) as folder:
+        trials = world.from_main(lambda: _begin(folder, config))
+        metrics = None
+        own = dataclasses.replace(config, evolve=0, resume="", project=str(folder), exist_ok=True)
+        own = dataclasses.replace(own, noval=True, nosave=True, noplots=True, loggers="none")
+        for generation in range(len(trials), config.evolve):
+            hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
+            log.info(f"Generation {generation + 1} of {config.evolve}")
+            try:
+                metrics = train(dataclasses.replace(own, name=f"generation{generation}"), hyp, world)
+                trials.append(HypTrial.of(hyp, metrics))
+            except Diverged as error:
+                log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
+                trials.append(HypTrial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
+            world.from_main(partial(record_trials, folder, config, generation, trials))
+        best = best_trial(trials)
+        log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / BEST}")
+        return metrics
 
 
-def record_trials(folder: Path, generation: int, trials: Sequence[HypTrial]) -> None:
-    """Write the table of a search and its best set; remove the files of the training itself."""
-    write_trials(folder / "evolve.csv", trials)
-    write_yaml(folder / "hyp_evolved.yaml", best_trial(trials).hyp.as_dict())
+def _begin(folder: Path, config: TrainConfig) -> list[HypTrial]:
+    """The trials so far. A new search gets its flags and its table at once, by which `--resume` finds it."""
+    trials = read_trials(folder / TABLE)
+    if not trials:
+        write_yaml(folder / FLAGS, config.as_dict())
+        write_trials(folder / TABLE, [])
+    return trials
+
+
+def record_trials(folder: Path, config: TrainConfig, generation: int, trials: Sequence[HypTrial]) -> None:
+    """Write the table of a search, its flags and its best set; remove the files of the training itself."""
+    write_yaml(folder / FLAGS, config.as_dict())
+    write_trials(folder / TABLE, trials)
+    write_yaml(folder / BEST, best_trial(trials).hyp.as_dict())
     shutil.rmtree(folder / f"generation{generation}")

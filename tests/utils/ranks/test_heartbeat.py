@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from torch.distributed import HashStore
 
+from tests.at_once import at_once
+from tests.utils.ranks.counted_store import CountedStore
 from utils.ranks import heartbeat
 from utils.ranks.failures import FirstFailure
-from utils.ranks.heartbeat import Heartbeat, Sign
+from utils.ranks.heartbeat import Heartbeat, Sign, is_gone
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +105,42 @@ def test_who_is_not_the_first_to_see_a_failure_prints_nothing(capfd: pytest.Capt
     one.close()
     assert said == [""]
     assert capfd.readouterr().err == ""
+
+
+def all_ask(asked: Counter[str], size: int, already: int = 0) -> list[list[str]]:
+    """Whom each of `size` - 1 ranks finds silent when all ask at once; the last one was killed before."""
+    store = HashStore()
+    store.set("heartbeat/" + str(size - 1), Sign(7, 3, "node6", "training epoch 4", "1 another boot").encode())
+    store.add("silent/asked/0", already)
+    beats = [Heartbeat(CountedStore(store), rank, size, "node7", 60, lambda *_: None) for rank in range(size - 1)]
+    for beat in beats:
+        beat._store = CountedStore(store, asked)
+    found = at_once([beat.silent for beat in beats])
+    at_once([beat.close for beat in beats])
+    return [[is_gone([lost]) for lost in each] for each in found]
+
+
+def test_one_rank_looks_for_those_that_are_silent_and_all_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.2)
+    asked: Counter[str] = Counter()
+    found = all_ask(asked, 24)
+    assert found == [["rank 23 on node6 (last: training epoch 4) is gone: killed, or its host is. See the launcher's "
+                      "lines, and dmesg on that host."]] * 23  # fmt: skip
+    assert asked["multi_get"] == 2 and asked.total() < 24 * 30, asked
+
+
+def test_where_the_rank_that_looks_is_lost_too_the_others_look_themselves() -> None:
+    assert [len(found) for found in all_ask(Counter(), 4, already=1)] == [1] * 3
+
+
+def test_a_rank_that_falls_silent_later_is_found_though_nobody_was_before() -> None:
+    store = HashStore()
+    asking, other = (Heartbeat(store, rank, 2, "node7", 60, lambda *_: None) for rank in range(2))
+    found = asking.silent()
+    other._closed.set()
+    other._thread.join()  # no more signs, and no goodbye
+    assert (found, [rank for rank, _ in asking.silent()]) == ([], [1])
+    asking.close()
 
 
 def test_a_rank_that_ended_regularly_is_not_missed() -> None:

@@ -12,7 +12,9 @@ from torch.distributed import DistNetworkError, HashStore
 from utils.environment import Launch
 from utils.errors import ConfigError, Diverged, Interrupted, UserError
 from utils.machine.accelerator import Accelerator
-from utils.ranks.failures import PeerError
+from utils.ranks import failures
+from utils.ranks import launch as launch_module
+from utils.ranks.failures import PeerError, run_rank
 from utils.ranks.heartbeat import STORE_LOST
 from utils.ranks.launch import _make_groups, _with_reporter
 
@@ -36,7 +38,13 @@ def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: Use
     assert (str(raised), raised.exit_code, raised.reporter) == (str(error), error.exit_code, 3)
     assert error.reporter is None
     second = _with_reporter(error, 1, store, None)
-    assert isinstance(second, PeerError) and second.exit_code == error.exit_code
+    assert second.exit_code == error.exit_code
+    if isinstance(error, Interrupted):  # of several ranks that were asked to stop, each raises what no one swallows
+        assert isinstance(second, Interrupted) and second.reporter == 3
+        other = _with_reporter(Interrupted("Stopped", signal.SIGUSR1), 2, store, None)
+        assert isinstance(other, PeerError) and other.exit_code == error.exit_code
+    else:
+        assert isinstance(second, PeerError)
 
 
 def test_a_defect_is_raised_as_it_is() -> None:
@@ -64,3 +72,25 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
     heartbeat = SimpleNamespace(silent=lambda: gone)
     with pytest.raises(RuntimeError if gone else UserError, match="refused" if gone else "GLOO_SOCKET_IFNAME"):
         _make_groups(Launch(), Accelerator(), HashStore(), heartbeat)  # type: ignore[arg-type]
+
+
+def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "open_files_left", lambda wanted: wanted - 1)
+    with pytest.raises(UserError, match=r"512 ranks need 1024 open files each, .* grants rank 3 only 1023\..*ulimit"):
+        _make_groups(Launch(3, 3, 512, 8), Accelerator(), HashStore(), SimpleNamespace())
+
+
+def test_a_mistake_that_rank_0_does_not_meet_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a device that one host lacks, before the ranks have joined."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    said: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
+    monkeypatch.setattr(failures, "leave_the_report_to_rank_0", lambda: said.append(capsys.readouterr().err))
+
+    def body() -> None:
+        raise ConfigError("--device 3: there is no such device")
+
+    assert run_rank(body) == (2, None)
+    assert said == [""] and capsys.readouterr().err == "rank 1: error: --device 3: there is no such device\n"

@@ -7,15 +7,17 @@ import time
 from functools import partial
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from tests.at_once import at_once
+from tests.utils.ranks.counted_store import CountedStore
 from utils.errors import ConfigError, UserError
 from utils.machine.accelerator import Accelerator
+from utils.ranks import rendezvous
 from utils.ranks.rendezvous import agree_on_session, require_own_devices
 
 
-def start(store: HashStore, size: int, delays: dict[int, float] | None = None) -> set[str]:
+def start(store: Store, size: int, delays: dict[int, float] | None = None) -> set[str]:
     """All ranks at once, or some later; the names they came to."""
 
     def one(rank: int) -> str:
@@ -40,6 +42,17 @@ def test_who_is_missing_is_named() -> None:
         agree_on_session(store, 0, 3, 0.2)
     with pytest.raises(UserError, match="rank 2 has waited"):
         agree_on_session(store, 2, 3, 0.2)
+
+
+def test_waiting_for_a_straggler_names_it_and_asks_the_store_seldom(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendezvous, "NOTICE_S", 1.0)
+    store = CountedStore()
+    assert len(start(store, 24, {23: 1.5})) == 1
+    assert store.asked.total() < 24 * 150, store.asked  # with 20 ms between questions there are 10,000
+    (line,) = capfd.readouterr().err.splitlines()  # on a busy machine others may be late too
+    assert re.fullmatch(r"Waiting for rank.*\b23 of 24 to start, for at most 10 s \(TESSERA_JOIN_TIMEOUT\)\.", line)
 
 
 class Device(Accelerator):
@@ -75,3 +88,17 @@ def test_every_rank_needs_a_device_of_its_own(devices: list[str], shared: str) -
     at_once([partial(one, rank) for rank in range(len(devices))])
     assert len(errors) == (len(devices) if shared else 0)
     assert all(re.match(shared, error) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("networks", "shared"), [(["a", "a", "a"], True), (["a", "a", "b"], False), (["?", "?", "?"], False)]
+)
+def test_ranks_know_whether_they_share_a_loopback_interface(
+    networks: list[str], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers of one host do not."""
+    left = iter(networks)
+    monkeypatch.setattr(rendezvous, "_network", lambda: next(left))
+    store = HashStore()
+    found = at_once([partial(require_own_devices, store, rank, 3, Accelerator()) for rank in range(3)])
+    assert found == [shared] * 3

@@ -46,6 +46,35 @@ def test_a_second_ctrl_c_always_ends_at_once() -> None:
             send(signal.SIGINT)
 
 
+def test_the_first_signal_is_acknowledged_at_once_by_rank_0(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, said in (("0", "\nSIGUSR1: stopping soon; Ctrl-C ends at once.\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with Interruption() as interruption:
+            interruption.defer()
+            send(signal.SIGUSR1)
+            assert capfd.readouterr().err == said
+            send(signal.SIGTERM)
+            assert capfd.readouterr().err == ""
+
+
+def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KeyboardInterrupt in the middle of closing loaders left "a loader worker is gone" behind."""
+    with Interruption() as outer:
+        with pytest.raises(Interrupted), Interruption() as inner:
+            try:
+                send(signal.SIGINT)
+            finally:
+                send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert outer.asked() and inner.asked()
+        monkeypatch.setattr("utils.ranks.signals.GRACE_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
 def test_a_signal_to_an_inner_one_is_known_to_the_outer_one() -> None:
     """Lest a second SIGTERM, as launchers send it, break off what the first one has begun to end."""
     with Interruption() as outer:

@@ -63,6 +63,19 @@ if child == 0:
 parent_waits()
 end()
 """
+DECODING = """
+import re, signal, sys
+from utils.ranks.stack_dumps import print_stacks_on_signal
+from utils.streams import words_of_libraries
+
+signal.alarm(60)  # ends a process that hangs
+end = print_stacks_on_signal('the one')
+with words_of_libraries(re.compile(b'libjpeg')) as words:
+    print(1, flush=True)
+    sys.stdin.readline()
+assert not words
+end()
+"""
 
 WITHOUT_STDERR = """
 import signal, sys
@@ -148,6 +161,15 @@ def test_a_path_that_is_no_text_is_printed_too() -> None:
     with program(f"import sys\nfrom utils.ranks.stack_dumps import print_stacks_on_signal\n{odd}") as process:
         assert process.stdout and process.stdout.readline() == "1\n"
         assert r"caf\udce9.py" in ask(process, process.pid)
+        write(process, "end")
+        assert rest_of(process) == ""
+
+
+def test_a_process_answers_while_words_of_libraries_are_held_back() -> None:
+    """A loader worker that hangs would hang in a decode."""
+    with program(DECODING) as process:
+        assert process.stdout and process.stdout.readline() == "1\n"
+        ask(process, process.pid)
         write(process, "end")
         assert rest_of(process) == ""
 

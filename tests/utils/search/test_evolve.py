@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from utils.config import Hyp, TrainConfig, load_hyp
-from utils.errors import Diverged, UserError
+from utils.errors import Diverged, Interrupted, UserError
 from utils.ranks.world import World
 from utils.search.evolve import HypTrial, best_trial, evolve, mutate, read_trials, write_trials
 from utils.types import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")
 NONE = np.zeros(0, np.int64)
-NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0)
+NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0, np.zeros(0))
 
 
 def trial(hyp: Hyp, fitness: float) -> HypTrial:
@@ -104,3 +105,95 @@ def test_a_training_that_diverges_is_a_trial_of_no_worth(tmp_path: Path) -> None
     assert metrics is not None and metrics.map == 0.4
     assert [round(t.fitness, 2) for t in trials] == [0, 0.41]
     assert [path.name for path in (tmp_path / "search").iterdir() if path.is_dir()] == []
+
+
+def lines(folder: Path) -> int:
+    return len((folder / "evolve.csv").read_text().splitlines()) - 1
+
+
+def test_a_search_has_a_folder_of_its_own_and_only_resume_continues_it(tmp_path: Path) -> None:
+    """Neither the folder of a training nor that of another search; one that failed at once leaves none."""
+    weights = tmp_path / "exp" / "weights" / "last.pt"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("of a training")
+    seen: list[TrainConfig] = []
+
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        seen.append(config)
+        (Path(config.project) / config.name).mkdir()
+        return NOTHING
+
+    def search(generations: int, **more: Any) -> None:
+        evolve(TrainConfig(evolve=generations, project=str(tmp_path), **more), START, World(), train)
+
+    def fail(*_: Any) -> Metrics:
+        raise UserError("no such dataset")
+
+    search(1)
+    search(2)
+    with pytest.raises(UserError, match="no such dataset"):
+        evolve(TrainConfig(evolve=1, project=str(tmp_path)), START, World(), fail)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "exp2", "exp3"]
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == ["weights"]
+    assert (lines(tmp_path / "exp2"), lines(tmp_path / "exp3")) == (1, 2)
+
+    search(3, resume="newest", device="cpu")
+    search(3, resume=str(tmp_path / "exp2"))
+    search(4, resume=str(tmp_path / "exp2" / "evolve.csv"))
+    assert (lines(tmp_path / "exp2"), lines(tmp_path / "exp3")) == (4, 3)
+    assert not any(config.resume or config.evolve for config in seen) and len(seen) == 7
+
+    for more, message in (
+        ({"resume": str(tmp_path / "exp")}, r"exp: not the folder of a search, which has an evolve.csv"),
+        ({"resume": "newest", "name": "exp", "epochs": 3}, r"its trainings had --epochs 100, now it is 3"),
+        ({"exist_ok": True}, r"exp is not empty, and a search writes to a folder of its own"),
+    ):
+        with pytest.raises(UserError, match=message):
+            search(9, **more)
+    with pytest.raises(UserError, match=r"found no search, looked for .*/none/\*/evolve.csv"):
+        evolve(TrainConfig(evolve=1, resume="newest", project=str(tmp_path / "none")), START, World(), train)
+    assert len(seen) == 7 and weights.read_text() == "of a training"
+
+
+def test_a_search_that_was_stopped_in_its_first_training_is_the_one_that_resume_continues(tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        seen.append(Path(config.project))
+        (seen[-1] / config.name).mkdir(exist_ok=True)
+        if len(seen) == 2:
+            raise Interrupted("Stopped by SIGTERM.", 15)
+        return NOTHING
+
+    def search(**more: Any) -> None:
+        evolve(TrainConfig(evolve=1, project=str(tmp_path), **more), START, World(), train)
+
+    search()
+    with pytest.raises(Interrupted):
+        search()
+    with pytest.raises(UserError, match=r"exp2: its trainings had --epochs 100, now it is 3"):
+        search(resume="newest", epochs=3)
+    search(resume="newest")
+    assert [folder.name for folder in seen] == ["exp", "exp2", "exp2"] and lines(tmp_path / "exp2") == 1
+
+
+def test_ranks_that_the_launcher_restarts_continue_their_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(World, "recall", lambda _, key: kept.get(key))
+    monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
+
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        folder = Path(config.project) / config.name
+        folder.mkdir(exist_ok=True)
+        if config.name == "generation1" and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            raise KeyboardInterrupt
+        return NOTHING
+
+    config = TrainConfig(evolve=3, project=str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        evolve(config, START, World(), train)
+    evolve(config, START, World(), train)
+    assert [path.name for path in tmp_path.iterdir()] == ["exp"] and lines(tmp_path / "exp") == 3

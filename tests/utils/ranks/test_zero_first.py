@@ -1,0 +1,106 @@
+"""The first rank of a node goes first, and what it leaves for the others of its node alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.at_once import at_once
+from tests.utils.ranks.counted_store import CountedStore
+from utils.errors import UserError
+from utils.ranks import watchdog
+from utils.ranks.world import torch_distributed_zero_first
+
+NODES = (3, 2, 1)  # ranks of each
+FIRSTS = [sum(NODES[:node]) for node, ranks in enumerate(NODES) for _ in range(ranks)]
+
+
+def world(rank: int, store: CountedStore) -> Any:
+    return SimpleNamespace(rank=rank, size=len(FIRSTS), first_of_node=FIRSTS[rank], store=store)
+
+
+def test_ranks_find_what_the_first_one_of_their_own_node_has_left() -> None:
+    store = CountedStore()
+    done: list[int] = []
+
+    def one(rank: int, turn: int) -> dict[str, str]:
+        with torch_distributed_zero_first(rank - FIRSTS[rank], world(rank, store)) as found:
+            if rank == FIRSTS[rank]:
+                time.sleep(0.1 * rank)
+                found["index\udcff"] = f"{rank} in turn {turn}"
+                done.append(rank)
+            else:
+                assert set(done) >= set(FIRSTS), "the first ranks of all nodes are through"
+        return found
+
+    for turn in range(2):
+        left = at_once([partial(one, rank, turn) for rank in range(len(FIRSTS))])
+        assert left == [{"index\udcff": f"{first} in turn {turn}"} for first in FIRSTS]
+        done.clear()
+
+
+def test_a_mistake_on_the_first_rank_of_any_node_is_that_of_all_others() -> None:
+    store = CountedStore()
+
+    def one(rank: int) -> str:
+        try:
+            with torch_distributed_zero_first(rank - FIRSTS[rank], world(rank, store)):
+                if rank == FIRSTS[-1]:
+                    raise UserError("no such image")
+        except UserError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    found = at_once([partial(one, rank) for rank in range(len(FIRSTS))])
+    assert found == ["", *["PeerError: no such image"] * 2, "", "PeerError: no such image", "UserError: no such image"]
+
+
+@pytest.mark.parametrize("ranks", [4, 24])
+def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank waits 1.5 seconds of a clock that only its own sleep moves on, and then until all have."""
+    all_waited, over, slept = threading.Barrier(ranks), threading.Event(), Counter[int]()
+
+    class Store(CountedStore):
+        def set(self, key: str, value: str) -> None:
+            super().set(key, value)
+            if key.endswith("/over"):
+                over.set()
+
+    def sleep(seconds: float) -> None:
+        slept[threading.get_ident()] += round(seconds * 1e6)
+        if slept[threading.get_ident()] >= 1.5e6:
+            all_waited.wait(30)
+            assert over.wait(30)
+
+    def one(rank: int) -> None:
+        with torch_distributed_zero_first(rank, SimpleNamespace(rank=rank, size=ranks, first_of_node=0, store=store)):
+            if rank == 0:
+                all_waited.wait(30)
+
+    store = Store()
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=sleep))
+    at_once([partial(one, rank) for rank in range(ranks)])
+    assert store.asked.total() < ranks * 25, store.asked
+
+
+@pytest.mark.parametrize("local_rank", [-1, 0, 3])
+def test_without_a_group_there_is_nothing_to_wait_for(local_rank: int) -> None:
+    with torch_distributed_zero_first(local_rank) as found:
+        assert found == {}
+
+
+def test_a_node_without_a_first_rank_does_not_wait_for_one() -> None:
+    store = CountedStore()
+
+    def one(rank: int) -> dict[str, str]:
+        place: Any = SimpleNamespace(rank=rank, size=2, first_of_node=rank, store=store)
+        with torch_distributed_zero_first(rank, place) as found:
+            return found
+
+    assert at_once([partial(one, rank) for rank in range(2)]) == [{}, {}]
