@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
-from utils.startup import check_command_line
+from utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(TrainConfig)
@@ -45,10 +45,9 @@ from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from models.summary import summary
 from utils.checkpoints.folder import new_run
-from utils.checkpoints.format import load_checkpoint
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
-from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights
+from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights, warn_of_moved_classes
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
@@ -61,7 +60,7 @@ from utils.engine.state import Progress, TrainState
 from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
 from utils.errors import ConfigError, UserError
-from utils.evaluation.evaluate import evaluate, fused_copy
+from utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
@@ -74,7 +73,6 @@ from utils.ranks.world import World, torch_distributed_zero_first
 from utils.report.console import setup_logging
 from utils.report.epoch_bar import EpochBar
 from utils.report.journal import EpochFigures, Journal
-from utils.report.pictures import PictureSink
 from utils.report.tables import table_header, validation_line
 from utils.report.trackers.loggers import check_trackers
 from utils.report.validation import report_validation
@@ -119,10 +117,10 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         folder = resumed.run if resumed else stack.enter_context(new_run(config, world))
         weights = world.from_main(lambda: read_weights(config, resumed))
         world.set_activity("reading the dataset")
-        with torch_distributed_zero_first(world.local_rank, world):  # caches are built once a node
+        with torch_distributed_zero_first(world.local_rank, world) as verified:  # built and compared once a node
             spec = load_spec(config.data)
-            train_index = build_index(spec, "train", single_cls=config.single_cls)
-            val_index = build_index(spec, "val", single_cls=config.single_cls)
+            train_index = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
+            val_index = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
         warn_of_problems(train_index, val_index)
         if resumed:
             resumed.check_classes(train_index.names, config)
@@ -152,7 +150,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         val_loader = open_val_loader(context, val_index, memory, stack)
         dataset_hash = train_index.content_hash()
         if resumed:
-            resumed.restore(state, config, dataset_hash, world)
+            resumed.restore(state, config, len(train_index), dataset_hash, world)
             world.remember("saved", "yes")
         world.remember("run", str(folder))
         batches = loader.batches_per_epoch
@@ -161,6 +159,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         journal = stack.enter_context(
             Journal(context, train_index, criterion.names, start_epoch=progress.epoch, resumed=resumed is not None)
         )
+        journal.graph(raw_model)
         model = smart_DDP(
             raw_model, config.sync_bn, config.compile, dynamic=config.multi_scale or config.rect, world=world
         )
@@ -194,7 +193,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(optimizer, iteration + window - 1)
-                    result = step(itertools.islice(stream, window), window, lambda: interruption.requested > 0)
+                    result = step(itertools.islice(stream, window), window, interruption.asked)
                     interruption.defer()  # from now on there is something to save
                     bar.update(window, progress.mean_losses() * world.size, result.objects, imgsz)
                     guard.note(result.flags)
@@ -207,10 +206,17 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
 
             metrics = None
             if last or not config.noval:
+                val_loader.begin()  # before a file is written: no process may be forked then
+                saver.before_validation()
                 world.set_activity(f"validating epoch {epoch}")
                 with profile.stage("validation"):
                     averaged = fused_copy(ema.model, accelerator)
-                    found = evaluate(averaged, val_loader, world, Settings(try_half=True), criterion=criterion)
+                    sinks = journal.watching(val_index, epoch)
+                    settings = Settings(try_half=True, asked_to_stop=interruption.asked)
+                    try:
+                        found = evaluate(averaged, val_loader, world, settings, criterion=criterion, sinks=sinks)
+                    except Abandoned:
+                        saver.stop_validation()
                     metrics = found.metrics
                 progress.class_maps = metrics.class_maps()
                 log.info(f"{table_header()}\n{validation_line(metrics)}")
@@ -223,7 +229,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
                 figures = EpochFigures(losses.tolist(), metrics, rates, seconds, bar.data_wait, trained)
                 journal.epoch(epoch, figures)
             with profile.stage("saving"):
-                saver.after_epoch(epoch, save=last or stop or not config.nosave, is_best=is_best, done=last or stop)
+                save, done = last or stop or not config.nosave, last or stop
+                saver.after_epoch(epoch, metrics, save=save, is_best=is_best, done=done)
             profile.epoch(epoch, time.perf_counter() - started)
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {config.patience}.")
@@ -274,6 +281,7 @@ def build_model(
         fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
         model.load_state_dict(fitting, strict=False)
         log.info(f"{weights.source}: {said}")
+        warn_of_moved_classes(weights, names)
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
         asked = " ".join(map(str, config.freeze))
@@ -335,8 +343,8 @@ def finish(
 ) -> Metrics:
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     world, index = context.world, loader.index
-    model.load_state_dict(world.from_main(lambda: load_checkpoint(saver.best)["ema"]))
-    sinks = [PictureSink(context.folder, index)] if journal.renders else []
+    model.load_state_dict(world.from_main(lambda: load_weights(saver.best).state_dict))
+    sinks = journal.watching(index)
     found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
         print(f"\nBest epoch {best_epoch}; measured again from {saver.best}")
@@ -408,4 +416,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -1,7 +1,7 @@
 """Measure a detector: every rank, every image once.
 
     uv run val.py --weights yolov5n.pt --data coco128.yaml
-    uv run val.py --weights runs/train/exp/weights/best.pt --data shapes.yaml --verbose --save-json
+    uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on what it was trained on
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
 
 Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config import ValConfig
-from utils.startup import check_command_line
+from utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(ValConfig)
@@ -33,9 +33,9 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import new_run, write_yaml
-from utils.checkpoints.weights import build_model, load_weights, moved_classes, resolve_weights
+from utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, resolve_weights
 from utils.engine.precision import half_precision
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 from utils.evaluation.coco import CocoSink
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
@@ -47,7 +47,7 @@ from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World, torch_distributed_zero_first
 from utils.report.console import setup_logging
-from utils.report.pictures import PictureSink
+from utils.report.samples import SHOWN, PictureSink
 from utils.report.validation import report_validation
 from utils.types import DatasetSpec, Metrics
 
@@ -61,21 +61,23 @@ SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task 
 
 
 def validate(config: ValConfig, world: World) -> Metrics:
-    """Measure config.weights on config.data; print and write what the flags ask for."""
+    """Measure config.weights; print and write what the flags ask for."""
     setup_logging(world.rank, world.size)
     require_same_command(config, world)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
-    model = build_model(weights, config.weights)
+    model = model_of_weights(weights, config.weights)
     split = "val" if config.task == "speed" else config.task
-    with torch_distributed_zero_first(world.local_rank, world):
-        spec = load_spec(config.data)
-        index = build_index(spec, split, single_cls=config.single_cls)
+    with torch_distributed_zero_first(world.local_rank, world) as verified:
+        spec = read_dataset(config, weights)
+        index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
     if problems := problem_report(index):
         log.warning(problems)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
 
     imgsz = model.usable_imgsz(config.imgsz)
+    if weights.imgsz not in (None, config.imgsz):
+        log.info(f"{weights.source} was trained at {weights.imgsz} px and is measured at {imgsz} (--imgsz).")
     store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world))
@@ -85,7 +87,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
         if world.is_main:
             offer_names(model, spec, config, run)
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
-        pictures = PictureSink(run, index) if world.is_main else None
+        pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
         model = fused_copy(model, world.accelerator)
@@ -97,6 +99,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
+            pictures.write(run)
             report_validation(found, index, run, imgsz=imgsz, verbose=config.verbose)
         world.barrier()
         return found.metrics
@@ -108,6 +111,26 @@ def settings_of(config: ValConfig, world: World) -> Settings:
     conf, iou = (SPEED_CONF, SPEED_IOU) if speed else (config.conf_thres, config.iou_thres)
     precision = half_precision(world.accelerator) if config.half else None
     return Settings(conf, iou, config.max_det, precision, augment=config.augment)
+
+
+def read_dataset(config: ValConfig, weights: Weights) -> DatasetSpec:
+    """The dataset of `--data`, else the one that the weights were trained on.
+
+    Raises:
+        UserError: none is known, it is not there, or has a mistake.
+    """
+    if config.data:
+        return load_spec(config.data)
+    if not weights.data:
+        raise ConfigError(
+            f"--data: none given, and {config.weights} does not say which dataset it was trained on. Give a dataset "
+            "YAML, such as --data coco128.yaml."
+        )
+    log.info(f"--data {weights.data}: what {config.weights} was trained on.")
+    try:
+        return load_spec(weights.data)
+    except UserError as error:
+        raise UserError(f"{error} It is what {config.weights} was trained on; give another with --data.") from error
 
 
 def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -> None:
@@ -130,7 +153,7 @@ def offer_names(model: DetectionModel, spec: DatasetSpec, config: ValConfig, run
         write_yaml(run / "names.yaml", {"names": dict(enumerate(model.names))})
         log.warning(
             f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}). "
-            f"If the labels have the checkpoint's order, take its names, from {run / 'names.yaml'}."
+            f"Take the checkpoint's, from {run / 'names.yaml'}, unless the labels are numbers in the other order."
         )
 
 
@@ -153,4 +176,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

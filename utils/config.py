@@ -17,7 +17,7 @@ from typing import Any, Literal
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.files import user_path
-from utils.options import Options, option
+from utils.options import Former, Options, option
 from utils.text import shown
 from utils.yaml_file import YamlMapping, read_yaml
 
@@ -143,10 +143,26 @@ def load_hyp(hyp: str | Path) -> Hyp:
 
 # ------------------------------------------------------------------------------------------------------- flags
 
+_SEARCH = Former(valued=True, remedy="a search continues from its own folder: --evolve 300 --resume runs/evolve/exp.")
+FORMER_TRAIN = {
+    "--adam": Former(fields={"optimizer": "Adam"}),
+    "--notest": Former(fields={"noval": True}),
+    "--cache-images": Former(fields={"cache": "ram"}),
+    "--linear-lr": Former(fields={"cos_lr": False}),
+    "--evolve-population": _SEARCH,
+    "--resume-evolve": _SEARCH,
+    **dict.fromkeys(("--quad", "--log-artifacts", "--ndjson-console", "--ndjson-file"), Former()),
+    **dict.fromkeys(("--entity", "--upload-dataset", "--bbox-interval", "--artifact-alias"), Former(valued=True)),
+    **dict.fromkeys(("--bucket", "--log-imgs"), Former(valued=True)),
+}
+FORMER_VAL = dict.fromkeys(("--dnn", "--save-hybrid"), Former())
+
 
 @dataclass(frozen=True)
 class TrainConfig(Options):
     """Train a detector."""
+
+    former = FORMER_TRAIN
 
     weights: str = option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
     cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else yolov5n.yaml)")
@@ -156,14 +172,20 @@ class TrainConfig(Options):
     batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
     rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
-    resume: str = option("", "resume PATH; bare: the newest last.pt under --project", bare="newest")
+    resume: str = option(
+        "", "resume PATH; bare: the newest last.pt, with --evolve the newest search, under --project", bare="newest"
+    )
     nosave: bool = option(False, "save after the final epoch only", kind=bool)
     noval: bool = option(False, "validate after the final epoch only", kind=bool)
     noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
     noplots: bool = option(False, "make no pictures", kind=bool)
     evolve: int = option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
     cache: CacheMode = option(
-        "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
+        "none",
+        "keep decoded images in ram (bare) or on disk",
+        choices=("none", "ram", "disk"),
+        bare="ram",
+        former={"images": "ram"},
     )
     image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
@@ -203,8 +225,6 @@ class TrainConfig(Options):
         if not self.name.strip("/. "):
             raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         tracker_names(self.loggers.split(","))
-        if self.evolve and self.resume:
-            raise ConfigError("--evolve with --resume: a search resumes by itself from its folder; leave --resume out.")
 
     @classmethod
     def program(cls) -> str:
@@ -226,7 +246,9 @@ class TrainConfig(Options):
 class ValConfig(Options):
     """Measure a detector."""
 
-    data: str = option("coco128.yaml", "dataset YAML, looked up in data/")
+    former = FORMER_VAL
+
+    data: str = option("", "dataset YAML, looked up in data/ (default: the one the weights were trained on)")
     weights: str = option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
     batch_size: int = option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)

@@ -66,9 +66,29 @@ def quieten_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
+def spin_briefly() -> None:
+    """Let OpenMP's threads sleep soon where they wait for each other; call before torch is imported.
+
+    By default they spin for milliseconds, also where the one that they wait for has no processor: a training beside
+    another job, or beside its own loader workers, would take many times as long. What the user has set is kept.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+def connect_over_loopback() -> None:
+    """Let gloo take Linux's loopback interface: else it looks up the host's own name, and warns where it cannot."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
 def peer_timeout_s() -> float:
     """Seconds of silence after which a rank, or a stopped loader worker, counts as lost (TESSERA_PEER_TIMEOUT)."""
     return _seconds("TESSERA_PEER_TIMEOUT", 60)
+
+
+def loader_timeout_s() -> float:
+    """Seconds that a rank waits for a batch of its loader workers (TESSERA_LOADER_TIMEOUT)."""
+    return _seconds("TESSERA_LOADER_TIMEOUT", 600)
 
 
 def control_timeout_s() -> float:
@@ -117,6 +137,11 @@ class Launch:
     port: int | None = None
     launcher: str = "plain"
     has_store: bool = False
+
+    @property
+    def may_have_own_flags(self) -> bool:
+        """Whether its command line may be another than rank 0's: srun gives one to all, torchrun to all of a node."""
+        return self.launcher == "torchrun" and (self.local_rank == 0 or not self.has_store)
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1, env: Mapping[str, str] | None = None) -> Launch:

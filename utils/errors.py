@@ -12,6 +12,7 @@ import logging
 import re
 import signal
 import textwrap
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -71,6 +72,15 @@ class Interrupted(KeyboardInterrupt):
         return type(self)(str(self), self._number, saved=self.saved, reporter=rank)
 
 
+def leave_the_report_to_rank_0() -> None:
+    """Wait, on another rank, for the launcher to end this process, where all ranks see the same mistake.
+
+    A launcher ends all ranks when the first one has ended: that must not be one that has reported nothing. Returns
+    where nobody ends this process for some seconds.
+    """
+    time.sleep(_REPORT_S)
+
+
 def exit_code_of(error: BaseException) -> int:
     """Exit code of a process that ends with `error`."""
     return error.exit_code if isinstance(error, (UserError, Interrupted)) else 1
@@ -78,8 +88,10 @@ def exit_code_of(error: BaseException) -> int:
 
 # The second where a worker died with a batch ready, and a thread of torch's copies batches to page-locked memory.
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
+_REPORT_S = 10.0
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
+_NO_TORCHVISION = re.compile(r"operator torchvision::\w+ does not exist")
 _NO_MORE_FILES = "Too many open files"
 _NO_MORE_MEMORY = re.compile(
     r"failed to map segment|can't start new thread|can't allocate memory|Cannot allocate memory|Unable to allocate"
@@ -113,6 +125,11 @@ def explained(error: BaseException) -> UserError | None:
                 f"the system gives this process no more memory or threads ({said}). See its limits (ulimit -v, ulimit "
                 "-u, those of its container), or use fewer --workers and a smaller batch."
             )
+        if _NO_TORCHVISION.search(str(link)):  # its import hides what the loader of libraries said
+            return UserError(
+                f"torchvision's compiled part was not loaded ({link}): it was built for another torch than this one, "
+                "or the process may take no more memory (ulimit -v). Install the two that belong together (uv sync)."
+            )
         lost = _LOST_WORKER.search(str(link))
         if lost:
             return lost_worker(lost[0].rstrip(". "))
@@ -127,8 +144,8 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the closest of `choices`, or "" where none is close."""
-    close = difflib.get_close_matches(word[:100], list(choices), n=1, cutoff=0.6)
+    """Return " Did you mean 'x'?" for the closest of `choices` but `word` itself, or "" where none is close."""
+    close = difflib.get_close_matches(word[:100], [choice for choice in choices if choice != word], n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

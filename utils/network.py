@@ -1,4 +1,4 @@
-"""Answers of web servers that nobody vouches for: http and https alone, and none that keeps a caller for ever."""
+"""Answers of untrusted web servers: over http and https alone, each with a floor of speed and a total time."""
 
 from __future__ import annotations
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from utils.errors import ConfigError, did_you_mean
 from utils.files import check_path
 from utils.text import one_line, shown
+
+log = logging.getLogger(__name__)
 
 LARGEST_NUMBER = 2**31 - 1  # where a flag has no limit of its own
 
@@ -30,6 +34,7 @@ def option(
     choices: Sequence[str] = (),
     bare: Any = None,
     many: bool = False,
+    former: Mapping[str, str] | None = None,
 ) -> Any:
     """A field that is a flag.
 
@@ -42,6 +47,7 @@ def option(
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
+        former: words that YOLOv5 had for some of the choices.
     """
     metadata = {
         "help": help,
@@ -52,13 +58,34 @@ def option(
         "choices": choices,
         "bare": bare,
         "many": many,
+        "former": former or {},
     }
     return field(default=default, metadata=metadata)
 
 
+class Former(NamedTuple):
+    """A flag of YOLOv5 that is no field here.
+
+    Attributes:
+        valued: whether a value may follow.
+        fields: what it sets; without any it has no effect, of which a warning tells.
+        remedy: why it is refused, and what to give instead.
+    """
+
+    valued: bool = False
+    fields: Mapping[str, Any] = MappingProxyType({})
+    remedy: str = ""
+
+
 @dataclass(frozen=True)
 class Options:
-    """Flags of a command: checks, parsing, plain form."""
+    """Flags of a command: checks, parsing, plain form.
+
+    Attributes:
+        former: flags of YOLOv5 that are no fields.
+    """
+
+    former: ClassVar[Mapping[str, Former]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -72,8 +99,14 @@ class Options:
             ConfigError: an unknown name.
         """
         names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
-        given: dict[str, Any] = {}
+        former = {key: flag for key in kwargs if (flag := "--" + key.replace("_", "-")) in cls.former}
+        meant = [flag for key, flag in former.items() if kwargs[key]]
+        if idle := cls._idle(meant):
+            log.warning(idle)
+        given = cls._fields_of(meant)
         for key, value in kwargs.items():
+            if key in former:
+                continue
             if key not in names:
                 hint = did_you_mean(key, names)
                 raise ConfigError(f"unknown option {shown(key)}.{hint} Known: {', '.join(sorted(names))}.")
@@ -87,10 +120,59 @@ class Options:
         Raises:
             ConfigError: an unknown flag or a value that is not allowed.
         """
-        parser = _Parser(prog=cls.program(), argument_default=argparse.SUPPRESS, description=cls.__doc__)
+        idle = " ".join(flag for flag, former in cls.former.items() if not (former.fields or former.remedy))
+        parser = _Parser(
+            prog=cls.program(),
+            argument_default=argparse.SUPPRESS,
+            description=cls.__doc__,
+            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}",
+        )
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
-        return vars(parser.parse_args(list(argv)))
+        words, former = cls._parted(argv)
+        return {**cls._fields_of(former), **vars(parser.parse_args(words))}
+
+    @classmethod
+    def warning(cls, argv: Sequence[str]) -> str:
+        """What a command line has that has no effect, in one line; "" where there is nothing."""
+        return cls._idle(cls._parted(argv)[1])
+
+    @classmethod
+    def _parted(cls, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """A command line, with dashes for underscores in its flags, without those in `former`; and these flags."""
+        words: list[str] = []
+        found: list[str] = []
+        may_follow = False  # a value of the last flag found
+        for word in argv:
+            flag, equals, value = word.partition("=")
+            if not flag.startswith("--"):
+                if not may_follow:
+                    words.append(word)
+                may_follow = False
+                continue
+            flag = flag.replace("_", "-")
+            if flag in cls.former:
+                found.append(flag)
+                may_follow = cls.former[flag].valued and not equals
+            else:
+                words.append(f"{flag}{equals}{value}")
+                may_follow = False
+        return words, found
+
+    @classmethod
+    def _idle(cls, flags: Sequence[str]) -> str:
+        idle = [flag for flag in flags if not cls.former[flag].fields]
+        return f"{' '.join(idle)}: known from YOLOv5, without effect here." if idle else ""
+
+    @classmethod
+    def _fields_of(cls, flags: Sequence[str]) -> dict[str, Any]:
+        """What flags in `former` set."""
+        fields: dict[str, Any] = {}
+        for flag in flags:
+            if cls.former[flag].remedy:
+                raise ConfigError(f"{flag}: {cls.former[flag].remedy}")
+            fields.update(cls.former[flag].fields)
+        return fields
 
     @classmethod
     def program(cls) -> str:
@@ -129,6 +211,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         return value
     if kind is str:
         value = "" if value is None else str(value)
+        value = m["former"].get(value, value)
         check_path(value, flag)  # most are paths, and no other text is longer
         if m["choices"] and value not in m["choices"]:
             matching = [c for c in m["choices"] if c.lower() == value.lower()]

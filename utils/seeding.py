@@ -10,8 +10,9 @@ import random
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-_STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5}
+_STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6}
 
 
 def init_seeds(seed: int) -> None:
@@ -38,3 +39,10 @@ def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> 
     assert 0 <= position < 2**32 and 0 <= epoch < 2**24, (position, epoch)
     counter = (_STREAMS[stream] << 56) | (epoch << 32) | position
     return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, counter], np.uint64)))
+
+
+def at_most(most: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Numbers from 0 to before `count`, ascending: all of them, or `most` that `rng` chooses."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(rng.choice(count, most, replace=False, shuffle=False))

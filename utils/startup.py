@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
+from typing import NoReturn
 
-from utils.environment import Launch, keep_font_list, max_pixels, quieten_torch
-from utils.errors import ConfigError, explained
+from utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
+from utils.errors import ConfigError, explained, leave_the_report_to_rank_0
 from utils.options import Options
 from utils.streams import keep_streams
 
@@ -19,7 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT
 def check_command_line(options: type[Options], argv: Sequence[str] | None = None) -> None:
     """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
 
-    TESSERA_MAX_PIXELS is checked with them, and matplotlib, imported after it, is told where its list of fonts is kept.
+    TESSERA_MAX_PIXELS is checked with them, and the folder of matplotlib's list of fonts set before it is imported.
     From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
     may fail, and a limit of the system that an import meets is one message.
 
@@ -30,15 +33,22 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
     keep_streams()
     sys.excepthook = _say
     quieten_torch()
-    is_main = True
+    spin_briefly()
+    is_main, said_by = True, ""
     try:
-        is_main = Launch.from_environment().rank == 0
+        launch = Launch.from_environment()
+        is_main, said_by = launch.rank == 0, f"rank {launch.rank}: " if launch.rank else ""
         max_pixels()
-        options(**options.from_args(sys.argv[1:] if argv is None else argv))
+        arguments = sys.argv[1:] if argv is None else argv
+        options(**options.from_args(arguments))
+        if is_main and (idle := options.warning(arguments)):
+            print(f"WARNING: {idle}", file=sys.stderr)
         keep_font_list()
     except ConfigError as error:
-        if is_main:  # all ranks find the same mistake
-            print(f"error: {error}", file=sys.stderr)
+        if is_main or launch.may_have_own_flags:  # other ranks find the same mistake
+            print(f"{said_by}error: {error}", file=sys.stderr)
+        else:
+            leave_the_report_to_rank_0()
         sys.exit(error.exit_code)
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -47,6 +57,21 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
         os._exit(INTERRUPTED)  # an exception would surface in the middle of an import, as an error of that import
 
     signal.signal(signal.SIGINT, leave)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End this process as sys.exit does, without the second of work to free every module and object one by one.
+
+    Threads are waited for, and what is registered for the end is done; for a command's last line only. Where another
+    program runs the command, such as a profiler or a debugger, that one has the last word: it gets the SystemExit.
+    """
+    if sys._getframe(1).f_back is not None:
+        sys.exit(exit_code)
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter itself begins
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exit_code)
 
 
 def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

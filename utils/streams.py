@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
+
+_PIPE = 1 << 16  # bytes that a pipe holds
 
 
 class LastingStream:
@@ -51,10 +56,34 @@ class LastingStream:
         os.close(null)
         with contextlib.suppress(OSError):  # of the two, the last one that was left
             self._other.write(
-                f"WARNING: {self._name}: {error.strerror}; what is printed there is lost from here on, the run goes "
-                "on. Its folder has all results.\n"
+                f"WARNING: {self._name}: {error.strerror}; what is printed there is lost from here on, the run "
+                "continues. Its folder has all results.\n"
             )
             self._other.flush()
+
+
+@contextmanager
+def words_of_libraries(known: re.Pattern[bytes]) -> Iterator[list[str]]:
+    """Lines that C code prints to stderr inside and that begin as `known`, instead of printing them.
+
+    They are there when the block ends; all others are printed then, whoever they are of. The descriptor is the
+    process's: only for one whose other threads have little to print, such as a loader worker.
+    """
+    words: list[str] = []
+    printed, reader, writer = os.dup(2), *os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)  # who prints more than a pipe holds is cut short
+    os.dup2(writer, 2)
+    try:
+        yield words
+    finally:
+        os.dup2(printed, 2)
+        with contextlib.suppress(OSError):  # nothing was printed, or nobody reads stderr
+            lines = os.read(reader, _PIPE).splitlines(keepends=True)
+            words += [line.decode(errors="replace").rstrip() for line in lines if known.match(line)]
+            os.write(2, b"".join(line for line in lines if not known.match(line)))
+        for descriptor in (printed, reader, writer):
+            os.close(descriptor)
 
 
 def keep_streams() -> None:

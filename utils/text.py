@@ -12,6 +12,7 @@ from pathlib import PurePath
 _NEVER_WRITTEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _CONTROL = _NEVER_WRITTEN | {"Cf"}
 _PATH_LENGTH = 200
+_NAME_WIDTH, _FIGURE_WIDTH = 22, 11
 
 
 def gib(size: float) -> str:
@@ -23,6 +24,14 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first `most` items, and how many more there are: "a, b, and 3 more"."""
     more = len(items) - most
     return separator.join([*items[:most], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def table_row(name: str, *figures: object) -> str:
+    """A line of a table: a name on the left, which is cut where it is too long, floats to three digits."""
+    if len(name) > _NAME_WIDTH:
+        name = name[: _NAME_WIDTH - 3] + "..."
+    cells = (f"{figure:.3g}" if isinstance(figure, float) else str(figure) for figure in figures)
+    return f"{name:>{_NAME_WIDTH}}" + "".join(f"{cell:>{_FIGURE_WIDTH}}" for cell in cells)
 
 
 def shown(value: object, most: int = 80) -> str:

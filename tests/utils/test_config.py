@@ -44,10 +44,42 @@ def test_defaults() -> None:
         (["--loggers", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--log", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--optimizer", "adamw"], "optimizer", "AdamW"),
+        (["--cache", "images"], "cache", "ram"),
+        (["--cache-images", "--epochs", "5"], "cache", "ram"),
+        (["--adam"], "optimizer", "Adam"),
+        (["--adam", "--optimizer", "AdamW"], "optimizer", "AdamW"),
+        (["--notest"], "noval", True),
+        (["--linear-lr"], "cos_lr", False),
+        (["--save_period=5"], "save_period", 5),
+        (["--multi_scale"], "multi_scale", True),
     ],
 )
 def test_spellings(argv: list[str], field: str, value: Any) -> None:
     assert getattr(TrainConfig(**TrainConfig.from_args(argv)), field) == value
+
+
+IDLE = {
+    TrainConfig: "--quad --bucket b --entity=e --upload_dataset --bbox_interval -1 --artifact_alias latest --noval",
+    ValConfig: "--dnn --save-hybrid --half",
+}
+
+
+@pytest.mark.parametrize("options", IDLE, ids=lambda options: options.program())
+def test_flags_of_yolov5_without_effect_are_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
+    argv = IDLE[options].split()
+    flags = [word.partition("=")[0].replace("_", "-") for word in argv[:-1] if word.startswith("--")]
+    assert options.warning(argv) == f"{' '.join(flags)}: known from YOLOv5, without effect here."
+    assert options.from_args(argv) == options.from_args(argv[-1:]) and options.warning(argv[-1:]) == ""
+
+
+def test_flags_of_yolov5_from_python(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"quad": True, "upload_dataset": "val", "entity": None, "adam": True, "evolve_population": "", "epochs": 3}
+    assert TrainConfig.named(given) == {"optimizer": "Adam", "epochs": 3}
+    assert [record.getMessage() for record in caplog.records] == [
+        "--quad --upload-dataset: known from YOLOv5, without effect here."
+    ]
+    with pytest.raises(ConfigError, match=r"--resume-evolve: a search continues from its own folder: --evolve 300 --r"):
+        TrainConfig.from_args(["--resume_evolve", "evolve.csv"])
 
 
 def test_only_what_was_given_is_returned() -> None:
@@ -78,7 +110,6 @@ def test_python_names() -> None:
         ({"cache": "rom"}, "Did you mean 'ram'"),
         ({"batch_size": 0}, "at least 1"),
         ({"loggers": "wandbb"}, "--loggers: unknown tracker 'wandbb'. Did you mean 'wandb'"),
-        ({"evolve": 3, "resume": "newest"}, "--evolve with --resume"),
     ],
 )
 def test_refused(values: dict[str, Any], message: str) -> None:

@@ -57,6 +57,7 @@ def test_a_kernel_that_is_not_deterministic_is_named() -> None:
         (RuntimeError("unable to open shared memory object </x>: Too many open files (24)"), "ulimit -n 4096"),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "ulimit -v"),
         (RuntimeError("can't start new thread"), "ulimit -v"),
+        (RuntimeError("operator torchvision::nms does not exist"), "ulimit -v"),
         (MemoryError(), "(MemoryError)"),
     ],
 )

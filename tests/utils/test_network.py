@@ -1,4 +1,4 @@
-"""Downloads from servers that mean no good: slow ones, endless ones, and answers that are not HTTP."""
+"""Downloads from hostile servers: slow ones, endless ones, and answers that are not HTTP."""
 
 from __future__ import annotations
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from utils import startup
+from utils.config import TrainConfig
+from utils.environment import spin_briefly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,12 +37,42 @@ def test_help_and_wrong_flags_are_answered_without_torch(script: str, flag: str,
         assert (said == [] and "--epochs" in done.stdout) or "--conf-thres" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "rank 3: error: "),  # started by hand
+        (
+            {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "rank 2: error: ",
+        ),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}, ""),
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, "error: "),
+    ],
+    ids=["by hand", "first of a node", "second of a node", "task", "first task"],
+)
+def test_a_wrong_flag_is_printed_once_for_each_command_line(
+    place: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(startup, "keep_streams", lambda: None)
+    waited: list[bool] = []  # of a rank that says nothing: its end must not be the job's before another one has spoken
+    monkeypatch.setattr(startup, "leave_the_report_to_rank_0", lambda: waited.append(True))
+    with pytest.raises(SystemExit, match="2"):
+        startup.check_command_line(TrainConfig, ["--imgsz", "-1"])
+    found = capsys.readouterr().err
+    assert found.startswith(said) and bool(found) == bool(said), found
+    assert bool(waited) == (not said)
+
+
 def test_ctrl_c_while_torch_is_imported_is_quiet() -> None:
     program = """
 import time
 from utils.config import TrainConfig
 from utils.startup import check_command_line
-check_command_line(TrainConfig, ["--epochs", "3"])
+check_command_line(TrainConfig, ["--epochs", "3", "--quad"])
 print("importing", flush=True)
 time.sleep(60)
 """
@@ -47,4 +82,52 @@ time.sleep(60)
         assert process.stdout is not None and process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, "interrupted\n")
+    assert process.returncode == 130
+    assert errors == "WARNING: --quad: known from YOLOv5, without effect here.\ninterrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ids=["unset", "count", "policy"],
+)
+def test_waiting_threads_sleep_soon_unless_the_user_has_set_how_they_wait(
+    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    spin_briefly()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+def test_a_process_ends_with_its_code_once_threads_and_what_is_registered_are_done() -> None:
+    program = """
+import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from utils.startup import end_process
+
+class Late:
+    def __del__(self):
+        print("freed")
+
+late = Late()
+ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), sys.stdout.write("pool done\\n")))  # never shut down
+threading.Thread(target=lambda: (time.sleep(0.3), sys.stdout.write("thread done\\n"))).start()
+atexit.register(print, "registered")
+sys.stderr.write("said")
+end_process(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "said")
+    assert sorted(done.stdout.split("\n")) == ["", "pool done", "registered", "thread done"]
+
+
+def test_a_program_that_runs_the_command_has_the_last_word(tmp_path: Path) -> None:
+    """os._exit took the figures of `python -m cProfile -o out train.py` with it."""
+    command, out = tmp_path / "command.py", tmp_path / "out"
+    command.write_text("from utils.startup import end_process\nend_process(7)\n")
+    profiled = [sys.executable, "-m", "cProfile", "-o", str(out), str(command)]
+    subprocess.run(profiled, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False)
+    assert out.stat().st_size > 0

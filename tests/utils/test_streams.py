@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from utils.streams import words_of_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -76,3 +79,14 @@ def test_a_pipe_that_is_full_for_a_moment_loses_what_is_printed_then_and_nothing
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # it would hide the error
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_of_what_libraries_print_only_the_known_lines_are_held_back(capfd: pytest.CaptureFixture[str]) -> None:
+    """Such as the last words of malloc, or of another thread."""
+    with words_of_libraries(re.compile(b"Corrupt JPEG")) as words:
+        os.write(2, b"malloc: caf\xe9\nCorrupt JPEG data: bad\nanother thread")
+    assert words == ["Corrupt JPEG data: bad"]
+    assert re.fullmatch("malloc: caf.\nanother thread", capfd.readouterr().err)
+    with words_of_libraries(re.compile(b"Corrupt JPEG")) as words:
+        pass
+    assert not words and not capfd.readouterr().err
