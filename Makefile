@@ -19,12 +19,15 @@ test-slow:
 
 PYTHON = $(if $(shell command -v uv),uv run python,python3)
 
+# One process, and without pytest-xdist where that is missing.
+PYTEST = $(PYTHON) -m pytest -o addopts="--strict-markers --import-mode=importlib -q"
+
 gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu
+	$(PYTEST) -m gpu tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --json gpu.json
 
 gpu-stand-in:
-	$(PYTHON) -m pytest -m "not gpu" tests/gpu
+	$(PYTEST) -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
 
 KILLS = 1000
@@ -44,4 +47,11 @@ bench:
 	uv run python -m tests.benchmarks.startup --data $(DATA)
 	uv run python -m tests.benchmarks.memory --data $(DATA)
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
+	uv run python -m tests.benchmarks.busy --data $(DATA)
 	uv run python -m tests.benchmarks.scaling
+	uv run python -m tests.benchmarks.charts
+	uv run python -m tests.benchmarks.suppression
+	uv run python -m tests.benchmarks.gathering
+	uv run python -m tests.benchmarks.ending
+	uv run python -m tests.benchmarks.store --ranks 512
+	uv run python -m tests.benchmarks.start_ranks --images 100000 --ranks 4

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from utils.environment import spin_briefly
+from utils.machine.limits import usable_cpus
+
+MOST_WORKERS = 4  # each may start jobs of four ranks
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for the whole suite: one a core; files that were asked for by name run in this one."""
+    by_name = config.args_source == pytest.Config.ArgsSource.ARGS
+    return 0 if by_name else min(usable_cpus(), MOST_WORKERS)
+
+
+def pytest_configure() -> None:
+    """The processes of a suite share the cores: one thread each, which waits for others asleep."""
+    spin_briefly()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +36,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the folder of reference data {SHARED}, which is not here")
     return SHARED
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for TMPDIR; sockets in it need a short path."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,7 @@ def repeated(index: DatasetIndex, times: int) -> DatasetIndex:
     flat = ("path_bytes", "sizes_hw", "classes", "boxes_xyxy", "segment_points")
     arrays = {name: np.concatenate([getattr(index, name)] * times) for name in flat}
     starts = {name: offsets(getattr(index, name)) for name in ("path_offsets", "box_offsets", "segment_offsets")}
-    return dataclasses.replace(index, **arrays, **starts)
+    return dataclasses.replace(index, **arrays, **starts, stored_hash="")
 
 
 class Apart:

@@ -16,10 +16,11 @@ import torch
 from models.detector import DetectionModel
 from tests.hostile.expect import Message, message_or_result
 from utils.checkpoints.archive import sealing
-from utils.checkpoints.description import describe_run
+from utils.checkpoints.description import describe_metrics, describe_run
+from utils.checkpoints.format import WEIGHTS_KEYS
 from utils.checkpoints.resume import resume
 from utils.checkpoints.state import dump_state
-from utils.checkpoints.weights import build_model, load_weights
+from utils.checkpoints.weights import load_weights, model_of_weights
 from utils.config import TrainConfig, load_hyp
 from utils.engine.ema import ModelEMA
 from utils.engine.optimizer import build_optimizer
@@ -53,15 +54,16 @@ def trial(rng: random.Random, folder: Path) -> str:
     path.parent.mkdir()
     path.write_bytes(_DAMAGES[damage](rng))
     used = message_or_result(lambda: take_weights(path)), message_or_result(lambda: continue_run(path))
+    assert damage != "weights alone" or isinstance(used[1], Message), "a run resumed without a state"
     if damage in _ALWAYS_FOUND:
-        assert all(isinstance(result, Message) for result in used), f"{damage}: loaded without a word"
+        assert all(isinstance(result, Message) for result in used), f"{damage}: loaded, and nothing was reported"
     return damage
 
 
 def take_weights(path: Path) -> str:
     """What val.py does with a checkpoint."""
     weights = load_weights(path)
-    build_model(weights, str(path))
+    model_of_weights(weights, str(path))
     return weights.source
 
 
@@ -70,7 +72,7 @@ def continue_run(path: Path) -> int:
     config, hyp, resumed = resume({"resume": str(path)}, World())
     resumed.check_classes(NAMES, config)
     state = made_state(DetectionModel(resumed.checkpoint["model_yaml"], names=NAMES), config, hyp)
-    resumed.restore(state, config, "hash", World())
+    resumed.restore(state, config, 40, "hash", World())
     return state.progress.step
 
 
@@ -92,7 +94,8 @@ def content() -> dict[str, Any]:
     state.optimizer.step()
     state.progress.advance(1, torch.ones(3))
     state.progress.class_maps = (0.5, 0.25)
-    return {**dump_state(state), **describe_run(state.model, config.as_dict(), hyp.as_dict(), "hash")}
+    described = describe_run(state.model, config.as_dict(), hyp.as_dict(), 64, "hash")
+    return {**dump_state(state), **describe_metrics(None), **described}
 
 
 @functools.cache
@@ -209,14 +212,24 @@ _OTHERS: tuple[Callable[[], Any], ...] = (
 
 def _confused(rng: random.Random) -> bytes:
     """One value, at any depth, is another."""
-    state = copy.deepcopy(content())
+    return file_of(_confuse(rng, content()))
+
+
+def _weights_alone(rng: random.Random) -> bytes:
+    """A best.pt under the name of a whole checkpoint, with another value here and there."""
+    weights = {key: content()[key] for key in WEIGHTS_KEYS}
+    return file_of(_confuse(rng, weights) if rng.random() < 0.5 else weights)
+
+
+def _confuse(rng: random.Random, original: Any) -> Any:
+    state = copy.deepcopy(original)
     holder: Any = state
     key: Any = rng.choice([*state])
     while isinstance(holder[key], (dict, list)) and holder[key] and rng.random() < 0.8:
         holder = holder[key]
         key = rng.choice([*holder]) if isinstance(holder, dict) else rng.randrange(len(holder))
     holder[key] = rng.choice(_OTHERS)()
-    return file_of(state)
+    return state
 
 
 _DAMAGES: dict[str, Callable[[random.Random], bytes]] = {
@@ -228,6 +241,7 @@ _DAMAGES: dict[str, Callable[[random.Random], bytes]] = {
     "pickle changed": _pickle_changed,
     "bomb": _bomb,
     "confused value": _confused,
+    "weights alone": _weights_alone,
     "newer version": _newer,
 }
 _ALWAYS_FOUND = frozenset({"flipped bits", "cut", "a part is missing", "compressed", "bomb"})

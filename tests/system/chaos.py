@@ -1,6 +1,6 @@
 """A fault campaign: runs of two ranks struck at random moments of their whole life, each followed by a resume.
 
-    make chaos            # 1,000 strikes, and a table of what became of them; given again, it goes on where it was
+    make chaos            # 1,000 strikes, and a table of what became of them; the same command resumes where it was
     make chaos KILLS=10
 
 A strike is SIGKILL of everything, of a rank, a loader worker or the launcher, SIGSTOP of one of these, a cable that is
@@ -176,17 +176,22 @@ class Campaign:
                 os.kill(pid, strike.number)
         if strike.target == "all":
             return
-        struck = pids if strike.number == _STOP and strike.target != "worker" else set()
-        exempt = set.union(struck, *(job.descendants(pid) for pid in struck if strike.target != "launcher"))
-        started = time.monotonic()
-        while (left := set(job.processes()) - exempt - set(job.launchers)) and time.monotonic() - started < _HANG_S:
+        stopped = pids if strike.number == _STOP and strike.target != "worker" else set()
+
+        def left() -> set[int]:
+            """What must end: not those that are stopped, nor what waits for them."""
+            waiting = (job.descendants(pid) for pid in stopped if strike.target != "launcher")
+            return set(job.processes()) - set(job.launchers) - stopped.union(*waiting)
+
+        others, started = left(), time.monotonic()
+        while left() and time.monotonic() - started < _HANG_S:
             job.note()
             time.sleep(0.05)
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - started)
-        if left:
+        if hanging := left():
             job.tell_where()
-            self.tally.hangs.append(f"strike {self.tally.strikes}, {strike}: {len(left)} hang\n{job.said[-6000:]}")
-        elif "Traceback" in job.said or (pids and not _NAMES.search(job.said)):
+            self.tally.hangs.append(f"strike {self.tally.strikes}, {strike}: {len(hanging)} hang\n{job.said[-6000:]}")
+        elif "Traceback" in job.said or (pids and others and not _NAMES.search(job.said)):
             self.tally.unnamed.append(f"strike {self.tally.strikes}, {strike}:\n{job.said[-3000:]}")
 
     def _targets(self, job: ForkedJob, strike: Strike) -> set[int]:
@@ -281,7 +286,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000, help="strikes in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the campaign lies (default: a temporary one of the seed)")
-    parser.add_argument("--minutes", type=float, default=600, help="stop after so many; given again, it goes on")
+    parser.add_argument("--minutes", type=float, default=600, help="stop after so many; the same command resumes")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     folder = asked.folder or Path(tempfile.gettempdir()) / f"tessera-chaos-{asked.seed}"

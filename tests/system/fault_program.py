@@ -26,6 +26,7 @@ import models.heads.anchor.loss
 import train
 import utils.checkpoints.saver
 import utils.engine.step
+import utils.evaluation.measurement
 
 PLACES: dict[str, tuple[Any, str]] = {
     "scan": (train, "build_index"),
@@ -33,6 +34,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "step": (utils.engine.step.TrainStep, "__call__"),
     "loss": (models.heads.anchor.loss.DetectionLoss, "__call__"),
     "validation": (train, "evaluate"),
+    "batch": (utils.evaluation.measurement.Measurement, "_finish"),
     "save": (utils.checkpoints.saver, "save_checkpoint"),
     "end": (train, "finish"),
 }

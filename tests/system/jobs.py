@@ -163,18 +163,22 @@ def train(
     with start(folder, ranks, *args, fault=fault, options=options, env=env) as job:
         outcome = job.wait(timeout)
         assert job.left_over() == [], outcome.said
-    new = shared_memory() - before
-    end = time.monotonic() + 5
-    while new and time.monotonic() < end:  # other jobs of this machine come and go
-        time.sleep(0.05)
-        new &= shared_memory()
-    assert not new, new
+    assert_no_shared_memory_but(before)
     return outcome
 
 
+def assert_no_shared_memory_but(before: set[str]) -> None:
+    """Whether no more is left in /dev/shm than was there before."""
+    end = time.monotonic() + 5
+    while (new := shared_memory() - before) and time.monotonic() < end:  # of locks that other jobs make and unlink
+        time.sleep(0.05)
+    assert not new, new
+
+
 def shared_memory() -> set[str]:
-    """Names in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Names in /dev/shm that hold no id of a living process."""
+    living = set(map(str, _living()))
+    return {path.name for path in Path("/dev/shm").iterdir() if not living & set(re.findall(r"\d+", path.name))}
 
 
 def tell_where(pids: Iterable[int]) -> None:

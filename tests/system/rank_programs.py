@@ -44,11 +44,13 @@ def messages(world: World) -> None:
         world,
         broadcast=world.broadcast({"from": world.rank}),
         gathered=world.all_gather(world.rank * 2),
+        on_main=world.gather("x" * world.rank),
         first=world.node_first(f"rank {world.rank}"),
         main=world.from_main(lambda: world.rank + 100),
         sum=total.item(),
         later=later().item(),
         local=[world.local_rank, world.local_size, world.node],
+        threads=[torch.get_num_threads(), world.cpus],
     )
 
 
@@ -58,6 +60,7 @@ def foreign_threads(world: World) -> None:
     for number in range(100):
         world.broadcast(number)
         world.all_gather(number)
+        world.gather(number)
         world.sum(torch.ones(3))
         world.sum_later(torch.ones(3))()
         average_statistics(nn.BatchNorm2d(3), world)
@@ -66,7 +69,7 @@ def foreign_threads(world: World) -> None:
 
 
 def freed_messages(world: World) -> None:
-    """Whether the memory of a broadcast's and a gather's tensors is free as soon as they are through."""
+    """Whether the memory of the messages' tensors is free as soon as they are through."""
     memory: list[StorageWeakRef] = []
     empty = collectives._empty
 
@@ -77,6 +80,7 @@ def freed_messages(world: World) -> None:
     with mock.patch.object(collectives, "_empty", noted):
         world.broadcast("a value")
         world.all_gather("another")
+        world.gather("a third")
     say(world, freed=[storage.expired() for storage in memory])
 
 

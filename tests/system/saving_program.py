@@ -42,12 +42,17 @@ def slow_save(path: Path, content: Mapping[str, Any], save: Any = saver.save_che
     counts["writes"] += 1
 
 
-def finish_writing(self: saver.Saver, finish: Any = saver.Saver._finish_writing) -> None:
-    """As the method, and let the disk know."""
-    if self._writing is not None:
-        awaited.set()
-    finish(self)
-    awaited.clear()
+def waiting(finish: Any) -> Any:
+    """As the method that waits for the disk, and let the disk know."""
+
+    def finish_writing(self: saver.Saver) -> Any:
+        if self._writing is not None:
+            awaited.set()
+        result = finish(self)
+        awaited.clear()
+        return result
+
+    return finish_writing
 
 
 def count_step(self: TrainStep, *args: Any, step: Any = TrainStep.__call__) -> Any:
@@ -64,7 +69,8 @@ def count_fork() -> None:
 
 if __name__ == "__main__":
     saver.save_checkpoint = slow_save
-    saver.Saver._finish_writing = finish_writing  # type: ignore[method-assign]
+    saver.Saver._finish_writing = waiting(saver.Saver._finish_writing)  # type: ignore[method-assign]
+    saver.Saver._failed_write = waiting(saver.Saver._failed_write)  # type: ignore[method-assign]
     TrainStep.__call__ = count_step  # type: ignore[method-assign]
     os.register_at_fork(before=count_fork)
     code = train.main()

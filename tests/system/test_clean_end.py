@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.jobs import Job, shared_memory
+from tests.system.jobs import Job, assert_no_shared_memory_but, shared_memory
 from tests.system.launch import ROOT, free_port
 from tests.system.tiny import flags, make_data
 
@@ -17,9 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("how", ["success", "failure", "ctrl-c"])
-def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
-    data, port, temporary = make_data(tmp_path), free_port(), tmp_path / "temporary"
-    temporary.mkdir()
+def test_nothing_is_left_behind(tmp_path: Path, temporary: Path, how: str) -> None:
+    data, port = make_data(tmp_path), free_port()
     words = flags(
         data, tmp_path / "runs", "--epochs", "3", "--cache", "ram", "--save-steps", "1", "--loggers", "tensorboard"
     )
@@ -36,7 +35,7 @@ def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
         outcome = job.wait(120)
         assert job.left_over() == [], outcome.said
     assert (outcome.code == 0) == (how == "success"), outcome.said
-    assert not shared_memory() - before
+    assert_no_shared_memory_but(before)
     foreign = ("torchelastic_", "torchinductor_")  # torch's own; the second comes with the import of torchvision
     own = [path.name for path in temporary.iterdir() if not path.name.startswith(foreign)]
     assert own == []

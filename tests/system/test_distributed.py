@@ -22,15 +22,17 @@ def said(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def test_control_messages() -> None:
-    lines = said(torchrun(PROGRAM, "messages", ranks=3))
+    lines = said(torchrun(PROGRAM, "messages", ranks=3, env={"OMP_NUM_THREADS": "16"}))
     assert [line["local"] for line in lines] == [[0, 3, 0], [1, 3, 0], [2, 3, 0]]
     for line in lines:
         assert line["broadcast"] == {"from": 0}
         assert line["gathered"] == [0, 2, 4]
+        assert line["on_main"] == (["", "x", "xx"] if line["rank"] == 0 else [])
         assert line["first"] == "rank 0"
         assert line["main"] == 100
         assert line["sum"] == 6
         assert line["later"] == 30
+        assert line["threads"][0] == min(16, line["threads"][1]), "threads without a processor"
 
 
 def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
@@ -41,12 +43,13 @@ def test_collectives_are_freed_by_the_thread_that_asked_for_them() -> None:
 
 def test_messages_leave_no_memory_behind() -> None:
     for line in said(torchrun(PROGRAM, "freed_messages", ranks=2)):
-        assert line["freed"] == [True] * 4  # one of the broadcast, one and two of the gather
+        assert line["freed"] == [True] * 5  # one of the broadcast, one and two of the exchange, one of the gather
 
 
 def test_a_single_process_needs_no_group() -> None:
     (line,) = said(run_python(PROGRAM, "messages"))
     assert line["gathered"] == [0]
+    assert line["on_main"] == [""]
     assert line["main"] == 100
 
 

@@ -71,19 +71,25 @@ def test_a_signal_stops_after_the_step(
     assert_resumes(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
-@pytest.mark.slow
-def test_a_signal_before_the_first_step_of_a_resumed_run_that_had_done_the_epochs_last_one(
-    data: Path, tmp_path: Path, undisturbed: dict[int, Path]
+@pytest.mark.parametrize(
+    ("ranks", "stop"),
+    [(1, "kill"), pytest.param(1, "SIGTERM", marks=pytest.mark.slow), pytest.param(2, "kill", marks=pytest.mark.slow)],
+)
+def test_a_validation_that_is_broken_off_loses_nothing(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path], ranks: int, stop: str
 ) -> None:
-    """It begins with the validation, and a signal there is noted, as in any validation."""
-    stopped = train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2"), fault=f"0 step {STEPS} SIGTERM")
-    assert stopped.code == 143, stopped.said
+    """last.pt lies there before it begins, and a resumed run begins with it; a signal gives up that one as well."""
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", str(STEPS))  # a kill may cut off the write itself
+    stopped = train(tmp_path, ranks, *args, fault=f"{ranks - 1} batch 1 {stop}")
+    assert stopped.code != 0, stopped.said
     last = tmp_path / "exp" / "weights" / "last.pt"
-    again = train(tmp_path, 1, "--resume", str(last), "--device", "cpu", fault="0 validation 1 SIGTERM")
-    assert again.code == 143, again.said
-    assert "Stopped as asked in the end of epoch 0." in again.err, again.said
-    assert torch.load(last, weights_only=True)["epoch"] == 1
-    assert_resumes(tmp_path / "exp", 1, undisturbed[1])
+    state = torch.load(last, weights_only=True)
+    assert (state["epoch"], state["step_in_epoch"], state["metrics"]) == (0, STEPS, None), stopped.said
+    if stop != "kill":
+        assert "Stopped as asked in the validation of epoch 0." in stopped.err, stopped.said
+        again = train(tmp_path, 1, "--resume", str(last), "--device", "cpu", fault=f"0 batch 1 {stop}")
+        assert again.code == 143 and "Stopped as asked in the validation of epoch 0." in again.err, again.said
+    assert_resumes(tmp_path / "exp", ranks, undisturbed[ranks])
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ pytestmark = [
 ]
 
 
-def trace(command: list[str], folder: Path) -> list[tuple[str, str]]:
-    """Calls that succeeded, (name, arguments), of a command and all that it starts; home and TMPDIR are in `folder`."""
+def trace(command: list[str], folder: Path, temporary: Path) -> list[tuple[str, str]]:
+    """Calls that succeeded, (name, arguments), of a command and all that it starts; its home is in `folder`."""
     log = folder / "trace"
     watched = f"open,openat,openat2,{WRITING},connect,bind,socket"
-    env = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"TMPDIR": str(temporary), "HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run_command(
         ["strace", "-f", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none", "-o", str(log), *command],
         env=env,
@@ -54,12 +54,11 @@ def places_written(calls: list[tuple[str, str]]) -> set[Path]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     monkeypatch.delenv("MPLCONFIGDIR")
     data = make_data(tmp_path / "datasets", train=16, val=8)
-    runs, cache, temporary, home = (tmp_path / name for name in ("runs", "cache", "temporary", "home"))
-    temporary.mkdir()
+    runs, cache, home = (tmp_path / name for name in ("runs", "cache", "home"))
     home.mkdir()
     python = [sys.executable]
     if ranks > 1:
@@ -71,7 +70,7 @@ def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
     val = [*python, "val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs)]
     val += ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
     for command in (train, val):
-        calls = trace(command, tmp_path)
+        calls = trace(command, tmp_path, temporary)
         written = places_written(calls)
         assert any(place.is_relative_to(runs) for place in written), "the trace has what a run writes"
         # Neither the home folder nor the datasets are among these.

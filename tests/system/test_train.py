@@ -150,9 +150,9 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
     first = start(1, *args, "2")
     assert first.code == 0, first.said
-    more = start(1, *args, "3")
+    more = start(1, *args, "3", "--resume")
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
     assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
-    assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml"]
+    assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]

@@ -17,13 +17,16 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import flags, make_data
-from utils.checkpoints.weights import load_weights
+from utils.checkpoints.weights import Weights, load_weights
+from utils.config import ValConfig
+from utils.errors import ConfigError, UserError
 from utils.evaluation.coco import COCO_NAMES
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
+from val import read_dataset
 
 VAL = ROOT / "val.py"
 
@@ -59,8 +62,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 5))])
 def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path: Path, ranks: int) -> None:
     args = [*trained, "--project", str(tmp_path)]
-    alone, together = run_python(VAL, *args, "--name", "alone"), torchrun(VAL, *args, "--name", "together", ranks=ranks)
+    alone = run_python(VAL, *args, "--name", "alone")
+    together = torchrun(VAL, *args[2:], "--name", "together", ranks=ranks)
     assert figures(alone) == figures(together)
+    assert together.err.count(f"{args[0]} {args[1]}: what {args[3]} was trained on.") == 1, (
+        "the checkpoint's own --data"
+    )
     one, many = (json.loads((tmp_path / name / "predictions.json").read_text()) for name in ("alone", "together"))
     assert [row["image_id"] for row in one] == [row["image_id"] for row in many]
 
@@ -77,6 +84,14 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
     offered = tmp_path / "exp" / "names.yaml"
     assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
     assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
+
+
+def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
+    gone = Weights({}, {}, (), "best.pt", str(tmp_path / "gone.yaml"))
+    with pytest.raises(UserError, match=r"(?s)gone.yaml: no such .*is what best.pt was trained on; give another with"):
+        read_dataset(ValConfig(weights="best.pt"), gone)
+    with pytest.raises(ConfigError, match=r"none given, and yolov5n.pt does not say .* Give a dataset YAML, such as"):
+        read_dataset(ValConfig(), gone._replace(data=""))
 
 
 @pytest.mark.slow
