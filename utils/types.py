@@ -305,6 +305,7 @@ class Metrics:
             objects, and for those of which none was found.
         losses: one for each of the criterion's names; () where no loss was asked for.
         speed_ms: milliseconds an image: preparation, inference, NMS.
+        names: class names by index; () where they are not known.
     """
 
     precision: float
@@ -321,16 +322,18 @@ class Metrics:
     class_confidences: NDArray[np.float64]
     losses: tuple[float, ...] = ()
     speed_ms: tuple[float, float, float] = (0.0,) * 3
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """A small table: all classes together, and each that has objects, by its number, where they are few."""
+        """A small table: all classes together, and each that has objects, where they are few."""
         lines = [table_row("class", "images", "objects", "P", "R", "mAP50", "mAP50-95", "best conf")]
         means = (self.precision, self.recall, self.map50, self.map, self.confidence)
         lines.append(table_row("all", self.images, self.objects, *means))
         if len(self.class_ids) <= _MOST_ROWS:
             for c, figures in zip(self.class_ids.tolist(), self.per_class.tolist(), strict=True):
                 counts = int(self.images_per_class[c]), int(self.objects_per_class[c])
-                lines.append(table_row(str(c), *counts, *figures, float(self.class_confidences[c])))
+                name = self.names[c] if self.names else str(c)
+                lines.append(table_row(name, *counts, *figures, float(self.class_confidences[c])))
         return "\n".join(lines)
 
     def class_maps(self) -> tuple[float, ...]:

@@ -52,6 +52,8 @@ def unreadable(path: Path, error: BaseException) -> UserError:
         found == "no zip archive" and (text := " ".join(start.decode("utf-8", "surrogateescape").split())).isprintable()
     ):
         found = f"text: {shown(text, 40)}"
+    elif not found and isinstance(error, zipfile.BadZipFile) and "not a zip file" in str(error):
+        found = f"the beginning of a checkpoint, {path.stat().st_size:,} bytes without an end"
     others = sorted(other.name for other in path.parent.glob("*.pt") if other != path)
     return UserError(
         f"{path}: damaged, or not a checkpoint: found {found or first_line(error)}. Take another"

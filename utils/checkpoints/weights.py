@@ -180,6 +180,8 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
     Raises:
         UserError: there is no such file; with the places that were tried.
     """
+    if not name:
+        raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
     if f"{name}.pt" in OFFICIAL_NAMES and not Path(name).exists():
         name += ".pt"
     given = Path(name).expanduser()

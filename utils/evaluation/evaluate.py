@@ -90,7 +90,7 @@ def evaluate(
     """
     settings = settings or Settings()
     asked = settings.asked_to_stop
-    nc = len(loader.index.names)
+    names = tuple(loader.index.names)
     accelerator = world.accelerator
 
     def measurement(precision: Precision) -> Measurement:
@@ -104,11 +104,11 @@ def evaluate(
             for batch in _voting(_first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
                 found.add([batch], sinks)
                 half.add([batch])
-            if _agree(_joined(found, nc, world).metrics, _joined(half, nc, world).metrics):
+            if _agree(_joined(found, names, world).metrics, _joined(half, names, world).metrics):
                 found = half
         found.add(_voting(batches, asked, world), sinks)
 
-    return _joined(found, nc, world)
+    return _joined(found, names, world)
 
 
 def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
@@ -151,21 +151,22 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, nc: int, world: World) -> Evaluation:
+def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
     share = _Share(found.matches.state(last_hits), found.confusion.pairs(), _totals(found), found.clock.seconds())
     shares = world.gather(share)
     ranking = rank([share.matches for share in shares])
-    metrics, curves = summarize(ranking, nc)
+    metrics, curves = summarize(ranking, len(names))
     images_seen = max(metrics.images, 1)
     preparation, inference, nms = (
         1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
     )
     losses = _losses(found, [share.totals for share in shares])
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
-    confusion = ConfusionMatrix.joined(nc, [share.confusion for share in shares])
-    return Evaluation(world.broadcast(metrics), curves, confusion, ranking)
+    confusion = ConfusionMatrix.joined(len(names), [share.confusion for share in shares])
+    metrics = dataclasses.replace(world.broadcast(metrics), names=names)
+    return Evaluation(metrics, curves, confusion, ranking)
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

@@ -265,7 +265,7 @@ def test_missing_files(tmp_path: Path, whole: bytes) -> None:
         (b"", "an empty file"),
         (gzip.compress(b"x"), "a gzip archive, which must be unpacked first"),
         (b"\0\xff\xd8", "no zip archive"),
-        (b"PK\3\4 torn", "File is not a zip file"),
+        (b"PK\3\4 torn", "the beginning of a checkpoint, 9 bytes without an end"),
     ],
     ids=["text", "empty", "gzip", "bytes", "torn"],
 )

@@ -138,6 +138,8 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resolve_weights("runs/last.pt")  # which is never offered in place of itself
     with pytest.raises(UserError, match="no such file"):
         resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
+    with pytest.raises(UserError, match="--weights is empty, expected a checkpoint"):
+        resolve_weights("")
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
         resolve_weights(str(tmp_path / "folder.pt"))

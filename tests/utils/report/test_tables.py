@@ -68,5 +68,7 @@ def test_metrics_print_as_a_small_table() -> None:
         ["0", "3", "7", "0.9", "0.6", "0.8", "0.5", "0.25"],
         ["2", "2", "2", "0.525", "0.4", "0.4", "0.3", "0.41"],
     ]
+    named = str(dataclasses.replace(METRICS, names=("cat", "unused", "dog"))).splitlines()
+    assert [line.split()[0] for line in named] == ["class", "all", "cat", "dog"]
     many = dataclasses.replace(METRICS, class_ids=np.arange(21), per_class=np.zeros((21, 4)))
     assert str(many).splitlines() == [header, everything]
