@@ -20,6 +20,8 @@ from utils.text import printable
 
 log = logging.getLogger(__name__)
 
+_REPORT_S = 10.0  # seconds that a launcher leaves rank 0 to report
+
 
 class UserError(ValueError):
     """A mistake in what the user gave: data, files, folders. The scripts exit with code 1.
@@ -88,7 +90,6 @@ def exit_code_of(error: BaseException) -> int:
 
 # The second where a worker died with a batch ready, and a thread of torch's copies batches to page-locked memory.
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
-_REPORT_S = 10.0
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 _NO_TORCHVISION = re.compile(r"operator torchvision::\w+ does not exist")
