@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
@@ -23,6 +23,8 @@ from utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
+OptimizerName = Literal["SGD", "Adam", "AdamW"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
 
 
@@ -38,8 +40,23 @@ def _between(low: float, high: float, default: Any = dataclasses.MISSING) -> Any
 class Hyp:
     """Hyperparameters (data/hyps/*.yaml), each inside its range.
 
-    `anchors` may be left out: anchors a level, rounded, that AutoAnchor fits where the model has another number; 0
-    keeps the model's. Files evolved by YOLOv5 have it.
+    The keys from `anchors` on may be left out; their defaults are YOLOv5's ways, so that its files mean what they did.
+
+    Attributes:
+        anchors: anchors a level, rounded, that AutoAnchor fits where the model has another number; 0 keeps the model's.
+            Files evolved by YOLOv5 have it.
+        optimizer: SGD (Nesterov), Adam or AdamW.
+        nominal_batch: images that an optimizer step stands for: smaller batches are accumulated, and weight_decay is
+            meant for it; 0 = the batch as it is.
+        warmup_least, warmup_share: the warm-up lasts `warmup_epochs`, but at least so many iterations, and at least
+            this share of all.
+        flat: share of the epochs before the learning rate begins to fall.
+        cosine: share of a cosine in the fall; the rest is a line.
+        ema_share: horizon of the average, as a share of the updates so far; 0 = YOLOv5's ramp (`ModelEMA`).
+        close_mosaic: share of the epochs, at the end, without mosaic and mixup.
+        clip: largest norm of the gradient.
+        dfl: gain of the distribution loss; read, with the next three, by heads without anchors.
+        topk, alpha, beta: of the task-aligned assignment: cells an object, exponents of probability and IoU.
     """
 
     lr0: float = _between(1e-8, 10)
@@ -71,13 +88,26 @@ class Hyp:
     mixup: float = _between(0, 1)
     copy_paste: float = _between(0, 1)
     anchors: float = _between(0, 32, default=0.0)
+    optimizer: OptimizerName = field(default="SGD", metadata={"choices": OPTIMIZERS})
+    nominal_batch: float = _between(0, 65536, default=64.0)
+    warmup_least: float = _between(0, 100_000, default=100.0)
+    warmup_share: float = _between(0, 1, default=0.0)
+    flat: float = _between(0, 0.99, default=0.0)
+    cosine: float = _between(0, 1, default=0.0)
+    ema_share: float = _between(0, 1, default=0.0)
+    close_mosaic: float = _between(0, 1, default=0.0)
+    clip: float = _between(0.001, 1e6, default=10.0)
+    dfl: float = _between(0, 100, default=1.5)
+    topk: float = _between(1, 100, default=10.0)
+    alpha: float = _between(0, 10, default=0.5)
+    beta: float = _between(0, 20, default=6.0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
         """Check keys, types and ranges; `where` is the file that messages name.
 
         Raises:
-            ConfigError: an unknown or missing key, not a number, or out of range.
+            ConfigError: an unknown or missing key, not a number or word that is allowed.
         """
         return cls.from_yaml(YamlMapping(where, dict(values)))
 
@@ -86,7 +116,7 @@ class Hyp:
         """Check keys, types and ranges of what a YAML holds.
 
         Raises:
-            ConfigError: an unknown or missing key, not a number, or out of range.
+            ConfigError: an unknown or missing key, not a number or word that is allowed.
         """
         values = found.values
         known = {f.name: f for f in dataclasses.fields(cls)}
@@ -102,11 +132,20 @@ class Hyp:
                 f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
                 f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
             )
-        return cls(**{key: _number(values[key], f"{found.at(key)}: {key}", known[key].metadata) for key in values})
+        return cls(**{key: _value(values[key], f"{found.at(key)}: {key}", known[key].metadata) for key in values})
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain mapping, in order; without the keys that may be left out and are at their default."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+
+def _value(value: Any, where: str, metadata: Mapping[str, Any]) -> Any:
+    if "low" in metadata:
+        return _number(value, where, metadata)
+    matching = [c for c in metadata["choices"] if isinstance(value, str) and c.lower() == value.lower()]
+    if not matching:
+        raise ConfigError(f"{where}: found {shown(value)}, expected one of {', '.join(metadata['choices'])}.")
+    return matching[0]
 
 
 def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:

@@ -143,6 +143,48 @@ def test_anchors_of_an_evolved_file() -> None:
         Hyp.from_dict({**values, "anchors": -1}, "x")
 
 
+OPTIONAL = {  # the keys that a file may leave out, at what YOLOv5 does
+    "anchors": 0, "optimizer": "SGD", "nominal_batch": 64, "warmup_least": 100, "warmup_share": 0, "flat": 0,
+    "cosine": 0, "ema_share": 0, "close_mosaic": 0, "clip": 10, "dfl": 1.5, "topk": 10, "alpha": 0.5, "beta": 6,
+}  # fmt: skip
+
+
+def test_keys_that_may_be_left_out() -> None:
+    """A file that names them at their defaults is the file without them, in every checkpoint and table."""
+    values = load_hyp("hyp.scratch-low.yaml").as_dict()
+    assert not OPTIONAL.keys() & values.keys()
+    hyp = Hyp.from_dict(values, "x")
+    assert {key: getattr(hyp, key) for key in OPTIONAL} == OPTIONAL
+    assert Hyp.from_dict({**values, **OPTIONAL}, "x") == hyp and hyp.as_dict() == values
+    other = Hyp.from_dict({**values, "optimizer": "adamw", "flat": 0.5}, "x")
+    assert other.as_dict() == {**values, "optimizer": "AdamW", "flat": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("optimizer", "Lion", "found 'Lion', expected one of SGD, Adam, AdamW"),
+        ("optimizer", 1, "found 1, expected one of SGD, Adam, AdamW"),
+        ("optimizer", ["SGD"], r"found \['SGD'\], expected one of SGD, Adam, AdamW"),
+        ("nominal_batch", -1, "found -1, allowed is 0 to 65536"),
+        ("warmup_least", -1, "found -1, allowed is 0 to 100000"),
+        ("warmup_share", 1.1, "found 1.1, allowed is 0 to 1"),
+        ("flat", 1, "found 1, allowed is 0 to 0.99"),
+        ("cosine", 2, "found 2, allowed is 0 to 1"),
+        ("ema_share", -0.1, "found -0.1, allowed is 0 to 1"),
+        ("close_mosaic", 15, "found 15, allowed is 0 to 1"),
+        ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
+        ("dfl", -1, "found -1, allowed is 0 to 100"),
+        ("topk", 0, "found 0, allowed is 1 to 100"),
+        ("alpha", 11, "found 11, allowed is 0 to 10"),
+        ("beta", 21, "found 21, allowed is 0 to 20"),
+    ],
+)
+def test_values_of_optional_keys_that_are_refused(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"x: {key}: {message}"):
+        Hyp.from_dict({**load_hyp("hyp.scratch-low.yaml").as_dict(), key: value}, "x")
+
+
 @pytest.mark.parametrize("value", [10**400, "9" * 6000, "1e999", "nan", None, [1], True, "x" * 10**6])
 def test_numbers_that_are_none(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"x: lr0: found .*, expected a number from 1e-08 to 10") as error:

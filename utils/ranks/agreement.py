@@ -86,7 +86,7 @@ def run_fingerprint(
     config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module
 ) -> dict[str, str]:
     """What must be equal on all ranks, by name: values and hashes short enough for a message."""
-    values = {f"hyp {key}": f"{value:g}" for key, value in hyp.as_dict().items()}
+    values = {f"hyp {k}": v if isinstance(v, str) else f"{v:g}" for k, v in hyp.as_dict().items()}
     shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in model.state_dict().items())
     return {
         "code": code_version(),

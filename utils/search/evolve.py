@@ -35,8 +35,9 @@ PARENTS = 5  # the best trials, of which one is sampled to be mutated
 MUTATION_PROBABILITY = 0.8
 MUTATION_SIGMA = 0.2
 FACTOR_RANGE = (0.3, 3.0)
-_FIXED = frozenset({"iou_t", "anchors"})  # no effect on a training; another model
-_OPTIONAL = frozenset({"anchors"})  # tables written before there was one lack it
+_FIXED = frozenset({"iou_t", "anchors", "optimizer"})  # no effect on a training; another model; a word
+# Tables written before there were such keys lack them.
+_OPTIONAL = frozenset(f.name for f in dataclasses.fields(Hyp) if f.default is not dataclasses.MISSING)
 _LARGEST_TABLE = 64 << 20  # bytes; a search of 10,000 trainings has 3 MB
 _FIGURES = ("generation", "fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 
@@ -68,7 +69,8 @@ def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> 
 
     The parent is sampled from the best five, in proportion to how far its fitness is above the lowest of them. Each
     value changes with probability 0.8 by a factor normal around 1, clipped to 0.3–3 and to the range that the key
-    allows. A value of 0 stays 0: an augmentation that is off is not switched on.
+    allows. A value of 0 stays 0: an augmentation that is off is not switched on. So does a key that may be left out
+    and is at its default.
 
     Args:
         trials: so far.
@@ -80,14 +82,14 @@ def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> 
     best = sorted(trials, key=lambda trial: -trial.fitness)[:PARENTS]
     above = np.array([trial.fitness - best[-1].fitness for trial in best]) + 1e-6
     parent = best[int(rng.choice(len(best), p=above / above.sum()))].hyp
-    keys = [f for f in dataclasses.fields(Hyp) if f.name not in _FIXED]
     values = parent.as_dict()
+    keys = [f for f in dataclasses.fields(Hyp) if f.name in values and f.name not in _FIXED]
     while values == parent.as_dict():
         factors = 1 + rng.normal(0, MUTATION_SIGMA, len(keys)) * (rng.random(len(keys)) < MUTATION_PROBABILITY)
         for f, factor in zip(keys, factors.clip(*FACTOR_RANGE), strict=True):
             mutated = getattr(parent, f.name) * float(factor)
             values[f.name] = round(min(max(mutated, f.metadata["low"]), f.metadata["high"]), 5)
-    return Hyp(**values)
+    return dataclasses.replace(parent, **values)
 
 
 def read_trials(path: Path) -> list[HypTrial]:

@@ -33,6 +33,22 @@ def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
     assert child.degrees == 0, "what is off stays off"
 
 
+def test_keys_that_may_be_left_out_change_where_the_start_has_them() -> None:
+    recipe = dataclasses.replace(START, optimizer="AdamW", flat=0.5, nominal_batch=0.0)
+    child = mutate([trial(recipe, 0.3)], recipe, np.random.default_rng(0))
+    assert child.as_dict().keys() == recipe.as_dict().keys()
+    assert child.optimizer == "AdamW" and child.flat != 0.5 and child.nominal_batch == 0
+
+
+def test_a_search_without_them_draws_the_numbers_that_it_always_drew() -> None:
+    rng, keys = np.random.default_rng(0), [key for key in START.as_dict() if key != "iou_t"]
+    rng.choice(1, p=[1.0])
+    factors = 1 + rng.normal(0, 0.2, len(keys)) * (rng.random(len(keys)) < 0.8)
+    child = mutate([trial(START, 0.3)], START, np.random.default_rng(0))
+    assert len(keys) == 27 and child.as_dict().keys() == START.as_dict().keys()
+    assert child.lr0 == round(START.lr0 * factors[0], 5) != START.lr0
+
+
 def test_values_stay_in_their_ranges() -> None:
     rng = np.random.default_rng(1)
     extreme = dataclasses.replace(START, fliplr=1.0, momentum=0.9999, anchor_t=1.001, perspective=0.001)
@@ -85,10 +101,12 @@ def test_a_table_that_is_none(tmp_path: Path, content: str) -> None:
         assert "evolve.csv:2: not a line" in str(error) and len(str(error)) < 400
 
 
-def test_a_table_from_before_anchors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("newer", ["anchors", "optimizer"])
+def test_a_table_from_before_a_key(tmp_path: Path, newer: str) -> None:
     path = tmp_path / "evolve.csv"
     write_trials(path, [trial(START, 0.25)])
-    path.write_text("\n".join(line.rpartition(",")[0] for line in path.read_text().splitlines()) + "\n")
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    path.write_text("".join(",".join(row[: rows[0].index(newer)]) + "\n" for row in rows))
     assert read_trials(path) == [trial(START, 0.25)]
 
 
