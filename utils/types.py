@@ -28,12 +28,9 @@ from utils.text import table_row
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
 Array = TypeVar("Array", float, Any)
-
 MOST_SIZES = 200_000  # boxes that statistics of a dataset's boxes are taken from
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
-
-
 CocoId = int | str
 
 
