@@ -50,6 +50,14 @@ def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
     return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 
+def box_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+    """IoU of matching rows: (N, 4) and (N, 4) corners to (N,)."""
+    common = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0)
+    overlap = common[:, 0] * common[:, 1]
+    area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
+    return overlap / (area_a + area_b - overlap + eps)
+
+
 def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
 

@@ -1,0 +1,74 @@
+"""Which candidates are trained, and how much: those whose prediction is already the best (Feng et al., TOOD, 2021).
+
+Nothing is read back from the device and every shape is known to the host. Equal values go to the candidate that comes
+first, so that the result is determined.
+
+Legend: B images, A cells of an image, G objects, P candidates, K cells that an object may get, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.heads.free.assignment import FreeAssignment
+from utils.boxes import box_iou
+
+NOTHING = 1e-9  # an alignment below this is none
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What the slots of each object are trained for.
+
+    Attributes:
+        cells: int64 (G, K), image · A + cell.
+        targets: float32 (G, K), the class target and the weight of the box; 0 where a slot is not used. No cell is used
+            twice.
+    """
+
+    cells: Tensor
+    targets: Tensor
+
+
+@torch.no_grad()
+def align(boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha: float, beta: float) -> Matches:
+    """Give each object the cells that predict it best.
+
+    The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
+    IoU u. An object gets its K candidates with the largest t; a cell that several objects get stays with the one of the
+    largest u. The target is t, scaled so that the largest of an object is the largest u of its cells.
+
+    Args:
+        boxes_xyxy: predicted, float32 (B·A, 4) in pixels.
+        logits: of the classes, (B·A, C).
+        assignment: the candidates, on the same device.
+        alpha, beta: α and β.
+    """
+    owners, cells = assignment.owners, assignment.cells
+    overlap = box_iou(boxes_xyxy[cells], assignment.boxes_xyxy[owners])
+    score = logits[cells, assignment.classes[owners]].float().sigmoid()
+    alignment = score**alpha * overlap**beta
+
+    by_alignment = alignment.argsort(descending=True, stable=True)
+    order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
+    best = order[assignment.slots]
+    cells, overlap, alignment = cells[best], overlap[best], alignment[best]
+    kept = assignment.filled & (alignment > NOTHING)
+    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(logits))
+    alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
+    largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
+    return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))
+
+
+def _wins(cells: Tensor, values: Tensor, count: int) -> Tensor:
+    """Whether a value, (G, K), is the largest of its cell; of equal ones that of the first object. bool (G, K)."""
+    where = cells.flatten()
+    best = values.new_full((count,), -1.0).scatter_reduce_(0, where, values.flatten(), "amax")
+    equal = values == best[cells]
+    objects = torch.arange(len(cells), device=cells.device)[:, None].expand_as(cells)
+    candidates = torch.where(equal, objects, len(cells))
+    first = cells.new_full((count,), len(cells)).scatter_reduce_(0, where, candidates.flatten(), "amin")
+    return equal & (objects == first[cells])

@@ -1,0 +1,65 @@
+"""`DetectFree`, the anchor-free head of the tessera models, as a model YAML names it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.heads.free.layers import FreeLayers
+from models.heads.free.loss import FreeLoss
+from models.heads.head import HeadSpec
+from models.layers.arguments import count, one_of, read_arguments
+from utils.config import Hyp, TrainConfig
+from utils.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+MAX_BINS, MAX_DEPTH = 64, 8
+
+
+def bins(value: object) -> int:
+    """Bins of a distance: 1 = a plain number."""
+    if count(value) <= MAX_BINS:
+        return count(value)
+    raise ValueError(f"a whole number from 1 to {MAX_BINS}")
+
+
+def depth(value: object) -> int:
+    """3×3 convolutions of a branch."""
+    if count(value) <= MAX_DEPTH:
+        return count(value)
+    raise ValueError(f"a whole number from 1 to {MAX_DEPTH}")
+
+
+class DetectFree(FreeLayers):
+    """`[[…], 1, DetectFree, [nc, reg_max, depth]]`; reg_max is 16 and depth 1 where they are left out."""
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectFree:
+        """The head that a model YAML describes.
+
+        Raises:
+            ConfigError: other arguments.
+        """
+        readers = (("nc", one_of("nc")), ("reg_max", bins), ("depth", depth))
+        values = read_arguments(spec.where, spec.arguments, readers, required=1)
+        return cls(spec.nc, spec.channels, spec.strides, *values[1:])
+
+    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> FreeLoss:
+        """Box, class and distance loss."""
+        return FreeLoss(self, hyp, label_smoothing=label_smoothing)
+
+    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
+        """Warn of objects, (M, 2) in pixels at the training size, that are larger than any box of this head."""
+        if self.reg_max == 1 or not len(labels_wh):
+            return
+        largest = 2 * (self.reg_max - 1) * max(self.strides)
+        share = float((labels_wh.max(1) > largest).mean())
+        if share:
+            needed = int(np.ceil(labels_wh.max() / 2 / max(self.strides))) + 1
+            log.warning(
+                f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
+                f"that DetectFree can draw; theirs will be cut. Give it a reg_max of {needed}, or a smaller --imgsz."
+            )

@@ -1,0 +1,112 @@
+"""The layers of the anchor-free head, and how their outputs are decoded.
+
+Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models.heads.free.grid import Grid, make_grid
+from models.heads.head import Head
+from models.layers.blocks import Conv
+from utils.boxes import xyxy_to_cxcywh
+
+LEAST_WIDTH = 64  # channels of a branch
+OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so many pixels
+BIN_FALL = 0.4  # how much less the bias of each bin is than the one before: a distance of 2 strides
+START_DISTANCE = 2.0  # strides
+START_STD = 0.01  # of the last convolutions' weights
+
+Output = list[Tensor] | tuple[Tensor, list[Tensor]]
+
+
+class FreeLayers(Head):
+    """A box and class probabilities a cell, from two branches of convolutions that share a 1×1 stem.
+
+    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
+    of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
+
+    Args:
+        nc: classes.
+        channels: of the maps that the levels read.
+        strides: pixels a cell of each level.
+        reg_max: R.
+        depth: 3×3 convolutions of a branch.
+
+    Attributes:
+        nc, reg_max: C and R.
+    """
+
+    def __init__(
+        self, nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int = 16, depth: int = 1
+    ) -> None:
+        super().__init__()
+        self.nc, self.reg_max = nc, reg_max
+        self.strides = tuple(map(float, strides))
+        width = max(channels[0], LEAST_WIDTH)
+        self.stems = nn.ModuleList(Conv(c, width) for c in channels)
+        self.box = nn.ModuleList(_branch(width, depth, 4 * reg_max) for _ in channels)
+        self.cls = nn.ModuleList(_branch(width, depth, nc) for _ in channels)
+        self._start_from_priors()
+
+    @torch.no_grad()
+    def _start_from_priors(self) -> None:
+        """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
+
+        Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3),
+        and no box would be near enough to an object to be told of it.
+        """
+        for box, cls, stride in zip(self.box, self.cls, self.strides, strict=True):
+            probability = OBJECTS / (OBJECTS_PX / stride) ** 2 / self.nc
+            last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
+            for last in (last_box, last_cls):
+                nn.init.normal_(last.weight, std=START_STD)
+            cast(Tensor, last_cls.bias).fill_(math.log(probability / (1 - probability)))
+            bins = -BIN_FALL * torch.arange(self.reg_max) if self.reg_max > 1 else torch.tensor([START_DISTANCE])
+            cast(Tensor, last_box.bias).copy_(bins.repeat(4))
+
+    def forward(self, features: list[Tensor]) -> Output:
+        """Predict from L maps (B, channels, ny, nx).
+
+        Returns:
+            In training mode [boxes (B, A, 4 R), classes (B, A, C)]: logits, or with R = 1 distances. In evaluation mode
+            (decoded, the same list), decoded float32 (B, A, 4 + C): cx, cy, w, h in pixels, class probabilities.
+        """
+        stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
+        raw = [
+            torch.cat([_rows(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
+            for branch in (self.box, self.cls)
+        ]
+        if self.training:
+            return raw
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in stems], self.strides, stems[0].device)
+        return torch.cat((xyxy_to_cxcywh(self.boxes(raw[0], grid)), raw[1].float().sigmoid()), -1), raw
+
+    def distances(self, raw: Tensor) -> Tensor:
+        """Distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""
+        if self.reg_max == 1:
+            return raw.float()
+        bins = torch.arange(self.reg_max, device=raw.device, dtype=torch.float32)
+        # Not a matrix product, which autocast would do in half precision.
+        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * bins).sum(-1)
+
+    def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        """Raw boxes (B, A, 4 R) to boxes_xyxy in pixels, float32 (B, A, 4); sides are 0 at least."""
+        low, high = (self.distances(raw) * grid.strides).split(2, -1)
+        first, second = grid.centres - low, grid.centres + high
+        return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)
+
+
+def _branch(width: int, depth: int, c_out: int) -> nn.Sequential:
+    return nn.Sequential(*(Conv(width, width, 3) for _ in range(depth)), nn.Conv2d(width, c_out, 1))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(B, C, ny, nx) to (B, ny·nx, C): a view where the memory is channels-last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)

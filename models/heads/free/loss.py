@@ -1,0 +1,188 @@
+"""The training loss of the anchor-free head, as sums over what this rank holds (see models/heads/criterion.py).
+
+Legend: B images, A cells of an image, G objects, K slots of an object (see assignment.py), S = G·K, R bins, C classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.heads.criterion import Criterion, SumOverRanks, alone
+from models.heads.free.alignment import Matches, align
+from models.heads.free.assignment import FreeAssignment, assign_candidates
+from models.heads.free.grid import Grid, make_grid
+from models.heads.free.layers import FreeLayers
+from utils.boxes import complete_iou
+from utils.config import Hyp
+
+log = logging.getLogger(__name__)
+
+# Targets are added up over the ranks as whole numbers of 1 / UNIT, whose sum depends on no order.
+UNIT = 2**16
+LARGEST_BIN_SHARE = 0.01  # a distance beyond the last bin is trained as this much less than the last
+
+
+class FreeLoss(Criterion[FreeAssignment]):
+    """Box, class and distance loss of an anchor-free head, in float32 whatever the model computes in.
+
+    Over the matched cells, each weighted by its target score t: box = Σ t (1 − CIoU); distance = Σ t · mean over the
+    four sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020),
+    or with one bin |error| in strides. Over all cells and classes: class = Σ binary cross-entropy against t for the
+    object's class of a matched cell, 0 elsewhere. All are divided by Σ t of the whole batch.
+    """
+
+    def __init__(self, head: FreeLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
+        """Prepare the loss.
+
+        Args:
+            head: the model's last module.
+            hyp: hyperparameters; box, cls, dfl, topk, alpha and beta are read.
+            label_smoothing: has no effect, which is said.
+        """
+        if label_smoothing:
+            log.warning("--label-smoothing has no effect: the class targets of this head are soft already.")
+        self.names = ("box", "cls", "dfl" if head.reg_max > 1 else "l1")
+        self._gains = (hyp.box, hyp.cls, hyp.dfl)
+        self._head, self._hyp = head, hyp
+
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> FreeAssignment:
+        """List the cells that could find each object; host work, before the forward.
+
+        Args:
+            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+            batch_size: images of the batch.
+            size_hw: height and width of the images as the model gets them.
+        """
+        nc = self._head.nc
+        assert len(targets) == 0 or int(targets[:, 1].max()) < nc, f"class outside the head's {nc}"
+        return assign_candidates(targets, self._head.strides, round(self._hyp.topk), batch_size, size_hw)
+
+    def __call__(
+        self,
+        predictions: Sequence[Tensor],
+        assignment: FreeAssignment,
+        global_counts: Tensor | None = None,
+        sum_over_ranks: SumOverRanks = alone,
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a batch: this rank's sums over the target scores of all ranks.
+
+        Args:
+            predictions: raw boxes (B, A, 4 R) and classes (B, A, C), in any float dtype.
+            assignment: of the same batch, on the same device.
+            global_counts: not needed.
+            sum_over_ranks: for the target scores.
+
+        Returns:
+            The loss, a scalar; and its parts box, cls, dfl, detached (3,). Added up over the ranks, both are the mean
+            losses of the whole batch (not multiplied by its size).
+        """
+        grid = self._grid(predictions, assignment)
+        matches = self._match(predictions, assignment, grid)
+        summing = sum_over_ranks(_units(matches))
+        sums = self._sums(predictions, assignment, grid, matches)
+        parts = sums / (summing().float() / UNIT).clamp(min=1)
+        return parts.sum(), parts.detach()
+
+    def totals(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> Tensor:
+        """Float32 (4,): the sums of box, cls and dfl, and that of the target scores."""
+        grid = self._grid(predictions, assignment)
+        matches = self._match(predictions, assignment, grid)
+        sums = self._sums(predictions, assignment, grid, matches)
+        return torch.cat((sums, _units(matches).float()[None] / UNIT))
+
+    def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
+        """Box, class and distance loss from a sum of `totals`, (4,)."""
+        return tuple((totals[:3] / max(totals[3], 1)).tolist())
+
+    def _grid(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> Grid:
+        boxes, logits = predictions
+        cells = sum(ny * nx for ny, nx in assignment.grids_hw)
+        assert boxes.shape == (assignment.batch_size, cells, 4 * self._head.reg_max), boxes.shape
+        assert logits.shape == (assignment.batch_size, cells, self._head.nc), logits.shape
+        return make_grid(assignment.grids_hw, self._head.strides, boxes.device)
+
+    def _match(self, predictions: Sequence[Tensor], assignment: FreeAssignment, grid: Grid) -> Matches:
+        boxes, logits = (rows.detach() for rows in predictions)
+        found = self._head.boxes(boxes, grid).flatten(0, 1)
+        return align(found, logits.flatten(0, 1), assignment, self._hyp.alpha, self._hyp.beta)
+
+    def _sums(self, predictions: Sequence[Tensor], assignment: FreeAssignment, grid: Grid, matches: Matches) -> Tensor:
+        """The three losses with their gains, as sums: float32 (3,)."""
+        raw, logits = (rows.flatten(0, 1) for rows in predictions)
+        cells, weights = matches.cells.flatten(), matches.targets.flatten()
+        owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
+            matches.cells.shape[1], output_size=len(cells)
+        )
+        cls = _SoftCrossEntropy.apply(logits, cells, assignment.classes[owners], weights)
+
+        # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order; on
+        # CUDA only under torch.use_deterministic_algorithms.
+        rows = F.embedding(cells, raw).float()
+        place = cells % len(grid.centres)
+        low, high = assignment.boxes_xyxy[owners].split(2, 1)
+        centres = grid.centres[place]
+        wanted = torch.cat((centres - low, high - centres), 1) / grid.strides[place]
+        found = self._head.distances(rows)
+        box = (weights * (1 - complete_iou(_cxcywh(found), _cxcywh(wanted)))).sum()
+        if self._head.reg_max > 1:
+            off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
+        else:
+            off = (found - wanted).abs()
+        dfl = (weights * off.mean(1)).sum()
+        return torch.stack([gain * part for gain, part in zip(self._gains, (box, cls, dfl), strict=True)])
+
+
+def _units(matches: Matches) -> Tensor:
+    """Σ t in units of 1 / UNIT, int64 ()."""
+    return (matches.targets * UNIT).round().long().sum()
+
+
+def _cxcywh(distances: Tensor) -> Tensor:
+    """Distances left, top, right, bottom (S, 4) to boxes (S, 4) about the cell's centre."""
+    low, high = distances.split(2, 1)
+    return torch.cat(((high - low) / 2, high + low), 1)
+
+
+def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy of the two bins next to the wanted distance, (S, 4), of logits (S, 4, R).
+
+    A distance outside the bins is trained as the nearest that they can express.
+    """
+    wanted = wanted.clamp(0, logits.shape[2] - 1 - LARGEST_BIN_SHARE)
+    lower = wanted.floor()
+    both = torch.stack((lower, lower + 1), 2).long()
+    upper_share = wanted - lower
+    shares = torch.stack((1 - upper_share, upper_share), 2)
+    return -(logits.log_softmax(2).gather(2, both) * shares).sum(2)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Binary cross-entropy, summed over all cells and classes, against targets that are 0 but for a few.
+
+    BCE(x, t) = softplus(x) − x t, and its gradient σ(x) − t. Left to autograd, the two terms would fill a dense
+    gradient each (43 MB for 16 images at 640 pixels and 80 classes), to be added up afterwards.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, cells: Tensor, classes: Tensor, targets: Tensor) -> Tensor:
+        """(N, C), and (S,) where the targets are, which are added up; float32 ()."""
+        ctx.save_for_backward(logits, cells, classes, targets)
+        return F.softplus(logits.float()).sum() - (logits[cells, classes].float() * targets).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """The gradient of the logits, in their dtype."""
+        logits, cells, classes, targets = ctx.saved_tensors
+        dense = logits.float().sigmoid()
+        # A place comes twice only where a target is 0, so the order of these additions does not matter.
+        dense.index_put_((cells, classes), -targets, accumulate=True)
+        return dense.mul_(grad).to(logits.dtype), None, None, None

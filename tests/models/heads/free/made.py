@@ -1,0 +1,39 @@
+"""A head of three levels, predictions and targets, for the tests of the anchor-free head."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from models.heads.free.head import DetectFree
+from tests.models.heads.free.oracle import cells_of
+from utils.config import Hyp, load_hyp
+
+SIZE_HW = (64, 96)
+HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.5)
+
+
+def made_head(nc: int = 5, reg_max: int = 16) -> DetectFree:
+    return DetectFree(nc, channels=(8, 8, 8), strides=(8, 16, 32), reg_max=reg_max)
+
+
+def raw_predictions(batch_size: int, nc: int = 5, reg_max: int = 16, seed: int = 0) -> list[Tensor]:
+    """Boxes of some four strides, and classes, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    cells = len(cells_of(SIZE_HW)[0])
+    fall = -0.4 * torch.arange(reg_max).repeat(4) if reg_max > 1 else 2
+    boxes = torch.randn(batch_size, cells, 4 * reg_max, generator=generator) + fall
+    return [boxes.requires_grad_(), torch.randn(batch_size, cells, nc, generator=generator).requires_grad_()]
+
+
+def random_targets(count: int, batch_size: int, nc: int = 5, seed: int = 0) -> Tensor:
+    """Rows image, class, corners, of objects from 2 to 60 px, some beyond the border."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = SIZE_HW
+    image = torch.randint(0, batch_size, (count, 1), generator=generator)
+    label = torch.randint(0, nc, (count, 1), generator=generator)
+    centre = torch.rand(count, 2, generator=generator) * torch.tensor([width, height])
+    half = torch.rand(count, 2, generator=generator) * 29 + 1
+    return torch.cat((image, label, centre - half, centre + half), 1)

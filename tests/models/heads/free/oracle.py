@@ -1,0 +1,107 @@
+"""Assignment and loss of the anchor-free head the obvious way: every object against every cell, in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from utils.boxes import complete_iou, xyxy_to_cxcywh
+from utils.config import Hyp
+
+STRIDES = (8, 16, 32)
+
+
+class Claim(NamedTuple):
+    """What a cell is trained for: a row of the targets, the alignment and the IoU."""
+
+    target: int
+    alignment: float
+    overlap: float
+
+
+def cells_of(size_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Centres (A, 2) and strides (A,) of all cells."""
+    height, width = size_hw
+    rows = [(x + s / 2, y + s / 2, s) for s in STRIDES for y in range(0, height, s) for x in range(0, width, s)]
+    found = torch.tensor(rows, dtype=torch.float64)
+    return found[:, :2], found[:, 2]
+
+
+def decode(boxes: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Raw boxes (B, A, 4 R) to corners in pixels."""
+    centres, strides = cells_of(size_hw)
+    reg_max = boxes.shape[2] // 4
+    sides = boxes.double().view(*boxes.shape[:2], 4, reg_max)
+    distance = (sides.softmax(3) * torch.arange(reg_max)).sum(3) if reg_max > 1 else sides[..., 0]
+    distance = distance * strides[:, None]
+    return torch.cat((centres - distance[..., :2], centres + distance[..., 2:]), 2)
+
+
+def inside(box_xyxy: Tensor, centres: Tensor) -> Tensor:
+    """Cells (A,) whose centre lies in an object; a side below 8 px counts as 16 px."""
+    found = torch.ones(len(centres), dtype=torch.bool)
+    for axis in (0, 1):
+        low, high = float(box_xyxy[axis]), float(box_xyxy[axis + 2])
+        if high - low < 8:
+            low, high = (low + high) / 2 - 8, (low + high) / 2 + 8
+        found &= (centres[:, axis] >= low) & (centres[:, axis] < high)
+    return found
+
+
+def oracle_targets(
+    predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]
+) -> dict[tuple[int, int], tuple[int, float]]:
+    """(image, cell) to (row of the targets, target score)."""
+    centres, _ = cells_of(size_hw)
+    boxes, scores = decode(predictions[0], size_hw), predictions[1].double().sigmoid()
+    claims: dict[tuple[int, int], Claim] = {}
+    for number, row in enumerate(targets.double()):
+        image, label = int(row[0]), int(row[1])
+        overlap = box_iou(boxes[image], row[None, 2:])[:, 0]
+        alignment = scores[image, :, label] ** hyp.alpha * overlap**hyp.beta
+        candidates = inside(row[2:], centres).nonzero()[:, 0].tolist()
+        candidates = sorted(candidates, key=lambda cell: -float(alignment[cell]))[: round(hyp.topk)]
+        for cell in candidates:
+            claim = Claim(number, float(alignment[cell]), float(overlap[cell]))
+            before = claims.get((image, cell))
+            if claim.alignment > 1e-9 and (before is None or claim.overlap > before.overlap):
+                claims[image, cell] = claim
+    found = {}
+    for place, claim in claims.items():
+        mine = [other for other in claims.values() if other.target == claim.target]
+        largest = max(other.alignment for other in mine)
+        found[place] = claim.target, claim.alignment / largest * max(other.overlap for other in mine)
+    return found
+
+
+def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]) -> Tensor:
+    """The three parts (3,) of the loss of a batch."""
+    boxes, logits = predictions
+    reg_max = boxes.shape[2] // 4
+    centres, strides = cells_of(size_hw)
+    found = decode(boxes, size_hw)
+    truth = torch.zeros_like(logits, dtype=torch.float64)
+    box = distance = torch.zeros((), dtype=torch.float64)
+    matches = oracle_targets([p.detach() for p in predictions], targets, hyp, size_hw)
+    for (image, cell), (number, score) in matches.items():
+        wanted = targets[number, 2:].double()
+        truth[image, cell, int(targets[number, 1])] = score
+        pair = (xyxy_to_cxcywh(corners / strides[cell])[None] for corners in (found[image, cell], wanted))
+        box = box + score * (1 - complete_iou(*pair)[0])
+        sides = torch.cat((centres[cell] - wanted[:2], wanted[2:] - centres[cell])) / strides[cell]
+        for side, raw in zip(sides.tolist(), boxes[image, cell].double().view(4, reg_max), strict=True):
+            if reg_max == 1:
+                distance = distance + score * (raw[0] - side).abs() / 4
+                continue
+            side = min(max(side, 0.0), reg_max - 1.01)
+            lower = int(side)
+            shares = torch.zeros(reg_max, dtype=torch.float64)
+            shares[lower], shares[lower + 1] = lower + 1 - side, side - lower
+            distance = distance + score * F.cross_entropy(raw, shares) / 4
+    cls = F.binary_cross_entropy_with_logits(logits.double(), truth, reduction="sum")
+    total = max(sum(score for _, score in matches.values()), 1)
+    return torch.stack((hyp.box * box, hyp.cls * cls, hyp.dfl * distance)) / total

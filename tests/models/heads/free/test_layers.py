@@ -1,0 +1,103 @@
+"""What the layers of the anchor-free head predict, and what a model YAML may ask of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from models.heads.free.grid import make_grid
+from models.heads.free.head import DetectFree
+from models.heads.head import HeadSpec
+from tests.models.heads.free.made import HYP, SIZE_HW, made_head
+from tests.models.heads.free.oracle import STRIDES, cells_of, decode
+from utils.config import TrainConfig
+from utils.errors import ConfigError
+from utils.ranks.world import World
+
+SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
+
+
+def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
+
+
+@pytest.mark.parametrize("reg_max", [1, 16])
+def test_decoding_equals_the_oracle(reg_max: int) -> None:
+    head = made_head(reg_max=reg_max).eval()
+    with torch.no_grad():
+        decoded, (boxes, logits) = head(features())
+    expected = decode(boxes, SIZE_HW)
+    corners = torch.cat((decoded[..., :2] - decoded[..., 2:4] / 2, decoded[..., :2] + decoded[..., 2:4] / 2), -1)
+    torch.testing.assert_close(corners.double(), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(decoded[..., 4:], logits.sigmoid())
+    assert decoded.shape[1] == sum(head.rows_per_level(SIZE_HW))
+
+
+def test_cells_are_those_of_the_oracle() -> None:
+    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    centres, strides = cells_of(SIZE_HW)
+    assert torch.equal(grid.centres.double(), centres) and torch.equal(grid.strides[:, 0].double(), strides)
+
+
+def test_a_negative_distance_is_no_negative_side() -> None:
+    head = made_head(1, reg_max=1)
+    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    found = head.boxes(torch.tensor([3.0, 1.0, -5.0, 2.0]).expand(1, len(grid.centres), 4), grid)
+    assert (found[..., 2:] >= found[..., :2]).all()
+
+
+@pytest.mark.parametrize("reg_max", [1, 16])
+def test_a_fresh_head_draws_boxes_of_four_strides_at_the_odds_of_a_dataset(reg_max: int) -> None:
+    torch.manual_seed(0)
+    head = made_head(5, reg_max).eval()
+    with torch.no_grad():
+        decoded, _ = head(features())
+    sides = decoded[..., 2:4] / cells_of(SIZE_HW)[1][:, None]
+    assert abs(float(sides.mean()) - 4) < 0.3
+    for level, stride in zip(decoded.split(head.rows_per_level(SIZE_HW), 1), STRIDES, strict=True):
+        objects = float(level[..., 4:].sum(2).mean()) * (640 / stride) ** 2
+        assert 6 < objects < 10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_decoded_in_float32(dtype: torch.dtype) -> None:
+    head = made_head().eval().to(dtype)
+    with torch.no_grad():
+        decoded, _ = head(features(dtype=dtype))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            again = head.boxes(torch.zeros(1, len(cells_of(SIZE_HW)[0]), 64), make_grid(SHAPES_HW, STRIDES, "cpu"))
+    assert decoded.dtype == torch.float32 == again.dtype
+    assert float(again[0, 0, 2]) == 4 + 7.5 * 8, "the mean of 0 to 15, in strides, from the first centre"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "has 0 arguments [], expected 1 to 3: [nc, reg_max, depth]"),
+        (["anchors"], "argument 'nc' is 'anchors', expected one of nc"),
+        (["nc", 0], "argument 'reg_max' is 0, expected a whole number"),
+        (["nc", 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),
+        (["nc", 16, True], "argument 'depth' is True, expected a whole number"),
+        (["nc", 16, 9], "argument 'depth' is 9, expected a whole number from 1 to 8"),
+    ],
+)
+def test_wrong_arguments(arguments: list[object], complaint: str) -> None:
+    spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), "m.yaml:9: layer 5 (DetectFree)")
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        DetectFree.from_spec(spec)
+
+
+def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = np.array([[10.0, 20.0], [190.0, 20.0], [30.0, 200.0], [20.0, 640.0]])
+    config, world = TrainConfig(), World()
+    made_head(reg_max=16).prepare(sizes, config, HYP, world)
+    made_head(reg_max=1).prepare(sizes, config, HYP, world)
+    assert not caplog.text
+    made_head(reg_max=4).prepare(sizes, config, dataclasses.replace(HYP), world)
+    assert "reg_max 4: 50.0% of the objects are larger than 192 px" in caplog.text
+    assert "Give it a reg_max of 11" in caplog.text

@@ -1,0 +1,150 @@
+"""Assignment and loss of the anchor-free head against a dense oracle, and what must not change them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.heads.criterion import LossMeter
+from models.heads.free.loss import UNIT, FreeLoss, _SoftCrossEntropy
+from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
+from tests.models.heads.free.oracle import cells_of, oracle_loss, oracle_targets
+from tests.models.heads.shares import shares_of
+
+A = len(cells_of(SIZE_HW)[0])
+
+
+def matched(criterion: FreeLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
+    """(image, cell) to target score."""
+    assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
+    matches = criterion._match(predictions, assignment, criterion._grid(predictions, assignment))
+    used = matches.targets > 0
+    places = [divmod(cell, A) for cell in matches.cells[used].tolist()]
+    assert len(set(places)) == len(places), "a cell is used twice"
+    return dict(zip(places, matches.targets[used].tolist(), strict=True))
+
+
+@settings(max_examples=40)
+@given(
+    count=st.integers(0, 14),
+    batch=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    reg_max=st.sampled_from([1, 16]),
+    topk=st.integers(1, 13),
+)
+def test_targets_loss_and_gradient_equal_the_dense_oracle(
+    count: int, batch: int, seed: int, reg_max: int, topk: int
+) -> None:
+    hyp = dataclasses.replace(HYP, topk=topk)
+    targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
+    criterion = FreeLoss(made_head(5, reg_max), hyp)
+    wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
+    assert matched(criterion, predictions, targets) == pytest.approx(
+        {place: score for place, (_, score) in wanted.items()}, rel=1e-4, abs=1e-9
+    )
+    loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))
+    expected = oracle_loss(predictions, targets, hyp, SIZE_HW)
+    torch.testing.assert_close(parts.double(), expected.detach(), rtol=1e-4, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(part, predictions, materialize_grads=True) for part in (loss, expected.sum()))
+    for grad, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(grad, right, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [[range(4)], [range(2), range(2, 4)], [range(1), range(1, 3), range(3, 4)]])
+def test_nothing_depends_on_how_a_batch_is_cut(cuts: list[range]) -> None:
+    criterion = FreeLoss(made_head(), HYP)
+    whole, targets = raw_predictions(4), random_targets(9, 4)
+    targets = targets[targets[:, 0] != 1]  # an image without objects, and in one cut a rank without any
+    loss, parts = criterion(whole, criterion.assign(targets, 4, SIZE_HW))
+    expected = torch.autograd.grad(loss, whole)
+    scores = matched(criterion, whole, targets)
+
+    asked: list[Tensor] = []
+    shares = []
+    for cut, rows in zip(cuts, shares_of(targets, cuts), strict=True):
+        mine = [p.detach()[cut.start : cut.stop].requires_grad_() for p in whole]
+        shares.append((cut, mine, criterion.assign(rows, len(cut), SIZE_HW)))
+        found = matched(criterion, mine, rows)
+        assert found == {(i - cut.start, c): score for (i, c), score in scores.items() if i in cut}, "bit for bit"
+        criterion(mine, shares[-1][2], None, lambda units: asked.append(units) or (lambda: units))
+    total = torch.stack(asked).sum()
+    assert total.dtype == torch.int64
+    assert int(total) == sum(round(score * UNIT) for score in scores.values()), "whole numbers add up exactly"
+    found_parts = torch.zeros_like(parts)
+    for cut, mine, assignment in shares:
+        part, its_parts = criterion(mine, assignment, None, lambda units: lambda: total)
+        found_parts += its_parts
+        for grad, wanted in zip(torch.autograd.grad(part, mine), expected, strict=True):
+            torch.testing.assert_close(grad, wanted[cut.start : cut.stop], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found_parts, parts, rtol=1e-6, atol=1e-9)
+
+
+def test_an_empty_batch_learns_that_it_is_empty() -> None:
+    criterion = FreeLoss(made_head(), HYP)
+    predictions = raw_predictions(2)
+    loss, parts = criterion(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
+    assert parts[0] == 0 == parts[2]
+    torch.testing.assert_close(loss, HYP.cls * F.softplus(predictions[1]).sum())
+    boxes, classes = torch.autograd.grad(loss, predictions)
+    assert not boxes.any() and (classes > 0).all()
+    assert LossMeter(criterion).losses([None]) == (0.0, 0.0, 0.0)
+
+
+def test_every_object_that_touches_the_image_has_candidates() -> None:
+    criterion = FreeLoss(made_head(), HYP)
+    boxes = [[40, 20, 41, 21], [0, 0, 1, 60], [4, 4, 12, 12], [95, 63, 96, 64], [-300, -300, 400, 400], [12, 4, 20, 12]]
+    targets = torch.tensor([[0, 0, *box] for box in boxes], dtype=torch.float32)
+    assignment = criterion.assign(targets, 1, SIZE_HW)
+    assert torch.bincount(assignment.owners, minlength=len(boxes)).min() >= 1
+    assert int((assignment.owners == 4).sum()) == A
+    beyond = torch.tensor([[0, 0, 200, 200, 240, 240]], dtype=torch.float32)
+    assert len(criterion.assign(beyond, 1, SIZE_HW).classes) == 0
+    loss, _ = criterion(raw_predictions(1), criterion.assign(beyond, 1, SIZE_HW))
+    assert loss.isfinite()
+
+
+def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None:
+    criterion = FreeLoss(made_head(1, reg_max=1), dataclasses.replace(HYP, topk=3))
+    targets = torch.tensor([[0, 0, 0, 0, 96, 64], [0, 0, 0, 0, 96, 64]], dtype=torch.float32)
+    centres, strides = cells_of(SIZE_HW)
+    whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
+    predictions = [whole_image.float()[None], torch.full((1, A, 1), math.log(9))]
+    assignment = criterion.assign(targets, 1, SIZE_HW)
+    matches = criterion._match(predictions, assignment, criterion._grid(predictions, assignment))
+    assert matches.cells[0].tolist() == [0, 1, 2]
+    assert (matches.targets[0] > 0.99).all() and not matches.targets[1].any()
+
+
+def test_boxes_beyond_the_last_bin_are_trained_as_the_last() -> None:
+    head, targets = made_head(1, reg_max=4), torch.tensor([[0, 0, 0, 0, 96, 64]], dtype=torch.float32)
+    criterion = FreeLoss(head, HYP)
+    predictions = raw_predictions(1, 1, 4)
+    loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))
+    assert loss.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(loss, predictions))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_cross_entropy_has_the_value_and_gradient_of_the_dense_one(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 3, generator=generator).to(dtype).requires_grad_()
+    cells, classes = torch.tensor([1, 4, 1, 6, 6]), torch.tensor([2, 0, 2, 1, 1])
+    targets = torch.tensor([0.7, 0.2, 0.0, 0.0, 0.9])
+    truth = torch.zeros(7, 3).index_put_((cells, classes), targets, accumulate=True)
+    ours = _SoftCrossEntropy.apply(logits, cells, classes, targets)
+    theirs = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="sum")
+    torch.testing.assert_close(ours, theirs)
+    (mine,), (wanted,) = torch.autograd.grad(2 * ours, [logits]), torch.autograd.grad(2 * theirs, [logits])
+    assert mine.dtype == dtype
+    torch.testing.assert_close(mine, wanted)
+
+
+def test_label_smoothing_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    made_head().criterion(HYP, imgsz=96, label_smoothing=0.1)
+    assert "--label-smoothing has no effect" in caplog.text
