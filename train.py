@@ -140,8 +140,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         batch_size = choose_batch_size(context, raw_model, criterion, precision, len(train_index))
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
-        optimizer = build_optimizer(raw_model, config.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
-        ema, stopper = ModelEMA(raw_model), EarlyStopping(config.patience)
+        optimizer = build_optimizer(raw_model, context.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
+        ema, stopper = ModelEMA(raw_model, hyp.ema_share), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names), device=world.device))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
         context = dataclasses.replace(context, config=config)

@@ -230,7 +230,9 @@ class TrainConfig(Options):
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
     multi_scale: bool = option(False, "vary the size by ±50 %% a batch", kind=bool)
     single_cls: bool = option(False, "all classes become one", kind=bool)
-    optimizer: str = option("SGD", "SGD, Adam or AdamW", choices=("SGD", "Adam", "AdamW"))
+    optimizer: OptimizerName | Literal[""] = option(
+        "", "SGD, Adam or AdamW (default: as the hyperparameters say)", choices=("", *OPTIMIZERS)
+    )
     sync_bn: bool = option(False, "BatchNorm statistics over all ranks", kind=bool)
     workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
     project: str = option("runs/train", "folder of runs")
@@ -246,7 +248,9 @@ class TrainConfig(Options):
     local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
     amp: str = option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))
     compile: bool = option(False, "torch.compile the model", kind=bool)
-    close_mosaic: int = option(0, "no mosaic or mixup in the last N epochs", kind=int, low=0)
+    close_mosaic: int = option(
+        -1, "no mosaic or mixup in the last N epochs; -1 = as the hyperparameters say", kind=int, low=-1
+    )
     deterministic: bool = option(False, "bit-reproducible kernels", kind=bool)
     profile: bool = option(
         False, "measure where the time is spent: a table an epoch, a trace of a few steps", kind=bool

@@ -217,7 +217,9 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
             matching = [c for c in m["choices"] if c.lower() == value.lower()]
             if not matching:
                 hint = did_you_mean(value, m["choices"])
-                raise ConfigError(f"{flag}: found {shown(value)}, expected one of {', '.join(m['choices'])}.{hint}")
+                raise ConfigError(
+                    f"{flag}: found {shown(value)}, expected one of {', '.join(filter(None, m['choices']))}.{hint}"
+                )
             value = matching[0]
         return value
     try:
@@ -262,7 +264,7 @@ def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> Non
         extra = {"nargs": "?", "const": m["bare"]}
     elif m["many"]:
         extra = {"nargs": "+"}
-    metavar = "{" + ",".join(m["choices"]) + "}" if m["choices"] else m["kind"].__name__.upper()
+    metavar = "{" + ",".join(filter(None, m["choices"])) + "}" if m["choices"] else m["kind"].__name__.upper()
     parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
 
 

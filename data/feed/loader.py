@@ -245,7 +245,7 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         world,
         SharedMemory(world) if memory is None else memory,
     )
-    mosaic_epochs = 0 if config.rect or run.hyp.mosaic == 0 else config.epochs - config.close_mosaic
+    mosaic_epochs = 0 if config.rect or run.hyp.mosaic == 0 else run.mosaic_epochs
     images: ImageStore | RecentImages = store
     if mosaic_epochs > 0 and not store.is_cached:
         # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest.

@@ -14,7 +14,7 @@ import math
 from torch import nn
 
 from models.detector import DetectionModel
-from utils.engine.schedule import NOMINAL_BATCH
+from utils.config import Hyp
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:
@@ -56,7 +56,7 @@ def main() -> None:
         plain, synced = given.step_ms + exposed + statistics, given.step_ms + exposed + sync_bn
         rate = ranks * given.batch / plain * 1000
         add("global batch", str(ranks * given.batch))
-        add(f"of the nominal {NOMINAL_BATCH}", f"{ranks * given.batch / NOMINAL_BATCH:g} x")
+        add(f"of the nominal {Hyp.nominal_batch:g}", f"{ranks * given.batch / Hyp.nominal_batch:g} x")
         add("gradients through each link", f"{2 * (ranks - 1) / ranks * gradient / 1e6:.0f} MB")
         add("all-reduce of gradients", f"{reduced:.2f} ms")
         add("of it not overlapped with the backward", f"{exposed:.2f} ms")

@@ -12,8 +12,8 @@ from utils.errors import ConfigError
 
 SPEC_DEFAULTS = {
     "weights": "", "data": "shapes.yaml", "hyp": "hyp.scratch-low.yaml", "epochs": 100, "batch_size": 16, "imgsz": 640,
-    "cache": "none", "optimizer": "SGD", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
-    "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": 0, "evolve": 0,
+    "cache": "none", "optimizer": "", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
+    "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": -1, "evolve": 0,
     "loggers": "tensorboard",
 }  # fmt: skip
 
@@ -107,6 +107,8 @@ def test_python_names() -> None:
         ({"imgsz": "big"}, "'big'"),
         ({"label_smoothing": float("nan")}, "a number"),
         ({"rect": "yes"}, "true or false"),
+        ({"close_mosaic": -2}, "--close-mosaic: found -2, allowed is at least -1"),
+        ({"optimizer": "Lion"}, "--optimizer: found 'Lion', expected one of SGD, Adam, AdamW"),
         ({"cache": "rom"}, "Did you mean 'ram'"),
         ({"batch_size": 0}, "at least 1"),
         ({"loggers": "wandbb"}, "--loggers: unknown tracker 'wandbb'. Did you mean 'wandb'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import Hyp, TrainConfig
+from utils.config import Hyp, OptimizerName, TrainConfig
 from utils.ranks.world import World
 
 
@@ -38,3 +38,14 @@ class RunContext:
     def rank_batch_size(self) -> int:
         """Images of a global batch that fall to one rank."""
         return self.batch_size // self.world.size
+
+    @property
+    def optimizer(self) -> OptimizerName:
+        """The optimizer's name."""
+        return self.config.optimizer or self.hyp.optimizer
+
+    @property
+    def mosaic_epochs(self) -> int:
+        """Epochs, from the first, that may have mosaic and mixup."""
+        closed = self.config.close_mosaic
+        return self.config.epochs - (round(self.hyp.close_mosaic * self.config.epochs) if closed < 0 else closed)

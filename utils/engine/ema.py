@@ -14,24 +14,40 @@ M = TypeVar("M", bound=nn.Module)
 DECAY, WARMUP = 0.9999, 2000.0  # the largest decay; updates after which 63 % of it is reached
 
 
+def ema_decay(updates: int, share: float = 0.0) -> float:
+    """Weight of the old average in update number `updates`, from 1.
+
+    It grows, so that the average follows early training. YOLOv5's 0.9999 (1 − exp(−n / 2000)) suits a hundred thousand
+    updates; after a few hundred it averages nothing. With a share the average reaches back over that share of all
+    updates so far, however few: d = min(0.9999, 1 − 1 / (1 + share · n)). PaddleDetection's (1 + n) / (10 + n), its n
+    from 0, is a share of 1/9.
+    """
+    if share == 0:
+        return DECAY * (1 - math.exp(-updates / WARMUP))
+    return min(DECAY, 1 - 1 / (1 + share * updates))
+
+
 class ModelEMA(Generic[M]):
     """Average over all floating-point state, parameters and buffers, in fp32.
 
-    The decay grows with the updates, d = 0.9999 (1 − exp(−n / 2000)), so that the average follows early training.
+    Args:
+        model: the raw model.
+        share: as in `ema_decay`.
 
     Attributes:
         model: the averaged copy, in evaluation mode, without gradients.
         updates: how many updates it has seen.
     """
 
-    def __init__(self, model: M) -> None:
+    def __init__(self, model: M, share: float = 0.0) -> None:
         self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
         self.updates = 0
+        self._share = share
         self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     def decay(self) -> float:
         """Weight of the old average in the latest update."""
-        return DECAY * (1 - math.exp(-self.updates / WARMUP))
+        return ema_decay(self.updates, self._share)
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.config import Hyp
-from utils.engine.schedule import NOMINAL_BATCH, accumulation
+from utils.engine.schedule import accumulation, nominal_batch
 
-MAX_GRAD_NORM = 10.0
 _NORMS = tuple(v for k, v in vars(nn).items() if isinstance(v, type) and "Norm" in k)
 
 
@@ -17,12 +16,12 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Optimizer over all parameters that need a gradient, in three groups: biases, weights, norm weights.
 
-    Only weights decay, at hyp.weight_decay × batch · accumulation / 64.
+    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch.
 
     Args:
         model: the raw model.
         name: SGD (Nesterov), Adam or AdamW.
-        hyp: lr0, momentum (beta1 of Adam) and weight_decay.
+        hyp: lr0, momentum (beta1 of Adam), weight_decay and the nominal batch.
         batch_size: images a batch over all ranks.
         fused: use the fused kernels, which the device has.
     """
@@ -39,7 +38,7 @@ def build_optimizer(
                 norms.append(parameter)
             else:
                 weights.append(parameter)
-    decay = hyp.weight_decay * batch_size * accumulation(batch_size) / NOMINAL_BATCH
+    decay = hyp.weight_decay * batch_size * accumulation(hyp, batch_size) / nominal_batch(hyp, batch_size)
     groups = [
         {"params": biases, "weight_decay": 0.0},
         {"params": weights, "weight_decay": decay},

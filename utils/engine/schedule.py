@@ -13,12 +13,15 @@ import torch
 
 from utils.config import Hyp
 
-NOMINAL_BATCH = 64  # images that one optimizer step stands for; smaller batches are accumulated
+
+def nominal_batch(hyp: Hyp, batch_size: int) -> float:
+    """Images that an optimizer step stands for; smaller batches are accumulated."""
+    return hyp.nominal_batch or batch_size
 
 
-def accumulation(batch_size: int) -> int:
+def accumulation(hyp: Hyp, batch_size: int) -> int:
     """Batches an optimizer step, after the warm-up. Each keeps a mean loss of its own (see `TrainStep`)."""
-    return max(round(NOMINAL_BATCH / batch_size), 1)
+    return max(round(nominal_batch(hyp, batch_size) / batch_size), 1)
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,11 @@ class Schedule:
     """Learning rates, momentum and accumulation by iteration.
 
     Attributes:
-        hyp: lr0, lrf, momentum and the warm-up's values.
+        hyp: lr0, lrf, momentum, nominal batch, the form of the fall and the warm-up's values.
         epochs: epochs in all.
         batches_per_epoch: global batches an epoch.
         batch_size: images a batch over all ranks.
-        cosine: cosine from 1 to lrf instead of a line.
+        cosine: the fall is a cosine, whatever `hyp` says.
     """
 
     hyp: Hyp
@@ -41,13 +44,22 @@ class Schedule:
 
     @property
     def warmup_iterations(self) -> int:
-        """Iterations of the warm-up: at least 100."""
-        return max(round(self.hyp.warmup_epochs * self.batches_per_epoch), 100)
+        """Iterations of the warm-up: the longest of three."""
+        share = self.hyp.warmup_share * self.epochs * self.batches_per_epoch
+        return max(
+            round(self.hyp.warmup_epochs * self.batches_per_epoch), round(share), round(self.hyp.warmup_least), 1
+        )
+
+    @property
+    def cosine_share(self) -> float:
+        """Share of a cosine in the fall."""
+        return 1.0 if self.cosine else self.hyp.cosine
 
     def factor(self, epoch: int) -> float:
-        """Fraction of lr0 in `epoch`, from 1 to lrf."""
-        progress = epoch / self.epochs
-        fall = (1 + math.cos(math.pi * progress)) / 2 if self.cosine else 1 - progress
+        """Fraction of lr0 in `epoch`: 1 until the fall begins, then from 1 to lrf."""
+        progress = max((epoch / self.epochs - self.hyp.flat) / (1 - self.hyp.flat), 0.0)
+        curve, line = (1 + math.cos(math.pi * progress)) / 2, 1 - progress
+        fall = self.cosine_share * curve + (1 - self.cosine_share) * line
         return fall * (1 - self.hyp.lrf) + self.hyp.lrf
 
     def learning_rates(self, iteration: int) -> tuple[float, float, float]:
@@ -67,11 +79,23 @@ class Schedule:
         The number of batches grows during the warm-up, so the step ends at the first batch by which it is reached.
         """
         left = self.batches_per_epoch - iteration % self.batches_per_epoch
+        full = nominal_batch(self.hyp, self.batch_size) / self.batch_size
         for size in range(1, left + 1):
-            needed = max(round(self._warm(iteration + size - 1, 1.0, NOMINAL_BATCH / self.batch_size)), 1)
+            needed = max(round(self._warm(iteration + size - 1, 1.0, full)), 1)
             if size >= needed:
                 return size
         return left
+
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        warming = min(-(-self.warmup_iterations // self.batches_per_epoch), self.epochs)  # later epochs are alike
+        return sum(map(self._steps_of, range(warming))) + (self.epochs - warming) * self._steps_of(warming)
+
+    def _steps_of(self, epoch: int) -> int:
+        iteration, steps = epoch * self.batches_per_epoch, 0
+        while iteration < (epoch + 1) * self.batches_per_epoch:
+            iteration, steps = iteration + self.window(iteration), steps + 1
+        return steps
 
     def apply(self, optimizer: torch.optim.Optimizer, iteration: int) -> None:
         """Set the optimizer's rates and momentum for the step that ends at `iteration`."""

@@ -14,7 +14,7 @@ from models.heads.criterion import Criterion
 from utils.engine.context import RunContext
 from utils.engine.flags import FlagReader, StepFlags
 from utils.engine.multi_scale import Resize
-from utils.engine.optimizer import MAX_GRAD_NORM, step_where
+from utils.engine.optimizer import step_where
 from utils.engine.profile import NoProfile
 from utils.engine.state import TrainState
 from utils.ranks.ddp import average_statistics, gradients_stay_local
@@ -66,7 +66,7 @@ class TrainStep:
         profile: NoProfile | None = None,
     ) -> None:
         self._model, self._state, self._criterion = model, state, criterion
-        self._world, self._batch_size = context.world, context.batch_size
+        self._world, self._batch_size, self._clip = context.world, context.batch_size, context.hyp.clip
         self._accelerator = context.world.accelerator
         self._resize = resize or Resize(None, context.stride)
         self._statistics = RunningStatistics(state.model)
@@ -153,7 +153,7 @@ class TrainStep:
         scaler = state.precision.scaler
         with self._stage("optimizer"):
             scaler.unscale_(state.optimizer)
-            norm = nn.utils.clip_grad_norm_(state.model.parameters(), MAX_GRAD_NORM)
+            norm = nn.utils.clip_grad_norm_(state.model.parameters(), self._clip)
             finite = torch.isfinite(norm)
             step_where(finite, state.optimizer)
             scaler.update()

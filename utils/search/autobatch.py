@@ -171,7 +171,7 @@ class Trial:
         model = self._model
         buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad and self._ranks > 1]
         optimizer = build_optimizer(
-            model, context.config.optimizer, context.hyp, images * self._ranks, fused=accelerator.fused_optimizers
+            model, context.optimizer, context.hyp, images * self._ranks, fused=accelerator.fused_optimizers
         )
         state = TrainState(
             model,

@@ -318,6 +318,7 @@ def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetI
     assert held(train_loader(index, hyp))
     assert not held(train_loader(index, hyp, rect=True))
     assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
+    assert not held(train_loader(index, dataclasses.replace(hyp, close_mosaic=1.0)))
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
         assert not held(build_train_loader(settings(hyp, World()), cached))

@@ -1,14 +1,11 @@
-"""Groups, schedule and accumulation (SPEC: optimisation rules)."""
+"""Groups, decay and steps (SPEC: optimisation rules)."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from utils.config import Hyp, load_hyp
@@ -41,29 +38,17 @@ def test_frozen_parameters_are_in_no_group(hyp: Hyp) -> None:
 
 @pytest.mark.parametrize(("batch", "steps"), [(1, 64), (16, 4), (48, 1), (64, 1), (128, 1), (24, 3)])
 def test_accumulation_and_decay(hyp: Hyp, batch: int, steps: int) -> None:
-    assert accumulation(batch) == steps
+    assert accumulation(hyp, batch) == steps
     decay = build_optimizer(nn.Linear(2, 2), "Adam", hyp, batch).param_groups[1]["weight_decay"]
-    assert decay == pytest.approx(hyp.weight_decay * batch * steps / 64)
+    assert decay == hyp.weight_decay * batch * steps / 64
 
 
-def test_linear_and_cosine_factor(hyp: Hyp) -> None:
-    line = Schedule(hyp, 10, 100, 64)
-    assert line.factor(0) == 1
-    assert line.factor(5) == pytest.approx(0.5 * (1 - 0.01) + 0.01)
-    cosine = Schedule(hyp, 10, 100, 64, cosine=True)
-    assert cosine.factor(0) == 1
-    assert cosine.factor(10) == pytest.approx(hyp.lrf)
-    assert cosine.factor(5) == pytest.approx((1 + math.cos(math.pi / 2)) / 2 * 0.99 + 0.01)
-
-
-def test_warmup_ends_where_the_schedule_begins(hyp: Hyp) -> None:
-    schedule = Schedule(hyp, 100, 50, 16)
-    assert schedule.warmup_iterations == 150
-    assert Schedule(hyp, 100, 8, 16).warmup_iterations == 100
-    assert schedule.learning_rates(0) == (hyp.warmup_bias_lr, 0.0, 0.0)
-    assert schedule.learning_rates(150) == pytest.approx((hyp.lr0 * schedule.factor(3),) * 3)
-    assert schedule.momentum(0) == hyp.warmup_momentum
-    assert schedule.momentum(150) == schedule.momentum(400) == hyp.momentum
+@pytest.mark.parametrize(("nominal", "batch", "steps", "factor"), [(32, 16, 2, 1), (16, 64, 1, 4), (0, 16, 1, 1)])
+def test_a_nominal_batch_of_its_own(hyp: Hyp, nominal: int, batch: int, steps: int, factor: int) -> None:
+    recipe = dataclasses.replace(hyp, nominal_batch=nominal)
+    assert accumulation(recipe, batch) == steps
+    decay = build_optimizer(nn.Linear(2, 2), "AdamW", recipe, batch).param_groups[1]["weight_decay"]
+    assert decay == pytest.approx(hyp.weight_decay * factor)
 
 
 def test_apply_sets_rates_and_momentum(hyp: Hyp) -> None:
@@ -74,21 +59,6 @@ def test_apply_sets_rates_and_momentum(hyp: Hyp) -> None:
         assert tuple(g["lr"] for g in optimizer.param_groups) == schedule.learning_rates(75)
         group = optimizer.param_groups[0]
         assert (group["betas"][0] if name == "Adam" else group["momentum"]) == schedule.momentum(75)
-
-
-@given(st.integers(1, 200), st.integers(1, 300), st.floats(0, 5))
-def test_windows_tile_every_epoch(batch: int, per_epoch: int, warmup_epochs: float) -> None:
-    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), warmup_epochs=warmup_epochs)
-    schedule = Schedule(hyp, 3, per_epoch, batch)
-    iteration, sizes = 0, []
-    while iteration < 3 * per_epoch:
-        size = schedule.window(iteration)
-        assert 1 <= size <= accumulation(batch) or size == 1
-        assert iteration // per_epoch == (iteration + size - 1) // per_epoch
-        sizes.append(size)
-        iteration += size
-    assert iteration == 3 * per_epoch
-    assert sizes[0] == 1
 
 
 def test_the_step_is_torchs(hyp: Hyp) -> None:

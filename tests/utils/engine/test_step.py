@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.utils.engine.trainer import Trainer, made_batch, spoiled
+from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
 from utils.engine.flags import StepFlags
 from utils.machine.accelerator import Accelerator
 
@@ -32,6 +32,17 @@ def test_a_step_that_is_not_finite_leaves_no_trace(optimizer: str, first_is_bad:
         clean.step([made_batch(seed)], 1)
     for expected, found in zip(clean.tensors(), trainer.tensors(), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_the_gradient_is_cut_to_the_norm_that_the_hyperparameters_say() -> None:
+    """The first gradient is SGD's buffer."""
+    norms = []
+    for clip in (0.01, 0.02, 1e6):
+        trainer = Trainer(cfg=TINY, clip=clip, weight_decay=0.0)
+        trainer.step([made_batch(0)], 1)
+        buffers = [state["momentum_buffer"] for state in trainer.state.optimizer.state.values()]
+        norms.append(torch.cat([buffer.flatten() for buffer in buffers]).norm().item())
+    assert norms[:2] == pytest.approx([0.01, 0.02], rel=1e-3) and 0.1 < norms[2] < 1e6
 
 
 def test_batches_reach_the_cpu_as_they_are() -> None:

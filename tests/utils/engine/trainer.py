@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ class Trainer:
         dtype: torch.dtype = torch.float32,
         optimizer: str = "SGD",
         cfg: Any = "yolov5n.yaml",
+        **hyp_values: float,
     ) -> None:
         torch.manual_seed(0)
         world = World(accelerator=accelerator)
-        hyp = load_hyp("hyp.scratch-low.yaml")
+        hyp = replace(load_hyp("hyp.scratch-low.yaml"), **hyp_values)  # type: ignore[arg-type]
         self.context = RunContext(TrainConfig(data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
         self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
