@@ -120,7 +120,7 @@ def campaign(given: argparse.Namespace, arms: Mapping[str, str]) -> list[Asked]:
         ValueError: a set is not there.
     """
     given.project.mkdir(parents=True, exist_ok=True)
-    threads = None if given.jobs == 1 else max(usable_cpus() // given.jobs, 1)
+    threads = None if given.jobs <= 1 else max(usable_cpus() // given.jobs, 1)
     seeds, sets, asked = dict.fromkeys(given.seeds), dict.fromkeys(given.sets), []
     for seed, set_name, (arm, flags) in itertools.product(seeds, sets, arms.items()):
         start = f"--epochs {given.epochs}"
@@ -230,14 +230,18 @@ def main() -> int:
         against = given.against or next(iter(arms), None)
         known = {**arms, **{run.arm: run.flags for run in runs}}
         if not known or (against is not None and against not in known):
-            raise ValueError(f"found no arm {against or ''} in {results}, and none is given as NAME=FLAGS.")
+            raise ValueError(f"{results}: found no {against or 'arm'}, and it is not given as NAME=FLAGS either.")
         if given.table is None:
             left = missing(campaign(given, arms), runs)
+            results.parent.mkdir(parents=True, exist_ok=True)
             print(f"{machine()}; runs to do: {len(left)}", flush=True)
             failed = run_all(left, results, given.jobs)
         print("\n".join(["", *table(read_runs(results), against)]))
     except ValueError as error:
         flags.error(str(error))
+    except KeyboardInterrupt:
+        print(f"Interrupted; the same command continues. {results} has what is done.")
+        return 130
     return int(failed > 0)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.benchmarks.ladder import Asked, missing, named
+from tests.benchmarks.ladder import Asked, campaign, missing, named, parser
 from tests.benchmarks.paired import Difference, Run, append_run, difference, read_runs, table
+from utils.config import TrainConfig
 
 
 def made(arm: str, maps: Sequence[float], first_seed: int = 0, *, set: str = "cards", timed: bool = True) -> list[Run]:
@@ -91,6 +94,32 @@ def test_a_campaign_does_what_is_missing_and_never_mixes_flags(tmp_path: Path) -
     assert [one.seed for one in missing(asked, made("old", [0.3], first_seed=1))] == [0, 2]
     with pytest.raises(ValueError, match=r"(?s)arm old on cards, seed 1: .*--cfg a.yaml.*--cfg b.yaml.*another name"):
         missing([dataclasses.replace(one, flags="--cfg b.yaml") for one in asked], made("old", [0.3], first_seed=1))
+
+
+def test_a_seed_is_finished_before_the_next_and_an_arms_own_flags_win(tmp_path: Path) -> None:
+    (tmp_path / "cards").mkdir(), (tmp_path / "coco128").mkdir()
+    words = [
+        "--shared",
+        str(tmp_path),
+        "--project",
+        str(tmp_path / "runs"),
+        "--sets",
+        "cards",
+        "coco128",
+        "--jobs",
+        "2",
+    ]
+    asked = campaign(parser().parse_args([*words, "--seeds", "0", "1", "1"]), {"old": "", "long": "--epochs 90"})
+    order = [(one.seed, one.set, one.arm) for one in asked]
+    assert order == [(seed, name, arm) for seed in (0, 1) for name in ("cards", "coco128") for arm in ("old", "long")]
+    flags = [TrainConfig(**TrainConfig.from_args(shlex.split(one.flags))) for one in asked[:4]]
+    assert [config.epochs for config in flags] == [60, 90, 20, 90]
+    assert [bool(config.weights) for config in flags] == [False, False, True, True]
+    assert not any(one.timed for one in asked), "two at once"
+    spec = yaml.safe_load(asked[0].data.read_text())
+    assert spec["path"] == str(tmp_path / "cards") and spec["names"][-1] == "ace"
+    with pytest.raises(ValueError, match="it has no folder 'raccoon'"):
+        campaign(parser().parse_args([*words, "--sets", "raccoon"]), {"old": ""})
 
 
 def test_arms_have_names() -> None:
