@@ -26,7 +26,9 @@ from models.layers.arguments import (
     read_arguments,
     size,
 )
+from models.layers.attention import PSA, SCDown
 from models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from models.layers.elan import Elan
 from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from models.layers.transformer import C3TR
 from utils.errors import ConfigError, did_you_mean
@@ -75,8 +77,11 @@ KINDS: dict[str, Kind] = {
     "C3": _channelled(C3, *_BLOCK, deep=True),
     "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
     "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
+    "Elan": _channelled(Elan, *_BLOCK, deep=True),
     "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
     "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
+    "PSA": _channelled(PSA, deep=True),
+    "SCDown": _channelled(SCDown, ("kernel", size), ("stride", size)),
     "SPP": _channelled(SPP, ("kernels", list_of(count))),
     "SPPF": _channelled(SPPF, ("kernel", count)),
     "Concat": Kind(Concat, (("dim", axis),), joins=True),

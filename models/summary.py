@@ -25,8 +25,9 @@ def count_parameters(model: nn.Module) -> int:
 def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
     """Billions of floating point operations for one square image: twice the multiply-adds.
 
-    Those of convolutions, linear layers and normalisations are counted; activations, pools and the decoding are not.
-    They are measured on an image of one cell of the largest stride, because the work grows with the area exactly.
+    Those of convolutions, linear layers and normalisations are counted; activations, pools, the decoding and, in
+    attention, the products of cells with each other are not. They are measured on an image of one cell of the largest
+    stride, because the work grows with the area exactly.
 
     Args:
         model: on any device and in any mode, both of which it keeps.

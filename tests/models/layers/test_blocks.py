@@ -6,23 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.layers.attention import PSA, SCDown
 from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from models.layers.elan import Elan
 from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from models.layers.transformer import C3TR, TransformerLayer
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    """Give every normalisation statistics and parameters that are not the identity."""
-    generator = torch.Generator().manual_seed(0)
-    for bn in module.modules():
-        if isinstance(bn, nn.BatchNorm2d):
-            for tensor in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-    return module.eval()
-
-
-def image(*shape: int) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+from tests.models.layers.made_blocks import image, parameters, randomised
 
 
 @pytest.mark.parametrize(
@@ -56,6 +45,9 @@ def test_conv_uses_the_familys_batch_norm() -> None:
         GhostBottleneck(4, 8, 3, 2),
         C3Ghost(4, 16, 2),
         C3TR(4, 16),
+        Elan(4, 16, 2),
+        PSA(4, 16, 2),
+        SCDown(4, 8),
     ],
 )
 def test_folding_changes_parameters_not_results(block: nn.Module) -> None:
@@ -119,10 +111,6 @@ def test_c3_joins_a_deep_and_a_shallow_branch() -> None:
     with torch.no_grad():
         joined = Concat(1)([block.m(block.cv1(x)), block.cv2(x)])
         torch.testing.assert_close(block(x), block.cv3(joined))
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
 
 
 def test_parameters_of_blocks_as_originals_print_them() -> None:

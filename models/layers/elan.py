@@ -1,0 +1,70 @@
+"""`Elan`: a cross-stage partial block that keeps what every bottleneck makes (Wang et al., ELAN, arXiv 2211.04800)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.blocks import Conv
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions, added to the input where `shortcut` is set (He et al., ResNet, 2015)."""
+
+    def __init__(self, channels: int, shortcut: bool = True, groups: int = 1) -> None:
+        super().__init__()
+        self.conv1 = Conv(channels, channels, 3, groups=groups)
+        self.conv2 = Conv(channels, channels, 3, groups=groups)
+        self.adds = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        y = cast(Tensor, self.conv2(self.conv1(x)))
+        return x + y if self.adds else y
+
+
+class Elan(nn.Module):
+    """Two parts, the second passed on through a chain of bottlenecks; all parts and every step of the chain joined.
+
+    `C3` joins only the chain's end. Here each bottleneck has a short way to the output, and so a short way back for
+    its gradient.
+
+    Args:
+        c_in, c_out: channels.
+        repeats: bottlenecks in the chain.
+        shortcut: whether those add their input.
+        groups: of their 3×3 convolutions.
+        expansion: channels of a part over `c_out`.
+
+    Raises:
+        ValueError: a part has no channel, or not a multiple of `groups`.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        hidden = int(c_out * expansion)
+        if hidden < 1 or hidden % groups:
+            raise ValueError(
+                f"parts of {hidden} channels ({c_out} by the expansion {expansion:g}), expected a "
+                f"positive multiple of {groups}, the groups"
+            )
+        self.split = Conv(c_in, 2 * hidden, 1)
+        self.chain = nn.ModuleList(BasicBlock(hidden, shortcut, groups) for _ in range(repeats))
+        self.join = Conv((2 + repeats) * hidden, c_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        parts = list(self.split(x).chunk(2, 1))
+        for block in self.chain:
+            parts.append(block(parts[-1]))
+        return cast(Tensor, self.join(torch.cat(parts, 1)))

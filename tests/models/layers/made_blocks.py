@@ -1,0 +1,26 @@
+"""Blocks with statistics that are not the identity, and maps to try them on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """Give every normalisation statistics and parameters that are not the identity."""
+    generator = torch.Generator().manual_seed(0)
+    for bn in module.modules():
+        if isinstance(bn, nn.BatchNorm2d):
+            for tensor in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return module.eval()
+
+
+def image(*shape: int) -> Tensor:
+    """The same numbers in 0 … 1 every time."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def parameters(module: nn.Module) -> int:
+    """Numbers that training can change."""
+    return sum(p.numel() for p in module.parameters())
