@@ -1,0 +1,86 @@
+"""Our own family: sizes and costs as numbers, and that all of a model learns, folds and compiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models.description import MODELS_DIR
+from models.detector import DetectionModel
+from models.heads.free.head import DetectFree
+from models.layers.attention import PSA
+from models.summary import count_gflops, count_parameters
+from utils.yaml_file import read_yaml
+
+# Parameters and GFLOPs at 80 classes and 640 px, and at 3 classes and 320 px.
+FAMILY = {
+    "n": (2_788_352, 6.83, 2_773_337, 1.69),
+    "s": (11_067_984, 26.78, 11_038_185, 6.65),
+    "m": (25_632_384, 76.36, 25_587_801, 19.03),
+    "l": (43_020_272, 161.61, 42_960_905, 40.32),
+    "x": (67_166_592, 252.16, 67_092_441, 62.94),
+}
+
+
+@pytest.mark.parametrize("size", FAMILY)
+def test_parameters_and_gflops(size: str) -> None:
+    expected = FAMILY[size]
+    for nc, imgsz, parameters, gflops in ((80, 640, *expected[:2]), (3, 320, *expected[2:])):
+        with torch.device("meta"):
+            model = DetectionModel(f"tessera-{size}", nc=nc)
+        assert isinstance(model.head, DetectFree) and model.head.strides == (8, 16, 32)
+        assert count_parameters(model) == parameters
+        assert count_gflops(model, imgsz) == pytest.approx(gflops, abs=0.0051)
+        normalised = sum(m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+        assert count_parameters(model.fuse()) == parameters - normalised  # a bias for a weight and a bias
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+
+
+def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> None:
+    caps = {"n": 1024, "s": 1024, "m": 768, "l": 512, "x": 512}
+    first = read_yaml(MODELS_DIR / "tessera-n.yaml", "").values
+    for size, cap in caps.items():
+        values = read_yaml(MODELS_DIR / f"tessera-{size}.yaml", "").values
+        for part in ("backbone", "head"):
+            expected = [[*row[:3], [cap if value == 1024 else value for value in row[3]]] for row in first[part]]
+            assert values[part] == expected
+
+
+def small() -> DetectionModel:
+    """The smallest size at a quarter of its width."""
+    torch.manual_seed(0)
+    values = read_yaml(MODELS_DIR / "tessera-n.yaml", "").values
+    return DetectionModel({**values, "width_multiple": 0.0625}, nc=3)
+
+
+def test_every_parameter_learns_and_folds() -> None:
+    """In channels-last memory and half precision, as training has it."""
+    model = small().to(memory_format=torch.channels_last)
+    x = torch.rand(2, 3, 96, 64).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(x)
+    sum(output.float().square().mean() for output in outputs).backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+    model.eval()
+    with torch.no_grad():
+        plain = model(x)[0]
+        torch.testing.assert_close(model.fuse()(x)[0], plain, atol=1e-3, rtol=1e-4)
+
+
+def test_attention_reads_the_smallest_map_alone() -> None:
+    model = small()
+    sizes: list[int] = []
+    for layer in model.model:
+        if isinstance(layer, PSA):
+            layer.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[2]))
+    model(torch.rand(2, 3, 64, 64))
+    assert sizes == [2]
+
+
+def test_compiles_without_a_graph_break() -> None:
+    model = small().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x)[0], model(x)[0])
