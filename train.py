@@ -47,7 +47,8 @@ from models.summary import summary
 from utils.checkpoints.folder import new_run
 from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
 from utils.checkpoints.saver import Saver
-from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights, warn_of_moved_classes
+from utils.checkpoints.start import build_model, head_class, read_weights
+from utils.checkpoints.weights import load_weights
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
@@ -55,11 +56,12 @@ from utils.engine.multi_scale import largest_size, multi_scale
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
 from utils.engine.profile import open_profile
+from utils.engine.recipe import report_recipe, with_recipe
 from utils.engine.schedule import Schedule
 from utils.engine.state import Progress, TrainState
 from utils.engine.step import TrainStep
 from utils.engine.stopping import EarlyStopping
-from utils.errors import ConfigError, UserError
+from utils.errors import UserError
 from utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.machine.out_of_memory import explain_out_of_memory
@@ -89,11 +91,11 @@ OUT_OF_MEMORY_REMEDIES = (
 )
 
 
-def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | None = None) -> Metrics:
+def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None) -> Metrics:
     """Train, validate and save, epoch by epoch; every rank calls this.
 
     Args:
-        config, hyp: frozen; the same on every rank.
+        config, hyp: frozen; the same on every rank. Without `hyp` the model's own for the length of the run.
         world: this rank.
         resumed: what to resume; None = a fresh run.
 
@@ -126,6 +128,8 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
             resumed.check_classes(train_index.names, config)
 
         world.set_activity("building the model")
+        if hyp is None:
+            config, hyp = with_recipe(config, head_class(config, train_index.names, weights), len(train_index))
         raw_model = build_model(config, train_index.names, weights, resumed, round(hyp.anchors))
         del weights  # else they would stay in memory for the whole run
         require_agreement(run_fingerprint(config, hyp, {"train": train_index, "val": val_index}, raw_model), world)
@@ -155,6 +159,7 @@ def train(config: TrainConfig, hyp: Hyp, world: World, resumed: ResumedRun | Non
         world.remember("run", str(folder))
         batches = loader.batches_per_epoch
         schedule = Schedule(hyp, config.epochs, batches, batch_size, config.cos_lr)
+        report_recipe(context, schedule, raw_model.head, from_scratch=not (config.weights or resumed))
 
         journal = stack.enter_context(
             Journal(context, train_index, criterion.names, start_epoch=progress.epoch, resumed=resumed is not None)
@@ -249,49 +254,6 @@ def warn_of_problems(*indexes: DatasetIndex) -> None:
         log.warning(text)
 
 
-def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """What `--weights` means; None where the model starts from scratch, or from the checkpoint of a resumed run.
-
-    Raises:
-        UserError: there is no such file, or it cannot be read.
-    """
-    return load_weights(resolve_weights(config.weights)) if config.weights and not resumed else None
-
-
-def build_model(
-    config: TrainConfig,
-    names: Sequence[str],
-    weights: Weights | None = None,
-    resumed: ResumedRun | None = None,
-    anchors: int = 0,
-) -> DetectionModel:
-    """The raw model on the CPU, the same on every rank; with the weights, layers and anchors that were asked for.
-
-    Raises:
-        UserError: the weights fit the architecture nowhere.
-        ConfigError: no such model YAML, or a wrong one.
-    """
-    described = resumed.checkpoint["model_yaml"] if resumed else config.cfg or (weights and weights.model_yaml)
-    with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
-        torch.default_generator.manual_seed(config.seed)
-        model = DetectionModel(described or "yolov5n.yaml", names=names, anchors=anchors or None)
-    if weights is not None:
-        # A YAML that was asked for brings its own values, such as anchors.
-        kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
-        fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
-        model.load_state_dict(fitting, strict=False)
-        log.info(f"{weights.source}: {said}")
-        warn_of_moved_classes(weights, names)
-    layers = len(model.model)
-    if max(config.frozen_layers, default=0) >= layers:
-        asked = " ".join(map(str, config.freeze))
-        raise ConfigError(f"--freeze {asked}: {model.name} has {layers} layers, 0 to {layers - 1}.")
-    for name, parameter in model.layer_parameters(config.frozen_layers):
-        parameter.requires_grad_(False)
-        log.debug(f"frozen: {name}")
-    return model
-
-
 def choose_batch_size(
     context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, most: int
 ) -> int:
@@ -369,7 +331,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             check_data(asked, world)
             return None
         if asked.evolve:
-            return evolve(asked, load_hyp(asked.hyp), world, train)
+            return evolve(*start_of_search(asked, world), world, train)
         # Where the launcher has restarted the ranks; a checkpoint that was there before this job is not its own.
         earlier, saved = world.broadcast((world.recall("run"), world.recall("saved")))
         before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
@@ -379,9 +341,21 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             if earlier:
                 folder = Path(earlier)
                 asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-            return train(asked, load_hyp(asked.hyp), world)
+            return train(asked, load_hyp(asked.hyp) if asked.hyp else None, world)
         check_batch_size(before[0].batch_size, world.size)
         return train(*before[:2], world, before[2])
+
+
+def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
+    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own."""
+
+    def own() -> TrainConfig:
+        index = build_index(load_spec(config.data), "train", single_cls=config.single_cls)
+        head = head_class(config, index.names, read_weights(config, None))
+        return with_recipe(config, head, len(index))[0]
+
+    config = config if config.hyp else world.from_main(own)
+    return config, load_hyp(config.hyp)
 
 
 def check_data(config: TrainConfig, world: World) -> None:

@@ -245,14 +245,13 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         world,
         SharedMemory(world) if memory is None else memory,
     )
-    mosaic_epochs = 0 if config.rect or run.hyp.mosaic == 0 else run.mosaic_epochs
     images: ImageStore | RecentImages = store
-    if mosaic_epochs > 0 and not store.is_cached:
+    if run.mosaic_epochs > 0 and not store.is_cached:
         # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest.
         batches = near_batches(run.batch_size) + workers * PREFETCH
         share = min(run.rank_batch_size * world.local_size + 2 * BLOCK, run.batch_size)  # blocks may reach beyond
         images = share_recent(store, world, batch_size=run.batch_size, share=share, batches=batches)
-    dataset = TrainDataset(index, images, run.hyp, config.seed, mosaic_epochs)
+    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs)
     return TrainLoader(dataset, sampler, run, workers)
 
 

@@ -5,6 +5,7 @@ Legend: B images, L detection levels, A rows of an image over all levels, C clas
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ class Head(nn.Module, ABC):
         strides: pixels a cell of each level, in the order of the levels.
         has_objectness: whether decoded rows have an objectness between box and classes.
         rows_per_cell: decoded rows of a cell.
+        recipes: hyperparameter files (data/hyps) of this head's models, each behind the number of batches that a whole
+            run must stay below; the last one's is infinite.
+        short_recipe: the file to name where a run makes too few steps.
         yaml_keys: keys at the top of a model YAML that are this head's own, all of them required, with their readers.
         yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
             do not replace them.
     """
 
     has_objectness: ClassVar[bool] = False
+    recipes: ClassVar[tuple[tuple[float, str], ...]] = ((math.inf, "hyp.scratch-low.yaml"),)
+    short_recipe: ClassVar[str] = "hyp.short.yaml"
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
 

@@ -22,6 +22,7 @@ import train
 from data.feed.shared_memory import SharedMemory
 from data.source.index import build_index
 from data.source.spec import load_spec
+from utils.checkpoints.start import build_model
 from utils.config import TrainConfig, load_hyp
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
@@ -56,10 +57,10 @@ def run(words: list[str], world: World) -> None:
     after_warmup = AFTER_WARMUP in flags
     flags = [flag for flag in flags if flag != AFTER_WARMUP]
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
-    hyp = load_hyp(config.hyp)
+    hyp = load_hyp(config.hyp or "hyp.scratch-low.yaml")
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
-        model = train.build_model(config, index.names).to(memory_format=torch.channels_last)
+        model = build_model(config, index.names).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = train.open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)

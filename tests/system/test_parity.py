@@ -27,7 +27,7 @@ from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.system.launch import run_python, torchrun
 from tests.system.tiny import make_data
-from utils.config import TrainConfig, load_hyp
+from utils.config import load_hyp
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 LIMIT, LIMIT_ALONE = 1e-4, 1e-3
@@ -160,7 +160,7 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
 def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
     """Flags of all cases; writes the case's hyperparameters beside its data."""
     hyp = folder / "hyp.yaml"
-    hyp.write_text(yaml.safe_dump({**load_hyp(TrainConfig.hyp).as_dict(), **dict(case.hyp)}))
+    hyp.write_text(yaml.safe_dump({**load_hyp("hyp.scratch-low.yaml").as_dict(), **dict(case.hyp)}))
     numbers = ["--imgsz", str(IMGSZ), "--batch", str(batch), "--workers", "1"]
     return [*numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from utils.config import load_hyp
 from utils.report.results import read_results, result_columns
 
 TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
@@ -42,6 +44,9 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     assert list(run.glob("events.out.tfevents.*"))
     header = (run / "results.csv").read_text().splitlines()[0]
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
+    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == "hyp.scratch-low.yaml", "the model's own"
+    assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.scratch-low.yaml").as_dict()
+    assert outcome.err.count("few for a model from scratch. What helps: --hyp hyp.short.yaml") == 1
     table = read_results(run / "results.csv")
     assert table["epoch"].tolist() == [0, 1]
     assert table.notna().all().all()
@@ -71,9 +76,11 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int) -> None:
-    whole = start(ranks, *flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1"))
+@pytest.mark.parametrize(
+    ("ranks", "recipe"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ()), (1, ("--hyp", "hyp.short.yaml"))]
+)
+def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int, recipe: tuple[str, ...]) -> None:
+    whole = start(ranks, *flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *recipe))
     assert whole.code == 0, whole.said
     half = tmp_path / "half" / "exp"
     shutil.copytree(tmp_path / "whole" / "exp", half)
@@ -84,6 +91,8 @@ def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: 
     assert resumed.code == 0, resumed.said
     assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
     assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
+    told = [next(line for line in outcome.err.splitlines() if "Recipe " in line) for outcome in (whole, resumed)]
+    assert told[0] == told[1] and (recipe[1] if recipe else "hyp.scratch-low.yaml") in told[0]
     assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
@@ -154,5 +163,6 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
+    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.scratch-low.yaml", "the model's own"
     assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
     assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]

@@ -11,7 +11,7 @@ from utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
 from utils.errors import ConfigError
 
 SPEC_DEFAULTS = {
-    "weights": "", "data": "shapes.yaml", "hyp": "hyp.scratch-low.yaml", "epochs": 100, "batch_size": 16, "imgsz": 640,
+    "weights": "", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
     "cache": "none", "optimizer": "", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
     "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": -1, "evolve": 0,
     "loggers": "tensorboard",

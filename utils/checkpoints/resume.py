@@ -134,7 +134,7 @@ def run_of_checkpoint(
     """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now."""
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     config = dataclasses.replace(saved_config(checkpoint, path), **{**now, "resume": str(path)})
-    hyp = load_hyp(config.hyp) if "hyp" in given else Hyp.from_dict(checkpoint["hyp"], str(path))
+    hyp = load_hyp(config.hyp) if given.get("hyp") else Hyp.from_dict(checkpoint["hyp"], str(path))
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
 

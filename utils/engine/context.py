@@ -47,5 +47,9 @@ class RunContext:
     @property
     def mosaic_epochs(self) -> int:
         """Epochs, from the first, that may have mosaic and mixup."""
-        closed = self.config.close_mosaic
-        return self.config.epochs - (round(self.hyp.close_mosaic * self.config.epochs) if closed < 0 else closed)
+        config, hyp = self.config, self.hyp
+        if config.rect or hyp.mosaic == 0:
+            return 0
+        return config.epochs - (
+            config.close_mosaic if config.close_mosaic >= 0 else round(hyp.close_mosaic * config.epochs)
+        )

@@ -43,9 +43,14 @@ class Schedule:
     cosine: bool = False
 
     @property
+    def iterations(self) -> int:
+        """Iterations of the whole run."""
+        return self.epochs * self.batches_per_epoch
+
+    @property
     def warmup_iterations(self) -> int:
         """Iterations of the warm-up: the longest of three."""
-        share = self.hyp.warmup_share * self.epochs * self.batches_per_epoch
+        share = self.hyp.warmup_share * self.iterations
         return max(
             round(self.hyp.warmup_epochs * self.batches_per_epoch), round(share), round(self.hyp.warmup_least), 1
         )

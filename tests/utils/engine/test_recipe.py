@@ -1,0 +1,111 @@
+"""Which recipe a run has, what is said of it, and what it is warned of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from models.detector import DetectionModel
+from models.heads.anchor.head import Detect
+from models.heads.head import Head
+from tests.data.made_run import made_run
+from tests.utils.engine.trainer import TINY
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.engine.context import RunContext
+from utils.engine.recipe import recipe_in_words, recipe_of, run_length, warnings, with_recipe
+from utils.engine.schedule import Schedule
+
+LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
+
+
+class Family(Detect):
+    recipes = ((10_000, SHORT), (math.inf, LOW))
+
+
+def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
+    """A run of 60 epochs over so many images in batches of 16, with the hyperparameters of a file."""
+    run = made_run(load_hyp(file), imgsz=64, batch_size=16, hyp=file, epochs=60, **flags)
+    return run, Schedule(run.hyp, 60, -(-images // 16), 16)
+
+
+@pytest.mark.parametrize(("batches", "file"), [(1, SHORT), (9_999, SHORT), (10_000, LOW), (10**9, LOW)])
+def test_the_length_of_the_run_decides_between_a_heads_recipes(batches: int, file: str) -> None:
+    assert recipe_of(Family, batches) == file
+    assert recipe_of(Detect, batches) == recipe_of(Head, batches) == LOW, "as it always was"
+
+
+@pytest.mark.parametrize(
+    ("flags", "images", "batches"),
+    [
+        ({"epochs": 60, "batch_size": 16}, 205, 780),
+        ({"epochs": 100, "batch_size": -1}, 205, 400),
+        ({"epochs": 2, "batch_size": 16}, 5, 2),
+    ],
+)
+def test_a_run_is_as_long_as_its_batches_and_autobatch_counts_as_64(
+    flags: dict[str, int], images: int, batches: int
+) -> None:
+    assert run_length(TrainConfig(**flags), images) == batches
+
+
+def test_the_run_is_given_the_file_and_its_name() -> None:
+    config, hyp = with_recipe(TrainConfig(epochs=100), Family, images=1000)
+    assert (config.hyp, hyp) == (SHORT, load_hyp(SHORT)) and config == dataclasses.replace(TrainConfig(), hyp=SHORT)
+    assert with_recipe(TrainConfig(epochs=200), Family, images=1000)[0].hyp == LOW
+
+
+def test_every_recipe_is_a_file_that_is_there() -> None:
+    for head in {Head, Detect, *Head.__subclasses__(), *Detect.__subclasses__()}:
+        assert head.recipes[-1][0] == math.inf
+        for file in (head.short_recipe, *(file for _, file in head.recipes)):
+            load_hyp(file)
+
+
+def test_what_is_said_of_yolov5s_recipe() -> None:
+    assert recipe_in_words(*made(LOW, 205)) == (
+        "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of 64 images; SGD, learning rate 0.01, warm-up 100 "
+        "batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
+    )
+
+
+def test_what_is_said_of_a_short_one() -> None:
+    assert recipe_in_words(*made(SHORT, 205)) == (
+        "Recipe hyp.short.yaml: 780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
+        "constant for 50% of the epochs, then a cosine to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
+        "15 of 60 epochs"
+    )
+    assert "; Adam, learning" in recipe_in_words(*made(SHORT, 205, optimizer="Adam"))
+    assert recipe_in_words(*made(SHORT, 205, close_mosaic=0)).endswith("mosaic in every epoch")
+
+
+@pytest.mark.parametrize(
+    ("file", "images", "from_scratch", "said"),
+    [
+        (LOW, 131, True, "199 optimizer steps, 100 of 540 batches for the warm-up: few for a model from scratch. "
+         "What helps: --hyp hyp.short.yaml, which makes one of every batch."),
+        (LOW, 131, False, ""),
+        (LOW, 1000, True, ""),
+        (SHORT, 131, True, ""),
+        (LOW, 40, True, "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
+         "What helps: --hyp hyp.short.yaml, which makes one of every batch; more --epochs or a smaller --batch-size."),
+        (SHORT, 40, True, "180 optimizer steps, 50 of 180 batches for the warm-up: few for a model from scratch. "
+         "What helps: more --epochs or a smaller --batch-size."),
+    ],
+)  # fmt: skip
+def test_a_short_run_from_scratch_is_warned(file: str, images: int, from_scratch: bool, said: str) -> None:
+    head = DetectionModel(TINY).head
+    assert warnings(*made(file, images), head, from_scratch=from_scratch) == ([said] if said else [])
+
+
+def test_gains_of_another_kind_of_head_are_named() -> None:
+    head = DetectionModel(TINY).head
+    run, schedule = made(LOW, 1000)
+
+    def found(hyp: Hyp) -> list[str]:
+        return warnings(dataclasses.replace(run, hyp=hyp), schedule, head, from_scratch=True)
+
+    assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
+    (said,) = found(dataclasses.replace(run.hyp, box=7.5))
+    assert "the gain of the box loss is 7.5; in hyp.scratch-low.yaml, which is this model's own, 0.05" in said

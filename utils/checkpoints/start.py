@@ -1,0 +1,82 @@
+"""What a run starts from: the file of `--weights`, and the model that it is put into."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from models.description import read_model
+from models.detector import DetectionModel
+from models.heads.head import Head
+from utils.checkpoints.resume import ResumedRun
+from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights, warn_of_moved_classes
+from utils.config import TrainConfig
+from utils.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "yolov5n.yaml"
+
+
+def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
+    """What `--weights` means; None where the model starts from scratch, or from the checkpoint of a resumed run.
+
+    Raises:
+        UserError: there is no such file, or it cannot be read.
+    """
+    return load_weights(resolve_weights(config.weights)) if config.weights and not resumed else None
+
+
+def described_model(
+    config: TrainConfig, weights: Weights | None = None, resumed: ResumedRun | None = None
+) -> str | Mapping[str, Any]:
+    """The model's YAML or its content: of the resumed run, as `--cfg` says, or as the weights bring it."""
+    if resumed:
+        return dict(resumed.checkpoint["model_yaml"])
+    return config.cfg or (weights and weights.model_yaml) or DEFAULT_MODEL
+
+
+def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
+    """The head of a fresh run's model, before there is one.
+
+    Raises:
+        ConfigError: no such model YAML, or a wrong one.
+    """
+    return read_model(described_model(config, weights), {"nc": len(names)}).head
+
+
+def build_model(
+    config: TrainConfig,
+    names: Sequence[str],
+    weights: Weights | None = None,
+    resumed: ResumedRun | None = None,
+    anchors: int = 0,
+) -> DetectionModel:
+    """The raw model on the CPU, the same on every rank; with the weights, layers and anchors that were asked for.
+
+    Raises:
+        UserError: the weights fit the architecture nowhere.
+        ConfigError: no such model YAML, or a wrong one.
+    """
+    with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
+        torch.default_generator.manual_seed(config.seed)
+        described = described_model(config, weights, resumed)
+        model = DetectionModel(described, names=names, anchors=anchors or None)
+    if weights is not None:
+        # A YAML that was asked for brings its own values, such as anchors.
+        kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
+        fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
+        model.load_state_dict(fitting, strict=False)
+        log.info(f"{weights.source}: {said}")
+        warn_of_moved_classes(weights, names)
+    layers = len(model.model)
+    if max(config.frozen_layers, default=0) >= layers:
+        asked = " ".join(map(str, config.freeze))
+        raise ConfigError(f"--freeze {asked}: {model.name} has {layers} layers, 0 to {layers - 1}.")
+    for name, parameter in model.layer_parameters(config.frozen_layers):
+        parameter.requires_grad_(False)
+        log.debug(f"frozen: {name}")
+    return model

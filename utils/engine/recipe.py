@@ -1,0 +1,87 @@
+"""The recipe of a run: which hyperparameters its model has for so many batches, what they come to, and if they fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from models.heads.head import Head
+from utils.config import Hyp, TrainConfig, load_hyp
+from utils.engine.context import RunContext
+from utils.engine.ema import ema_decay
+from utils.engine.schedule import Schedule, accumulation
+from utils.text import one_line
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_BATCH = 64  # images that AutoBatch, which comes later, counts as
+FEW_STEPS = 400  # optimizer steps below which a model from scratch has hardly learned anything
+FOREIGN = 20  # times another gain: no search comes to that, a file of another family does
+
+
+def run_length(config: TrainConfig, images: int) -> int:
+    """Global batches of a whole run over so many training images."""
+    batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
+    return config.epochs * -(-images // batch_size)
+
+
+def recipe_of(head: type[Head], batches: int) -> str:
+    """The hyperparameter file of a head's models for a run of so many batches."""
+    return next(file for end, file in head.recipes if batches < end)
+
+
+def with_recipe(config: TrainConfig, head: type[Head], images: int) -> tuple[TrainConfig, Hyp]:
+    """A run without `--hyp`: its flags with the head's own file for the length of the run, and what this says.
+
+    Args:
+        config: flags.
+        head: of the model.
+        images: to train on.
+    """
+    file = recipe_of(head, run_length(config, images))
+    return dataclasses.replace(config, hyp=file), load_hyp(file)
+
+
+def report_recipe(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: bool) -> None:
+    """Say what the hyperparameters come to in this run, and warn where they are no good for it."""
+    log.info(recipe_in_words(run, schedule))
+    for warning in warnings(run, schedule, head, from_scratch=from_scratch):
+        log.warning(warning)
+
+
+def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
+    """One line: the file and its optimization, in this run's numbers."""
+    hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
+    horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
+    flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
+    fall = "a cosine" if schedule.cosine_share > 0.5 else "a line"
+    closed = run.config.epochs - max(run.mosaic_epochs, 0)
+    mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed else "mosaic in every epoch"
+    return (
+        f"Recipe {one_line(run.config.hyp, 60)}: {batches:,} batches, {steps:,} steps of "
+        f"{run.batch_size * accumulation(hyp, run.batch_size)} images; {run.optimizer}, learning rate {hyp.lr0:g}, "
+        f"warm-up {schedule.warmup_iterations:,} batches, {flat}{fall} to {hyp.lr0 * hyp.lrf:g}; EMA over the last "
+        f"{horizon:,.1f} steps; {mosaic}"
+    )
+
+
+def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: bool) -> list[str]:
+    """What is wrong with the hyperparameters in this run, and the flag that helps."""
+    found: list[str] = []
+    own = recipe_of(type(head), schedule.iterations)
+    gain = load_hyp(own).box
+    if not gain / FOREIGN <= run.hyp.box <= gain * FOREIGN:
+        found.append(
+            f"{one_line(run.config.hyp, 60)}: the gain of the box loss is {run.hyp.box:g}; in {own}, which is this "
+            f"model's own, {gain:g}. A file for another kind of head? Leave --hyp out, or give one for this kind."
+        )
+    steps = schedule.steps()
+    if from_scratch and steps < FEW_STEPS:
+        helps = [f"--hyp {head.short_recipe}, which makes one of every batch"]
+        helps = helps if accumulation(run.hyp, run.batch_size) > 1 else []
+        helps += ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
+        found.append(
+            f"{steps} optimizer steps, {schedule.warmup_iterations} of {schedule.iterations} batches for the warm-up: "
+            f"few for a model from scratch. What helps: {'; '.join(helps)}."
+        )
+    return found
