@@ -43,6 +43,7 @@ DATA = shapes.yaml
 bench:
 	uv run python -m tests.benchmarks.loader --data $(DATA)
 	uv run python -m tests.benchmarks.step --data $(DATA)
+	uv run python -m tests.benchmarks.family --data $(DATA)
 	uv run python -m tests.benchmarks.val --data $(DATA)
 	uv run python -m tests.benchmarks.startup --data $(DATA)
 	uv run python -m tests.benchmarks.memory --data $(DATA)
