@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import pytest
 
 from data.feed.sampler import EpochOrder, EpochSampler
 from utils import environment
-from utils.config import TrainConfig, ValConfig
+from utils.config import Hyp, TrainConfig, ValConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()
@@ -56,6 +57,19 @@ def test_the_table_of_hostile_subjects() -> None:
             found[file.stem] = f"{int(cases[1]):,}"
     rows = PAGE.partition("| `make hostile` |")[2]
     assert dict(re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", rows, flags=re.MULTILINE)) == found
+
+
+def test_the_table_of_optional_hyperparameters() -> None:
+    rows = []
+    for f in dataclasses.fields(Hyp):
+        if f.default is not dataclasses.MISSING:
+            m, default = f.metadata, f.default
+            allowed = f"{m['low']:g} to {m['high']:g}" if "low" in m else ", ".join(m["choices"])
+            rows.append(f"| `{f.name}` | {allowed} | {default if isinstance(default, str) else f'{default:g}'} | ")
+    page = (ROOT / "docs" / "recipes.md").read_text().splitlines()
+    table = [line for line in page if line.startswith("| `")]
+    assert len(table) == len(rows) > 10
+    assert [row for row, line in zip(rows, table, strict=True) if not line.startswith(row)] == []
 
 
 def test_every_command_is_understood() -> None:

@@ -117,7 +117,7 @@ TRAIN_FLAGS = (
     Row("--weights yolov5s.pt"),
     Row("--cfg yolov5s.yaml"),
     Row("--data coco128.yaml", "the default is shapes.yaml"),
-    Row("--hyp hyp.scratch-low.yaml"),
+    Row("--hyp hyp.scratch-low.yaml", aside="the default for yolov5 models"),
     Row("--epochs 300"),
     Row("--batch-size 16"),
     Row("--batch-size -1", aside="under DDP too"),
