@@ -3,7 +3,7 @@
 Nothing is read back from the device and every shape is known to the host. Equal values go to the candidate that comes
 first, so that the result is determined.
 
-Legend: B images, A cells of an image, G objects, P candidates, K cells that an object may get, C classes.
+Legend: B images, A cells of an image, G objects, K cells that an object may get, C classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.heads.free.assignment import FreeAssignment
+from models.heads.free.assignment import FreeAssignment, list_candidates
 from utils.boxes import box_iou
 
 NOTHING = 1e-9  # an alignment below this is none
@@ -47,15 +47,17 @@ def align(boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha:
         assignment: the candidates, on the same device.
         alpha, beta: α and β.
     """
-    owners, cells = assignment.owners, assignment.cells
-    overlap = box_iou(boxes_xyxy[cells], assignment.boxes_xyxy[owners])
-    score = logits[cells, assignment.classes[owners]].float().sigmoid()
-    alignment = score**alpha * overlap**beta
-
-    by_alignment = alignment.argsort(descending=True, stable=True)
-    order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
-    best = order[assignment.slots]
-    cells, overlap, alignment = cells[best], overlap[best], alignment[best]
+    best = []
+    for part in assignment.parts:
+        owners, cells = list_candidates(assignment, part)
+        overlap = box_iou(boxes_xyxy[cells], assignment.boxes_xyxy[owners])
+        score = logits[cells, assignment.classes[owners]].float().sigmoid()
+        alignment = score**alpha * overlap**beta
+        by_alignment = alignment.argsort(descending=True, stable=True)
+        order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
+        first = order[assignment.slots[part.objects]]
+        best.append((cells[first], overlap[first], alignment[first]))
+    cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
     kept = assignment.filled & (alignment > NOTHING)
     kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(logits))
     alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)

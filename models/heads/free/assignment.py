@@ -2,8 +2,11 @@
 
 Choosing among them needs the predictions, and is done on the device (alignment.py); every shape is known here.
 
-Legend: T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, P candidates
-(pairs of an object and a cell), K cells that an object may get.
+The candidates of an object are rectangles of cells, one a level. The host describes these; the device lists the pairs
+of an object and a cell, for so few objects at a time that a crowd of large ones does not take its memory.
+
+Legend: T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, N rectangles,
+P pairs of a part, K cells that an object may get.
 """
 
 from __future__ import annotations
@@ -19,28 +22,48 @@ from torch import Tensor
 from models.heads.criterion import Assignment
 
 
+PAIRS = 2**19  # in a part begin no more
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some objects, known to the host.
+
+    Attributes:
+        objects: which they are.
+        rectangles: theirs.
+        pairs: of them and their candidates: P.
+    """
+
+    objects: slice
+    rectangles: slice
+    pairs: int
+
+
 @dataclass(frozen=True)
 class FreeAssignment(Assignment):
     """The candidates of one batch, sorted by object, level, y, x.
 
     Attributes:
         counts: (0,): what the loss is divided by, only the predictions tell.
-        cells: int64 (P,), image · A + cell.
-        owners: int64 (P,), the object of each candidate.
+        rectangles: int64 (5, N): object; first cell as image · A + cell; cells a row; cells from the end of a
+            row to the next; cells in all.
         classes: int64 (G,).
         boxes_xyxy: float32 (G, 4) in pixels of the batch.
-        slots: int64 (G, K), places of each object's first K candidates; the last one again where it has fewer.
+        slots: int64 (G, K), places of each object's first K candidates in its part; the last one again where it has
+            fewer.
         filled: bool (G, K), false where it has fewer.
+        parts: all objects, in order.
         batch_size: images.
         grids_hw: height and width of each level's grid.
     """
 
-    cells: Tensor
-    owners: Tensor
+    rectangles: Tensor
     classes: Tensor
     boxes_xyxy: Tensor
     slots: Tensor
     filled: Tensor
+    parts: tuple[Part, ...]
     batch_size: int
     grids_hw: tuple[tuple[int, int], ...]
 
@@ -75,27 +98,39 @@ def assign_candidates(
     kept = found.sum(1) > 0
     rows, first, counts, found = rows[kept], first[kept], counts[kept], found[kept]
 
-    part, place = _runs(found.ravel())  # of an object and a level, and in it
-    owners, level = np.divmod(part, len(grids))
-    y, x = np.divmod(place, counts.reshape(-1, 2)[part, 0])
-    corner = first.reshape(-1, 2)[part]
-    cells = level_starts[level] + (corner[:, 1] + y) * grids[level, 1] + corner[:, 0] + x
+    owners, level = np.nonzero(found)
+    corner, size = first[owners, level], counts[owners, level]
+    cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
     cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
+    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], found[owners, level]))
 
     length = found.sum(1)
     start = np.cumsum(length) - length
-    slots = start[:, None] + np.minimum(np.arange(most), length[:, None] - 1)
+    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
+    parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
+    for objects in map(slice, cuts[:-1], cuts[1:]):
+        slots[objects] += (start[objects] - start[objects][:1])[:, None]
+        its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
+        parts.append(Part(objects, its_rectangles, int(length[objects].sum())))
     return FreeAssignment(
         counts=torch.zeros(0),
-        cells=torch.from_numpy(cells),
-        owners=torch.from_numpy(owners),
+        rectangles=torch.from_numpy(rectangles),
         classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(most) < length[:, None]),
+        parts=tuple(parts),
         batch_size=batch_size,
         grids_hw=grids_hw,
     )
+
+
+def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
+    """Objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
+    owners, cells, width, gap, length = assignment.rectangles[:, part.rectangles]
+    runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
+    place = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
+    return owners[runs], cells[runs] + place + place // width[runs] * gap[runs]
 
 
 def _widened(boxes_xyxy: NDArray[np.float64], least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -104,10 +139,3 @@ def _widened(boxes_xyxy: NDArray[np.float64], least: float) -> tuple[NDArray[np.
     small = high - low < least
     middle = (low + high) / 2
     return np.where(small, middle - least, low), np.where(small, middle + least, high)
-
-
-def _runs(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For runs of `lengths` side by side: the run of each entry, and its place in it."""
-    run = np.arange(len(lengths)).repeat(lengths)
-    starts = np.cumsum(lengths) - lengths
-    return run, np.arange(len(run)) - starts[run]
