@@ -21,7 +21,6 @@ from torch import Tensor
 
 from models.heads.criterion import Assignment
 
-
 PAIRS = 2**19  # in a part begin no more
 
 

@@ -23,7 +23,7 @@ from utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 EXTRA = Path(__file__).with_name("extra")
-MODELS = {"Detect": "yolov5n.yaml", "Centre": str(EXTRA / "tiny" / "tiny.yaml")}
+MODELS = {"Detect": "yolov5n.yaml", "DetectFree": "tessera-n.yaml", "Centre": str(EXTRA / "tiny" / "tiny.yaml")}
 SIZE_HW = (64, 96)
 each_head = pytest.mark.parametrize("name", MODELS)
 
@@ -57,7 +57,7 @@ TARGETS = torch.tensor(
 def test_heads_are_found_by_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(find_heads()) == set(MODELS)
     monkeypatch.undo()
-    assert set(find_heads()) == {"Detect"}
+    assert set(find_heads()) == {"Detect", "DetectFree"}
     with pytest.raises(ConfigError, match=r"tiny.yaml:10: layer 5 \(Centre\): the last layer must be a detection head"):
         made("Centre")
 
