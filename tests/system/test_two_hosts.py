@@ -12,7 +12,7 @@ import torch
 
 from tests.system.hosts import Host, Job, elastic, fixed, two_hosts
 from tests.system.launch import ROOT, Outcome, run_python
-from tests.system.test_parity import Case, arguments, compare
+from tests.system.test_parity import CASES, arguments, compare, one_after_the_other
 from tests.system.tiny import flags, losses, make_data
 from utils.report.results import read_results
 
@@ -47,16 +47,26 @@ def hidden(disks: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 
 def test_three_steps_on_two_hosts_are_those_of_one_rank(tmp_path: Path) -> None:
     disks = make_disks(tmp_path, shared=False)
-    args = arguments(Case(), tmp_path, batch=12)
-    alone = run_python(PROGRAM, str(disks[0] / "data" / "tiny.yaml"), str(tmp_path / "1.pt"), *args, timeout=240)
+    names = ("plain", "free")
+    args = {}
+    for name in names:
+        (tmp_path / name).mkdir()
+        args[name] = [*arguments(CASES[name], tmp_path / name, batch=12), *CASES[name].flags]
+
+    def words(disk: Path, out: Path) -> list[str]:
+        data = str(disk / "data" / "tiny.yaml")
+        return one_after_the_other([data, str(out / f"{name}.pt"), *args[name]] for name in names)
+
+    alone = run_python(PROGRAM, *words(disks[0], tmp_path), timeout=240)
     assert alone.code == 0, alone.said
     with two_hosts(hidden(disks)) as hosts:
-        commands = [[str(PROGRAM), str(disk / "data" / "tiny.yaml"), str(disk / "out.pt"), *args] for disk in disks]
+        commands = [[str(PROGRAM), *words(disk, disk)] for disk in disks]
         outcomes = Job(hosts, fixed(hosts, RANKS), commands, disks, own_folders(disks), tmp_path / "job").wait(240)
     assert [outcome.code for outcome in outcomes] == [0, 0], "\n".join(outcome.said for outcome in outcomes)
-    assert not (disks[1] / "out.pt").exists()
-    one, three = (torch.load(path, weights_only=True) for path in (tmp_path / "1.pt", disks[0] / "out.pt"))
-    print(f"1 + 2 ranks on two hosts: {compare(one, three)}")
+    assert not list(disks[1].glob("*.pt"))
+    for name in names:
+        one, three = (torch.load(folder / f"{name}.pt", weights_only=True) for folder in (tmp_path, disks[0]))
+        print(f"{name}, 1 + 2 ranks on two hosts: {compare(one, three)}")
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["nothing-shared", "all-shared"])
