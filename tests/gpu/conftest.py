@@ -16,7 +16,7 @@ import yaml
 import train
 import utils.ranks.launch
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import TINY, Trainer
+from tests.utils.engine.trainer import FREE, TINY, Trainer
 from tests.utils.machine.stand_in import StandIn
 from utils.engine.step import TrainStep
 from utils.machine.accelerator import Accelerator
@@ -27,6 +27,8 @@ from utils.types import Batch, Metrics
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 TOLERANCE = 0.02  # of a loss after 20 steps: each step multiplies a difference in the last digit
+HEADS = {"Detect": (TINY, "yolov5n.yaml"), "DetectFree": (FREE, "tessera-n.yaml")}  # on the stand-in, on CUDA
+each_head = pytest.mark.parametrize("head", HEADS)
 STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
 
 
@@ -61,7 +63,6 @@ class Gate:
     def __init__(self, accelerator: Accelerator, data: Path, project: Path) -> None:
         self.accelerator = self.current = accelerator
         self.data, self.project = data, project
-        self.cfg = project / "tiny.yaml"
         self.steps = 0
         self.before_step: Callable[[int], None] = lambda step: None
 
@@ -73,18 +74,24 @@ class Gate:
         """Inside, waiting for the device is an error."""
         return self.accelerator.no_waiting() if isinstance(self.accelerator, StandIn) else cuda_without_waiting()
 
-    def train(self, name: str, *, on_cpu: bool = False, large: bool = False, **flags: Any) -> Metrics | None:
+    def train(
+        self, name: str, *, head: str = "Detect", on_cpu: bool = False, large: bool = False, **flags: Any
+    ) -> Metrics | None:
         """A little training in this process, on the device or on the CPU; returns the metrics of its best epoch.
 
         Args:
             name: of its folder.
+            head: of its model.
             on_cpu: on the CPU instead of the device.
-            large: on CUDA, of yolov5n at 320 px on crowded batches that workers load; the stand-in stays small.
+            large: on CUDA, of a model of size n at 320 px on crowded batches from workers; the stand-in stays small.
             flags: more of them.
         """
+        small, real = HEADS[head]
+        cfg = self.project / f"{head}.yaml"
+        cfg.write_text(yaml.safe_dump({**small, "nc": 3}))
         common: dict[str, Any] = {
             "data": str(self.data),
-            "cfg": str(self.cfg),
+            "cfg": str(cfg),
             "imgsz": 64,
             "batch_size": 8,
             "epochs": 2,
@@ -97,7 +104,7 @@ class Gate:
         }
         if large and not self.is_stand_in:
             data = make_data(self.data.parent / "large", train=32 * STEPS, val=32, size=320)
-            common |= {"data": str(data), "cfg": "yolov5n.yaml", "imgsz": 320, "batch_size": 32, "workers": 2}
+            common |= {"data": str(data), "cfg": real, "imgsz": 320, "batch_size": 32, "workers": 2}
         given = flags if "resume" in flags else {**common, **flags}
         self.steps = 0
         self.current = Accelerator() if on_cpu else self.accelerator
@@ -131,7 +138,6 @@ def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch
             accelerator = stack.enter_context(StandIn())
             monkeypatch.setattr(utils.ranks.launch, "choose_accelerator", lambda device, launch: gate.current)
         gate = Gate(accelerator, data, tmp_path)
-        gate.cfg.write_text(yaml.safe_dump({**TINY, "nc": 3}))
         step, made = TrainStep.__call__, WeakKeyDictionary[TrainStep, int]()
 
         def watched(self: TrainStep, *args: Any) -> Any:
@@ -151,5 +157,8 @@ def pinned(gate: Gate, batch: Batch) -> Batch:
     return batch.pin_memory() if gate.accelerator.pins_memory else batch
 
 
-def made_trainer(gate: Gate, dtype: torch.dtype = torch.float32, optimizer: str = "SGD") -> Trainer:
-    return Trainer(gate.accelerator, dtype, optimizer, cfg=TINY if gate.is_stand_in else "yolov5n.yaml")
+def made_trainer(
+    gate: Gate, dtype: torch.dtype = torch.float32, optimizer: str = "SGD", head: str = "Detect"
+) -> Trainer:
+    small, real = HEADS[head]
+    return Trainer(gate.accelerator, dtype, optimizer, cfg=small if gate.is_stand_in else real)

@@ -1,24 +1,24 @@
-"""The loss on a CUDA device: the host does not wait, and two runs are equal bit by bit."""
+"""The loss on a device: the host does not wait, and two runs are equal bit by bit."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from models.detector import DetectionModel
-from tests.gpu.conftest import cuda_without_waiting
+from tests.gpu.conftest import HEADS, Gate, each_head
 from utils.config import load_hyp
-from utils.machine.cuda import Cuda
 
 BATCH, SIZE, NC = 4, 320, 20
 
 
-def raw_predictions() -> list[Tensor]:
-    """Views of channels-last memory, as a convolution of such a model gives them."""
+def raw_predictions(model: DetectionModel) -> list[Tensor]:
+    """As the head gives them, in the memory of a channels-last model, and noise."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(BATCH, SIZE // stride, SIZE // stride, 3, 5 + NC) for stride in (8, 16, 32)]
-    return [torch.randn(shape, generator=generator).permute(0, 3, 1, 2, 4) for shape in shapes]
+    images = torch.rand(BATCH, 3, SIZE, SIZE, generator=generator).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        made = model.train()(images)
+    return [p + torch.empty_like(p).normal_(generator=generator) for p in made]
 
 
 def random_targets(count: int) -> Tensor:
@@ -30,18 +30,21 @@ def random_targets(count: int) -> Tensor:
     return torch.cat((image, label, low, high), 1)
 
 
-@pytest.mark.gpu
-def test_cuda_neither_waits_nor_differs_between_runs() -> None:
-    model = DetectionModel("yolov5n.yaml", names=tuple(map(str, range(NC))))
+@each_head
+def test_it_neither_waits_nor_differs_between_runs(gate: Gate, head: str) -> None:
+    torch.manual_seed(0)
+    send, cfg = gate.accelerator.send, HEADS[head][1]
+    model = DetectionModel(cfg, names=tuple(map(str, range(NC)))).to(memory_format=torch.channels_last)
     criterion = model.head.criterion(load_hyp("hyp.scratch-low.yaml"), imgsz=SIZE)
     host = criterion.assign(random_targets(800), BATCH, (SIZE, SIZE))
-    expected, _ = criterion(raw_predictions(), host)
-    predictions = [p.cuda().requires_grad_() for p in raw_predictions()]
-    criterion(predictions, Cuda().send(host))[0].backward()  # the first call moves the gains
-    with cuda_without_waiting():
-        runs = []
-        for _ in range(5):
-            loss, _ = criterion(predictions, Cuda().send(host))
+    made = raw_predictions(model)
+    expected, _ = criterion(made, host)
+    predictions = [send(p).requires_grad_() for p in made]
+    criterion(predictions, send(host))[0].backward()  # the first call moves the gains
+    runs = []
+    for _ in range(5):
+        with gate.no_waiting():
+            loss, _ = criterion(predictions, send(host))
             runs.append((loss.detach(), *torch.autograd.grad(loss, predictions)))
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))

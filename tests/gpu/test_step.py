@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
-from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
+from tests.gpu.conftest import HEADS, TOLERANCE, Gate, each_head, made_trainer, pinned
+from tests.utils.engine.trainer import Trainer, made_batch, spoiled
 from utils.engine.flags import StepFlags
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-def test_the_host_never_waits_for_the_device(gate: Gate, dtype: torch.dtype, optimizer: str) -> None:
-    trainer = made_trainer(gate, dtype, optimizer)
+@each_head
+def test_the_host_never_waits_for_the_device(gate: Gate, head: str, dtype: torch.dtype, optimizer: str) -> None:
+    trainer = made_trainer(gate, dtype, optimizer, head)
     trainer.step([replace(pinned(gate, made_batch(0)), targets=torch.zeros(0, 6))], 1)
     for seed in range(3):
         trainer.step([pinned(gate, made_batch(seed))], 1)
@@ -57,10 +58,11 @@ def test_a_skipped_step_leaves_no_trace_and_its_flags_are_read_a_step_later(gate
         assert torch.equal(old, new)
 
 
-def test_losses_of_20_steps_are_those_of_the_cpu(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_head
+def test_losses_of_20_steps_are_those_of_the_cpu(gate: Gate, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, without TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    trainers = [Trainer(accelerator, cfg=TINY) for accelerator in (None, gate.accelerator)]
+    trainers = [Trainer(accelerator, cfg=HEADS[head][0]) for accelerator in (None, gate.accelerator)]
     for number in range(20):
         losses = []
         for trainer in trainers:

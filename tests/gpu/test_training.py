@@ -14,7 +14,7 @@ from torch import Tensor
 import train
 import val
 from models.detector import DetectionModel
-from tests.gpu.conftest import STEPS, Gate
+from tests.gpu.conftest import STEPS, Gate, each_head
 from tests.system.tiny import losses, tensors
 from tests.utils.machine.stand_in import StandIn
 from utils.errors import Diverged, Interrupted, UserError
@@ -32,10 +32,11 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
 
 
-def test_a_training_is_that_of_the_cpu(gate: Gate) -> None:
-    found = gate.train("device")
+@each_head
+def test_a_training_is_that_of_the_cpu(gate: Gate, head: str) -> None:
+    found = gate.train("device", head=head)
     assert gate.steps == 2 * STEPS and found is not None
-    expected = gate.train("cpu", on_cpu=True)
+    expected = gate.train("cpu", head=head, on_cpu=True)
     assert expected is not None
     tolerance = 0.0 if gate.is_stand_in else 0.02
     difference = (losses(gate.folder("device")) / losses(gate.folder("cpu")) - 1).abs().to_numpy().max()
@@ -167,9 +168,10 @@ def test_autobatch_and_a_run_at_its_batch(gate: Gate) -> None:
     assert 1 <= batch <= 24 and last(gate, "auto")["epoch"] == 1
 
 
-def test_deterministic_twice_equal(gate: Gate) -> None:
+@each_head
+def test_deterministic_twice_equal(gate: Gate, head: str) -> None:
     for name in ("one", "two"):
-        gate.train(name, deterministic=True, large=True)
+        gate.train(name, head=head, deterministic=True, large=True)
     assert difference(last(gate, "one"), last(gate, "two")) == 0.0
 
 

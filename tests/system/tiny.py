@@ -31,7 +31,7 @@ def flags(data: Path, project: Path, *more: str) -> list[str]:
 
 def losses(run: Path) -> pd.DataFrame:
     """Training losses of a run, a row an epoch."""
-    return read_results(run / "results.csv")[["train/box_loss", "train/obj_loss", "train/cls_loss"]]
+    return read_results(run / "results.csv").filter(regex="^train/.*_loss$")
 
 
 def tensors(value: Any, prefix: str = "") -> dict[str, torch.Tensor]:

@@ -34,6 +34,10 @@ TINY: dict[str, Any] = {  # a detector of one level that takes a millisecond
     "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
     "head": [[[2], 1, "Detect", ["nc", "anchors"]]],
 }
+FREE: dict[str, Any] = {  # the same body with the other head
+    **{key: value for key, value in TINY.items() if key != "anchors"},
+    "head": [[[2], 1, "DetectFree", ["nc"]]],
+}
 
 
 def made_batch(seed: int, images: int = 2) -> Batch:
