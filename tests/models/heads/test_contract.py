@@ -1,8 +1,8 @@
-"""What any head must do, tried on both heads: the program's own and the tiny one of the tests."""
+"""What any head must do, tried on all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,9 @@ from utils.config import Hyp, load_hyp
 from utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
-EXTRA = Path(__file__).with_name("extra")
-MODELS = {"Detect": "yolov5n.yaml", "DetectFree": "tessera-n.yaml", "Centre": str(EXTRA / "tiny" / "tiny.yaml")}
+MODELS = {"Detect": "yolov5n.yaml", "DetectFree": "tessera-n.yaml"}
 SIZE_HW = (64, 96)
 each_head = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True)
-def _second_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(models.heads, "__path__", [*models.heads.__path__, str(EXTRA)])
-    return
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +47,19 @@ TARGETS = torch.tensor(
 )
 
 
-def test_heads_are_found_by_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(find_heads()) == set(MODELS)
-    monkeypatch.undo()
-    assert set(find_heads()) == {"Detect", "DetectFree"}
-    with pytest.raises(ConfigError, match=r"tiny.yaml:10: layer 5 \(Centre\): the last layer must be a detection head"):
-        made("Centre")
+    folder = tmp_path / "another_folder"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "head.py").write_text(
+        "from models.heads.free.head import DetectFree\n\nclass Another(DetectFree):\n    pass\n"
+    )
+    monkeypatch.setattr(models.heads, "__path__", [*models.heads.__path__, str(tmp_path)])
+    assert set(find_heads()) == {*MODELS, "Another"}
+    described = made("DetectFree").yaml
+    described["head"][-1][2] = "Another"
+    assert type(DetectionModel(described).head).__name__ == "Another"
 
 
 def test_no_file_outside_its_folder_imports_a_head() -> None:
@@ -80,7 +80,7 @@ def test_a_head_without_a_loss_cannot_be_made() -> None:
 
 
 def test_the_keys_of_a_yaml_are_those_of_its_head() -> None:
-    model = made("Centre")
+    model = made("DetectFree")
     assert "anchors" not in model.yaml and DetectionModel(model.yaml).nc == 4
     with pytest.raises(ConfigError, match="unknown key 'anchors'"):
         DetectionModel({**model.yaml, "anchors": 3})
