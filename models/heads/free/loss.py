@@ -156,12 +156,11 @@ def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
 
     A distance outside the bins is trained as the nearest that they can express.
     """
-    wanted = wanted.clamp(0, logits.shape[2] - 1 - LARGEST_BIN_SHARE)
-    lower = wanted.floor()
-    both = torch.stack((lower, lower + 1), 2).long()
-    upper_share = wanted - lower
-    shares = torch.stack((1 - upper_share, upper_share), 2)
-    return -(logits.log_softmax(2).gather(2, both) * shares).sum(2)
+    reg_max = logits.shape[2]
+    wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_SHARE)
+    bins = torch.arange(reg_max, device=logits.device)
+    shares = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
+    return -(logits.log_softmax(2) * shares).sum(2)
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
