@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +36,6 @@ def depth(value: object) -> int:
 
 class DetectFree(FreeLayers):
     """`[[…], 1, DetectFree, [nc, reg_max, depth]]`; reg_max is 16 and depth 1 where they are left out."""
-
-    recipes = ((10_000, "hyp.tessera-short.yaml"), (math.inf, "hyp.tessera-long.yaml"))
-    short_recipe = "hyp.tessera-short.yaml"
 
     recipes = ((10_000, "hyp.tessera-short.yaml"), (math.inf, "hyp.tessera-long.yaml"))
     short_recipe = "hyp.tessera-short.yaml"
