@@ -55,8 +55,9 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
     flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
     fall = "a cosine" if schedule.cosine_share > 0.5 else "a line"
-    closed = run.config.epochs - max(run.mosaic_epochs, 0)
-    mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed else "mosaic in every epoch"
+    closed = run.config.epochs - run.mosaic_epochs
+    mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
+    mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
     return (
         f"Recipe {one_line(run.config.hyp, 60)}: {batches:,} batches, {steps:,} steps of "
         f"{run.batch_size * accumulation(hyp, run.batch_size)} images; {run.optimizer}, learning rate {hyp.lr0:g}, "
@@ -80,8 +81,9 @@ def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: b
         helps = [f"--hyp {head.short_recipe}, which makes one of every batch"]
         helps = helps if accumulation(run.hyp, run.batch_size) > 1 else []
         helps += ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
+        warming = min(schedule.warmup_iterations, schedule.iterations)
         found.append(
-            f"{steps} optimizer steps, {schedule.warmup_iterations} of {schedule.iterations} batches for the warm-up: "
+            f"{steps} optimizer steps, {warming} of {schedule.iterations} batches for the warm-up: "
             f"few for a model from scratch. What helps: {'; '.join(helps)}."
         )
     return found

@@ -81,7 +81,8 @@ class Journal:
         self._resumed = resumed
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if resumed or not self.renders else 0
-        flags = {**run.config.as_dict(), **run.hyp.as_dict()}
+        flags = {**run.config.as_dict(), "optimizer": run.optimizer}
+        flags |= {f"hyp_{key}" if key in flags else key: value for key, value in run.hyp.as_dict().items()}
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
         run.world.from_main(lambda: self._open(run, start_epoch, resumed))

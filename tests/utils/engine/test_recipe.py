@@ -79,7 +79,12 @@ def test_what_is_said_of_a_short_one() -> None:
         "15 of 60 epochs"
     )
     assert "; Adam, learning" in recipe_in_words(*made(SHORT, 205, optimizer="Adam"))
-    assert recipe_in_words(*made(SHORT, 205, close_mosaic=0)).endswith("mosaic in every epoch")
+    for flags, said in (
+        ({"close_mosaic": 0}, "steps; mosaic in every epoch"),
+        ({"close_mosaic": 90}, "steps; no mosaic"),
+        ({"rect": True}, "steps; no mosaic"),
+    ):
+        assert recipe_in_words(*made(SHORT, 205, **flags)).endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,25 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
 
 
+def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, object] = {}
+
+    class Noted(Loggers):
+        def __init__(self, names: tuple[str, ...], run: Path, config: dict[str, object], **more: bool) -> None:
+            told.update(config)
+            super().__init__(names, run, config, **more)
+
+    monkeypatch.setattr("utils.report.journal.Loggers", Noted)
+    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), optimizer="AdamW", close_mosaic=0.25)
+    context = RunContext(TrainConfig(noplots=True, loggers="none"), hyp, World(), 64, 32, tmp_path)
+    with Journal(context, index(), ("box",), start_epoch=0, resumed=False):
+        pass
+    assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
+    assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
+
+
 def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
     """Those of a validation would pass for a whole epoch's."""
     with open_journal(tmp_path) as journal:
