@@ -67,8 +67,8 @@ def test_every_recipe_is_a_file_that_is_there() -> None:
 
 def test_what_is_said_of_yolov5s_recipe() -> None:
     assert recipe_in_words(*made(LOW, 205)) == (
-        "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of 64 images; SGD, learning rate 0.01, warm-up 100 "
-        "batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
+        "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
+        "100 batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
 
 
