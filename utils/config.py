@@ -303,6 +303,7 @@ class ValConfig(Options):
     workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
     single_cls: bool = option(False, "all classes become one", kind=bool)
     augment: bool = option(False, "test-time augmentation", kind=bool)
+    end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
     verbose: bool = option(False, "print a line for each class", kind=bool)
     save_txt: bool = option(False, "write a label file for each image", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
@@ -312,6 +313,13 @@ class ValConfig(Options):
     exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
     half: bool = option(False, "half precision", kind=bool)
     local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end2end and self.augment:
+            raise ConfigError(
+                "--end2end --augment: the boxes of several sizes need suppression. Leave one of them out."
+            )
 
     @classmethod
     def program(cls) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.heads.criterion import Criterion
 from models.layers.arguments import Reader
 from utils.config import Hyp, TrainConfig
+from utils.errors import ConfigError
 from utils.ranks.world import World
 
 
@@ -55,6 +56,7 @@ class Head(nn.Module, ABC):
         strides: pixels a cell of each level, in the order of the levels.
         has_objectness: whether decoded rows have an objectness between box and classes.
         rows_per_cell: decoded rows of a cell.
+        needs_suppression: whether several rows predict an object, so that all but the best must be suppressed.
         recipes: hyperparameter files (data/hyps) of this head's models, each behind the number of batches that a whole
             run must stay below; the last one's is infinite.
         short_recipe: the file to name where a run makes too few steps.
@@ -72,6 +74,7 @@ class Head(nn.Module, ABC):
     nc: int
     strides: tuple[float, ...]
     rows_per_cell: int = 1
+    needs_suppression: bool = True
 
     @classmethod
     @abstractmethod
@@ -108,6 +111,17 @@ class Head(nn.Module, ABC):
             world: rank 0 decides.
         """
         return
+
+    def predict_once(self) -> None:
+        """From now on decode rows that predict each object once, and need no suppression.
+
+        Raises:
+            ConfigError: nothing of this head was trained for that; here always.
+        """
+        raise ConfigError(
+            f"--end2end: this model's {type(self).__name__} has no one-to-one branch. Leave the flag out, or train a "
+            "model with one: a YAML that ends in DetectFree, [nc, 16, 1, true]."
+        )
 
     @property
     def priors(self) -> Tensor | None:

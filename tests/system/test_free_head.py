@@ -1,4 +1,4 @@
-"""A whole run of a model with the anchor-free head: it trains, stops, resumes, plots and validates."""
+"""A whole run of a model with the anchor-free head and both kinds of branches: it trains, stops, resumes, validates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from utils.report.results import read_results, result_columns
 
 def test_it_trains_stops_resumes_plots_and_validates(tmp_path: Path) -> None:
     data = make_data(tmp_path)
-    wanted = ("--cfg", "tessera-n.yaml", "--epochs", "2")
+    described = (ROOT / "models" / "tessera-n.yaml").read_text()
+    cfg = tmp_path / "end2end.yaml"
+    cfg.write_text(described.replace("DetectFree, [nc]", "DetectFree, [nc, 16, 1, true]"))
+    wanted = ("--cfg", str(cfg), "--epochs", "2")
     plotted = [flag for flag in flags(data, tmp_path / "whole", *wanted) if flag != "--noplots"]
     whole = train(tmp_path, 1, *plotted)
     assert whole.code == 0, whole.said
-    assert all(f"{name}_loss" in whole.err for name in ("box", "cls", "dfl")), "columns of the progress bar"
+    names = ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
+    assert all(f"{name}_loss" in whole.err for name in names), "columns of the progress bar"
     run = tmp_path / "whole" / "exp"
     table = read_results(run / "results.csv")
-    assert tuple(table.columns) == result_columns(("box", "cls", "dfl"))
+    assert tuple(table.columns) == result_columns(names)
     assert table.notna().all().all()
     for picture in ("results.png", "labels.jpg", "confusion_matrix.png", "PR_curve.png", "val_batch0_pred.jpg"):
         assert (run / picture).stat().st_size > 0, picture
@@ -41,3 +45,8 @@ def test_it_trains_stops_resumes_plots_and_validates(tmp_path: Path) -> None:
     measured = run_python(ROOT / "val.py", *weights, "--project", str(tmp_path / "val"), "--augment", "--save-json")
     assert measured.code == 0, measured.said
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
+
+    once = run_python(ROOT / "val.py", *weights, "--project", str(tmp_path / "val"), "--end2end")
+    assert once.code == 0, once.said
+    refused = run_python(ROOT / "val.py", *weights, "--end2end", "--augment")
+    assert refused.code == 2 and refused.err.count("Leave one of them out") == 1, refused.said

@@ -105,7 +105,7 @@ class Measurement:
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
         self._rules = Suppression(
             settings.conf,
-            settings.iou,
+            settings.iou if model.head.needs_suppression else 1.0,
             settings.max_det,
             multi_label=not self._one_class,
             agnostic=self._one_class,

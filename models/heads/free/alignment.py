@@ -34,7 +34,9 @@ class Matches:
 
 
 @torch.no_grad()
-def align(boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha: float, beta: float) -> Matches:
+def align(
+    boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha: float, beta: float, most: int
+) -> Matches:
     """Give each object the cells that predict it best.
 
     The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
@@ -46,6 +48,7 @@ def align(boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha:
         logits: of the classes, (B·A, C).
         assignment: the candidates, on the same device.
         alpha, beta: α and β.
+        most: K, at most as many as the assignment has slots.
     """
     best = []
     for part in assignment.parts:
@@ -55,10 +58,10 @@ def align(boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha:
         alignment = score**alpha * overlap**beta
         by_alignment = alignment.argsort(descending=True, stable=True)
         order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
-        first = order[assignment.slots[part.objects]]
+        first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
-    kept = assignment.filled & (alignment > NOTHING)
+    kept = assignment.filled[:, :most] & (alignment > NOTHING)
     kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(logits))
     alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.heads.free.layers import FreeLayers
 from models.heads.free.loss import FreeLoss
 from models.heads.head import HeadSpec
-from models.layers.arguments import count, one_of, read_arguments
+from models.layers.arguments import count, flag, one_of, read_arguments
 from utils.config import Hyp, TrainConfig
 from utils.ranks.world import World
 
@@ -35,7 +35,7 @@ def depth(value: object) -> int:
 
 
 class DetectFree(FreeLayers):
-    """`[[…], 1, DetectFree, [nc, reg_max, depth]]`; reg_max is 16 and depth 1 where they are left out."""
+    """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; 16, 1 and false where they are left out."""
 
     recipes = ((10_000, "hyp.tessera-short.yaml"), (math.inf, "hyp.tessera-long.yaml"))
     short_recipe = "hyp.tessera-short.yaml"
@@ -47,7 +47,7 @@ class DetectFree(FreeLayers):
         Raises:
             ConfigError: other arguments.
         """
-        readers = (("nc", one_of("nc")), ("reg_max", bins), ("depth", depth))
+        readers = (("nc", one_of("nc")), ("reg_max", bins), ("depth", depth), ("end2end", flag))
         values = read_arguments(spec.where, spec.arguments, readers, required=1)
         return cls(spec.nc, spec.channels, spec.strides, *values[1:])
 

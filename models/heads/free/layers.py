@@ -26,11 +26,8 @@ START_STD = 0.01  # of the last convolutions' weights
 Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 
 
-class FreeLayers(Head):
-    """A box and class probabilities a cell, from two branches of convolutions that share a 1×1 stem.
-
-    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
-    of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
+class Branches(nn.Module):
+    """A 1×1 stem a level, then a branch of convolutions for the boxes and one for the classes.
 
     Args:
         nc: classes.
@@ -38,55 +35,100 @@ class FreeLayers(Head):
         strides: pixels a cell of each level.
         reg_max: R.
         depth: 3×3 convolutions of a branch.
-
-    Attributes:
-        nc, reg_max: C and R.
     """
 
-    def __init__(
-        self, nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int = 16, depth: int = 1
-    ) -> None:
+    def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int, depth: int) -> None:
         super().__init__()
-        self.nc, self.reg_max = nc, reg_max
-        self.strides = tuple(map(float, strides))
         width = max(channels[0], LEAST_WIDTH)
         self.stems = nn.ModuleList(Conv(c, width) for c in channels)
         self.box = nn.ModuleList(_branch(width, depth, 4 * reg_max) for _ in channels)
         self.cls = nn.ModuleList(_branch(width, depth, nc) for _ in channels)
-        self._start_from_priors()
+        self._start_from_priors(nc, strides, reg_max)
 
     @torch.no_grad()
-    def _start_from_priors(self) -> None:
+    def _start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
         """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
 
         Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3),
         and no box would be near enough to an object to be told of it.
         """
-        for box, cls, stride in zip(self.box, self.cls, self.strides, strict=True):
-            probability = OBJECTS / (OBJECTS_PX / stride) ** 2 / self.nc
+        bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
+        for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
+            probability = OBJECTS / (OBJECTS_PX / stride) ** 2 / nc
             last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
             for last in (last_box, last_cls):
                 nn.init.normal_(last.weight, std=START_STD)
             cast(Tensor, last_cls.bias).fill_(math.log(probability / (1 - probability)))
-            bins = -BIN_FALL * torch.arange(self.reg_max) if self.reg_max > 1 else torch.tensor([START_DISTANCE])
             cast(Tensor, last_box.bias).copy_(bins.repeat(4))
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """[boxes (B, A, 4 R), classes (B, A, C)] of L maps (B, channels, ny, nx): logits, or with R = 1 distances."""
+        stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
+        return [
+            torch.cat([_rows(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
+            for branch in (self.box, self.cls)
+        ]
+
+
+class FreeLayers(Head):
+    """A box and class probabilities a cell.
+
+    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
+    of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
+
+    Several cells predict each object. With `end2end` there is a second set of branches that learns to predict it once
+    (Wang et al., YOLOv10, arXiv 2405.14458); its gradient does not reach the maps, so that the first is as without it.
+
+    Args:
+        nc: classes.
+        channels: of the maps that the levels read.
+        strides: pixels a cell of each level.
+        reg_max: R.
+        depth: 3×3 convolutions of a branch.
+        end2end: have the second branches too.
+
+    Attributes:
+        nc, reg_max: C and R.
+        one_to_many, one_to_one: the branches; None where the second are not there.
+    """
+
+    def __init__(
+        self,
+        nc: int,
+        channels: Sequence[int],
+        strides: Sequence[float],
+        reg_max: int = 16,
+        depth: int = 1,
+        end2end: bool = False,
+    ) -> None:
+        super().__init__()
+        self.nc, self.reg_max = nc, reg_max
+        self.strides = tuple(map(float, strides))
+        self.one_to_many = Branches(nc, channels, strides, reg_max, depth)
+        self.one_to_one = Branches(nc, channels, strides, reg_max, depth) if end2end else None
+
+    def predict_once(self) -> None:
+        """As Head."""
+        if self.one_to_one is None:
+            super().predict_once()
+        self.needs_suppression = False
 
     def forward(self, features: list[Tensor]) -> Output:
         """Predict from L maps (B, channels, ny, nx).
 
         Returns:
-            In training mode [boxes (B, A, 4 R), classes (B, A, C)]: logits, or with R = 1 distances. In evaluation mode
-            (decoded, the same list), decoded float32 (B, A, 4 + C): cx, cy, w, h in pixels, class probabilities.
+            In training mode the outputs of the branches, [boxes, classes] or [boxes, classes, boxes, classes]. In
+            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C): cx, cy, w, h in pixels, class
+            probabilities.
         """
-        stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
-        raw = [
-            torch.cat([_rows(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
-            for branch in (self.box, self.cls)
-        ]
+        raw = self.one_to_many(features)
+        if self.one_to_one is not None:
+            raw += self.one_to_one([x.detach() for x in features])
         if self.training:
             return raw
-        grid = make_grid([(x.shape[2], x.shape[3]) for x in stems], self.strides, stems[0].device)
-        return torch.cat((xyxy_to_cxcywh(self.boxes(raw[0], grid)), raw[1].float().sigmoid()), -1), raw
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
+        boxes, logits = raw[:2] if self.needs_suppression else raw[2:]
+        return torch.cat((xyxy_to_cxcywh(self.boxes(boxes, grid)), logits.float().sigmoid()), -1), raw
 
     def distances(self, raw: Tensor) -> Tensor:
         """Distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ UNIT = 2**16
 LARGEST_BIN_SHARE = 0.01  # a distance beyond the last bin is trained as this much less than the last
 
 
+class _Branch(NamedTuple):
+    """What branches of one kind predict, (B·A, 4 R) and (B·A, C), and the cells that are trained."""
+
+    raw: Tensor
+    logits: Tensor
+    matches: Matches
+
+
 class FreeLoss(Criterion[FreeAssignment]):
     """Box, class and distance loss of an anchor-free head, in float32 whatever the model computes in.
 
@@ -37,6 +45,8 @@ class FreeLoss(Criterion[FreeAssignment]):
     four sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020),
     or with one bin |error| in strides. Over all cells and classes: class = Σ binary cross-entropy against t for the
     object's class of a matched cell, 0 elsewhere. All are divided by Σ t of the whole batch.
+
+    Branches that predict each object once have the same three losses, matched with one cell an object, and are added.
     """
 
     def __init__(self, head: FreeLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
@@ -49,7 +59,9 @@ class FreeLoss(Criterion[FreeAssignment]):
         """
         if label_smoothing:
             log.warning("--label-smoothing has no effect: the class targets of this head are soft already.")
-        self.names = ("box", "cls", "dfl" if head.reg_max > 1 else "l1")
+        names = ("box", "cls", "dfl" if head.reg_max > 1 else "l1")
+        self._most = (round(hyp.topk),) if head.one_to_one is None else (round(hyp.topk), 1)
+        self.names = tuple(prefix + name for prefix in ("", "one_")[: len(self._most)] for name in names)
         self._gains = (hyp.box, hyp.cls, hyp.dfl)
         self._head, self._hyp = head, hyp
 
@@ -63,7 +75,7 @@ class FreeLoss(Criterion[FreeAssignment]):
         """
         nc = self._head.nc
         assert len(targets) == 0 or int(targets[:, 1].max()) < nc, f"class outside the head's {nc}"
-        return assign_candidates(targets, self._head.strides, round(self._hyp.topk), batch_size, size_hw)
+        return assign_candidates(targets, self._head.strides, self._most[0], batch_size, size_hw)
 
     def __call__(
         self,
@@ -75,48 +87,50 @@ class FreeLoss(Criterion[FreeAssignment]):
         """Loss of a batch: this rank's sums over the target scores of all ranks.
 
         Args:
-            predictions: raw boxes (B, A, 4 R) and classes (B, A, C), in any float dtype.
+            predictions: raw boxes (B, A, 4 R) and classes (B, A, C) of the branches, in any float dtype.
             assignment: of the same batch, on the same device.
             global_counts: not needed.
             sum_over_ranks: for the target scores.
 
         Returns:
-            The loss, a scalar; and its parts box, cls, dfl, detached (3,). Added up over the ranks, both are the mean
-            losses of the whole batch (not multiplied by its size).
+            The loss, a scalar; and its parts, detached (3,), or (6,) with branches that predict once. Added up over the
+            ranks, both are the mean losses of the whole batch (not multiplied by its size).
         """
-        grid = self._grid(predictions, assignment)
-        matches = self._match(predictions, assignment, grid)
-        summing = sum_over_ranks(_units(matches))
-        sums = self._sums(predictions, assignment, grid, matches)
-        parts = sums / (summing().float() / UNIT).clamp(min=1)
+        grid, found = self._match(predictions, assignment)
+        summing = sum_over_ranks(_units(found))
+        sums = self._sums(assignment, grid, found)
+        parts = (sums / (summing().float() / UNIT).clamp(min=1)[:, None]).flatten()
         return parts.sum(), parts.detach()
 
     def totals(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> Tensor:
-        """Float32 (4,): the sums of box, cls and dfl, and that of the target scores."""
-        grid = self._grid(predictions, assignment)
-        matches = self._match(predictions, assignment, grid)
-        sums = self._sums(predictions, assignment, grid, matches)
-        return torch.cat((sums, _units(matches).float()[None] / UNIT))
+        """Float32 (1 or 2, 4), a row for each kind of branches: sums of box, cls and dfl, and of the target scores."""
+        grid, found = self._match(predictions, assignment)
+        return torch.cat((self._sums(assignment, grid, found), _units(found).float()[:, None] / UNIT), 1)
 
     def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
-        """Box, class and distance loss from a sum of `totals`, (4,)."""
-        return tuple((totals[:3] / max(totals[3], 1)).tolist())
+        """The losses from a sum of `totals`."""
+        return tuple((totals[:, :3] / np.maximum(totals[:, 3:], 1)).flatten().tolist())
 
-    def _grid(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> Grid:
-        boxes, logits = predictions
-        cells = sum(ny * nx for ny, nx in assignment.grids_hw)
-        assert boxes.shape == (assignment.batch_size, cells, 4 * self._head.reg_max), boxes.shape
-        assert logits.shape == (assignment.batch_size, cells, self._head.nc), logits.shape
-        return make_grid(assignment.grids_hw, self._head.strides, boxes.device)
+    def _match(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> tuple[Grid, list[_Branch]]:
+        """The cells of the batch's images, and what each kind of branches predicts and is trained for."""
+        grid = make_grid(assignment.grids_hw, self._head.strides, predictions[0].device)
+        shape = (assignment.batch_size, len(grid.centres))
+        found = []
+        for raw, logits, most in zip(predictions[::2], predictions[1::2], self._most, strict=True):
+            assert raw.shape == (*shape, 4 * self._head.reg_max), raw.shape
+            assert logits.shape == (*shape, self._head.nc), logits.shape
+            boxes = self._head.boxes(raw.detach(), grid).flatten(0, 1)
+            scores = logits.detach().flatten(0, 1)
+            matches = align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)
+            found.append(_Branch(raw.flatten(0, 1), logits.flatten(0, 1), matches))
+        return grid, found
 
-    def _match(self, predictions: Sequence[Tensor], assignment: FreeAssignment, grid: Grid) -> Matches:
-        boxes, logits = (rows.detach() for rows in predictions)
-        found = self._head.boxes(boxes, grid).flatten(0, 1)
-        return align(found, logits.flatten(0, 1), assignment, self._hyp.alpha, self._hyp.beta)
+    def _sums(self, assignment: FreeAssignment, grid: Grid, found: Sequence[_Branch]) -> Tensor:
+        """The three losses of each kind of branches with their gains, as sums: float32 (1 or 2, 3)."""
+        return torch.stack([self._sums_of(assignment, grid, branch) for branch in found])
 
-    def _sums(self, predictions: Sequence[Tensor], assignment: FreeAssignment, grid: Grid, matches: Matches) -> Tensor:
-        """The three losses with their gains, as sums: float32 (3,)."""
-        raw, logits = (rows.flatten(0, 1) for rows in predictions)
+    def _sums_of(self, assignment: FreeAssignment, grid: Grid, branch: _Branch) -> Tensor:
+        raw, logits, matches = branch
         cells, weights = matches.cells.flatten(), matches.targets.flatten()
         owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
             matches.cells.shape[1], output_size=len(cells)
@@ -140,9 +154,9 @@ class FreeLoss(Criterion[FreeAssignment]):
         return torch.stack([gain * part for gain, part in zip(self._gains, (box, cls, dfl), strict=True)])
 
 
-def _units(matches: Matches) -> Tensor:
-    """Σ t in units of 1 / UNIT, int64 ()."""
-    return (matches.targets * UNIT).round().long().sum()
+def _units(found: Sequence[_Branch]) -> Tensor:
+    """Σ t of each kind of branches in units of 1 / UNIT, int64 (1 or 2,)."""
+    return torch.stack([(branch.matches.targets * UNIT).round().long().sum() for branch in found])
 
 
 def _cxcywh(distances: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ SIZE_HW = (64, 96)
 HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.5)
 
 
-def made_head(nc: int = 5, reg_max: int = 16) -> DetectFree:
-    return DetectFree(nc, channels=(8, 8, 8), strides=(8, 16, 32), reg_max=reg_max)
+def made_head(nc: int = 5, reg_max: int = 16, end2end: bool = False) -> DetectFree:
+    return DetectFree(nc, channels=(8, 8, 8), strides=(8, 16, 32), reg_max=reg_max, end2end=end2end)
 
 
 def raw_predictions(batch_size: int, nc: int = 5, reg_max: int = 16, seed: int = 0) -> list[Tensor]:

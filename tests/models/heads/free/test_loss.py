@@ -27,7 +27,7 @@ A = len(cells_of(SIZE_HW)[0])
 def matched(criterion: FreeLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
     """(image, cell) to target score."""
     assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
-    matches = criterion._match(predictions, assignment, criterion._grid(predictions, assignment))
+    _, ((_, _, matches),) = criterion._match(predictions, assignment)
     used = matches.targets > 0
     places = [divmod(cell, A) for cell in matches.cells[used].tolist()]
     assert len(set(places)) == len(places), "a cell is used twice"
@@ -80,7 +80,7 @@ def test_nothing_depends_on_how_a_batch_is_cut(cuts: list[range]) -> None:
         assert found == pytest.approx({(i - cut.start, c): t for (i, c), t in scores.items() if i in cut}, rel=1e-6)
         units += sum(round(score * UNIT) for score in found.values())
         criterion(mine, shares[-1][2], None, lambda units: asked.append(units) or (lambda: units))
-    total = torch.stack(asked).sum()
+    total = torch.stack(asked).sum(0)
     assert total.dtype == torch.int64
     assert int(total) == units, "whole numbers add up exactly"
     found_parts = torch.zeros_like(parts)
@@ -135,8 +135,7 @@ def test_in_parts_the_matches_are_the_same() -> None:
     with mock.patch.object(models.heads.free.assignment, "PAIRS", 90):
         parts = criterion.assign(targets, 3, SIZE_HW)
     assert len(parts.parts) > 5 and len(whole.parts) == 1
-    grid = criterion._grid(predictions, whole)
-    one, other = (criterion._match(predictions, assignment, grid) for assignment in (whole, parts))
+    one, other = (criterion._match(predictions, assignment)[1][0].matches for assignment in (whole, parts))
     assert torch.equal(one.cells, other.cells) and one.targets.any()
     # A CPU's vector instructions round otherwise than what is left for the end of a tensor.
     torch.testing.assert_close(one.targets, other.targets, rtol=1e-6, atol=0)
@@ -149,9 +148,25 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
     whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
     predictions = [whole_image.float()[None], torch.full((1, A, 1), math.log(9))]
     assignment = criterion.assign(targets, 1, SIZE_HW)
-    matches = criterion._match(predictions, assignment, criterion._grid(predictions, assignment))
+    _, ((_, _, matches),) = criterion._match(predictions, assignment)
     assert matches.cells[0].tolist() == [0, 1, 2]
     assert (matches.targets[0] > 0.99).all() and not matches.targets[1].any()
+
+
+def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:
+    plain, both = (FreeLoss(made_head(end2end=end2end), HYP) for end2end in (False, True))
+    assert both.names == ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
+    targets, many, once = random_targets(9, 3), raw_predictions(3), raw_predictions(3, seed=1)
+    loss, parts = both([*many, *once], both.assign(targets, 3, SIZE_HW))
+    alone, its_parts = plain(many, plain.assign(targets, 3, SIZE_HW))
+    assert torch.equal(parts[:3], its_parts)
+    expected = oracle_loss(once, targets, dataclasses.replace(HYP, topk=1), SIZE_HW)
+    torch.testing.assert_close(parts[3:].double(), expected.detach(), rtol=1e-4, atol=1e-6)
+    for grad, same in zip(torch.autograd.grad(loss, many), torch.autograd.grad(alone, many), strict=True):
+        assert torch.equal(grad, same)
+    meter = LossMeter(both)
+    meter.update([*many, *once], both.assign(targets, 3, SIZE_HW))
+    assert meter.losses([meter.total()]) == pytest.approx(parts.tolist(), rel=1e-5)
 
 
 def test_boxes_beyond_the_last_bin_are_trained_as_the_last() -> None:
