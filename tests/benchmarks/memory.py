@@ -137,21 +137,22 @@ def training_over_time(data: str) -> None:
         print(f"  epochs {first} to {last}: {np.median(memory[settled]):.0f} MiB, slope {slope:+.2f} MiB an epoch")
 
 
-def peak_of(which: str, data: str) -> float:
+def peak_of(which: str, data: str, cfg: str) -> float:
     """Largest resident size of a process that does nothing but steps, in MiB."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", "--peak-program", which, "--data", data]
+    command += ["--cfg", cfg]
     said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     return float(said.split()[-1])
 
 
-def peak_program(which: str, data: str) -> None:
-    """Five steps of yolov5n at 320 pixels, batch 16, float32 or bfloat16."""
+def peak_program(which: str, data: str, cfg: str) -> None:
+    """Five steps of a model at 320 pixels, batch 16, float32 or bfloat16."""
     index = indexed(data)
     make = plain_step if which == "plain" else our_step
     if which != "plain":
         keep_freed_memory()
     dtype = torch.bfloat16 if which == "bf16" else torch.float32
-    model = DetectionModel("yolov5n.yaml", names=index.names)
+    model = DetectionModel(cfg, names=index.names)
     step = make(Case(model, made_batch(index, 16, 320), 320, Accelerator()), dtype)
     for _ in range(5):
         step()
@@ -164,11 +165,12 @@ def main() -> None:
     flags.add_argument("--times", type=int, default=1, help="the dataset so many times over, for the cache")
     flags.add_argument("--rank-program", default="")
     flags.add_argument("--peak-program", default="")
+    flags.add_argument("--cfg", default="yolov5n.yaml", help="the model whose peak is measured")
     given = flags.parse_args()
     if given.rank_program:
         return rank_program(given.data, given.times, given.imgsz, given.rank_program)
     if given.peak_program:
-        return peak_program(given.peak_program, given.data)
+        return peak_program(given.peak_program, given.data, given.cfg)
     print(machine())
     for cache in ("ram", "disk"):
         one, two = (cache_of(given.data, given.times, given.imgsz, cache, ranks) for ranks in (1, 2))
@@ -181,9 +183,9 @@ def main() -> None:
     print(f"  without a cache: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
     workers_over_epochs(indexed(given.data))
     training_over_time(given.data)
-    peaks = {which: peak_of(which, given.data) for which in ("plain", "fp32", "bf16")}
+    peaks = {which: peak_of(which, given.data, given.cfg) for which in ("plain", "fp32", "bf16")}
     said = ", ".join(f"{which} {peak:.0f} MiB ({peak / peaks['plain']:.2f} x)" for which, peak in peaks.items())
-    print(f"  peak of a process that trains yolov5n, 320 pixels, batch 16: {said}")
+    print(f"  peak of a process that trains {given.cfg}, 320 pixels, batch 16: {said}")
     return None
 
 

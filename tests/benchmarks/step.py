@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.feed.images import ImageStore
 from data.feed.loader import build_train_loader
@@ -178,25 +179,34 @@ def our_step(
     return run
 
 
-def backward_of_loss(case: Case, dtype: torch.dtype) -> float:
-    """Seconds from the loss back to the predictions."""
+def end_of_step(case: Case, dtype: torch.dtype, count: int = 15) -> dict[str, float]:
+    """Seconds of the head, the assignment and the loss on their own, there and back: medians of `count` times."""
     accelerator, batch = case.accelerator, case.batch
     model = copy.deepcopy(case.model)
     model.to(accelerator.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
-    with torch.no_grad(), Precision(accelerator, dtype).autocast():
-        predictions = model(batch.images_on(accelerator.device))
-    assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (case.imgsz, case.imgsz)))
-    spent = []
-    for _ in range(10):
+    read: list[list[Tensor]] = []
+    hook = model.head.register_forward_pre_hook(lambda head, args: read.append(args[0]))
+    with hook, torch.no_grad(), Precision(accelerator, dtype).autocast():
+        model(batch.images_on(accelerator.device))
+    spent: dict[str, list[float]] = {}
+    for _ in range(count):
+        stages = Stages()
+        maps = [m.detach().requires_grad_() for m in read[0]]
+        with stages.stage("assignment"):
+            assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (case.imgsz, case.imgsz)))
+        with stages.stage("head's forward"), Precision(accelerator, dtype).autocast():
+            predictions = model.head(maps)
         leaves = [prediction.detach().requires_grad_() for prediction in predictions]
-        loss, _ = criterion(leaves, assignment)
-        _wait()
-        started = time.perf_counter()
-        loss.backward()
-        _wait()
-        spent.append(time.perf_counter() - started)
-    return sorted(spent)[5]
+        with stages.stage("loss"):
+            loss, _ = criterion(leaves, assignment)
+        with stages.stage("loss's backward"):
+            loss.backward()
+        with stages.stage("head's backward"):
+            torch.autograd.backward(predictions, [leaf.grad for leaf in leaves])
+        for name, seconds in stages.seconds.items():
+            spent.setdefault(name, []).append(seconds)
+    return {name: statistics.median(seconds) for name, seconds in spent.items()}
 
 
 def main() -> None:
@@ -232,12 +242,18 @@ def main() -> None:
         stages.seconds.clear()
         for _ in range(10):
             run()
-        total = sum(stages.seconds.values())
-        loss_backward = 10 * backward_of_loss(case, dtype)
-        rest = loss_backward + total - stages.seconds["forward"] - stages.seconds["backward"] - stages.seconds["copy"]
-        spent = ", ".join(f"{name} {100 * seconds:.1f} ms" for name, seconds in stages.seconds.items())
-        print(f"  {dtype}: {spent}; of the backward {100 * loss_backward:.1f} ms are the loss's")
+        stages_ms = {name: 100 * seconds for name, seconds in stages.seconds.items()}
+        end_ms = {name: 1000 * seconds for name, seconds in end_of_step(case, dtype).items()}
+        total = sum(stages_ms.values())
+        rest = end_ms["loss's backward"] + total - sum(stages_ms[name] for name in ("forward", "backward", "copy"))
+        print(f"  {dtype}, a step of {total:.1f} ms: {_listed(stages_ms)}")
+        print(f"    the end of the model: {_listed(end_ms)}")
         print(f"    loss, clipping, optimizer and average together: {rest / total:.1%} of the step")
+        print(f"    head, assignment and loss together: {sum(end_ms.values()) / total:.1%} of the step")
+
+
+def _listed(ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {spent:.1f} ms" for name, spent in ms.items())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.heads.free.layers import FreeLayers
 from models.heads.free.loss import FreeLoss
 from models.heads.head import HeadSpec
-from models.layers.arguments import count, flag, one_of, read_arguments
+from models.layers.arguments import flag, is_whole, one_of, read_arguments
 from utils.config import Hyp, TrainConfig
 from utils.ranks.world import World
 
@@ -22,16 +22,18 @@ MAX_BINS, MAX_DEPTH = 64, 8
 
 def bins(value: object) -> int:
     """Bins of a distance: 1 = a plain number."""
-    if count(value) <= MAX_BINS:
-        return count(value)
-    raise ValueError(f"a whole number from 1 to {MAX_BINS}")
+    return _up_to(MAX_BINS, value)
 
 
 def depth(value: object) -> int:
     """3×3 convolutions of a branch."""
-    if count(value) <= MAX_DEPTH:
-        return count(value)
-    raise ValueError(f"a whole number from 1 to {MAX_DEPTH}")
+    return _up_to(MAX_DEPTH, value)
+
+
+def _up_to(most: int, value: object) -> int:
+    if is_whole(value) and 1 <= value <= most:
+        return value
+    raise ValueError(f"a whole number from 1 to {most}")
 
 
 class DetectFree(FreeLayers):

@@ -80,7 +80,7 @@ def test_half_precision_is_decoded_in_float32(dtype: torch.dtype) -> None:
     [
         ([], "has 0 arguments [], expected 1 to 4: [nc, reg_max, depth, end2end]"),
         (["anchors"], "argument 'nc' is 'anchors', expected one of nc"),
-        (["nc", 0], "argument 'reg_max' is 0, expected a whole number"),
+        (["nc", 0], "argument 'reg_max' is 0, expected a whole number from 1 to 64"),
         (["nc", 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),
         (["nc", 16, True], "argument 'depth' is True, expected a whole number"),
         (["nc", 16, 9], "argument 'depth' is 9, expected a whole number from 1 to 8"),
