@@ -23,8 +23,9 @@ from utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = {"Detect": "yolov5n.yaml", "DetectFree": "tessera-n.yaml"}
+ONCE = "DetectFree with one-to-one branches"
 SIZE_HW = (64, 96)
-each_head = pytest.mark.parametrize("name", MODELS)
+each_head = pytest.mark.parametrize("name", (*MODELS, ONCE))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,11 @@ def hyp() -> Hyp:
 
 def made(name: str, nc: int = 4) -> DetectionModel:
     torch.manual_seed(0)
-    return DetectionModel(MODELS[name], nc=nc)
+    if name != ONCE:
+        return DetectionModel(MODELS[name], nc=nc)
+    described = DetectionModel(MODELS["DetectFree"], nc=nc).yaml
+    described["head"][-1][3] = ["nc", 16, 1, True]
+    return DetectionModel(described)
 
 
 def images(batch: int) -> Tensor:
