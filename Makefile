@@ -25,10 +25,12 @@ PYTEST = $(PYTHON) -m pytest -o addopts="--strict-markers --import-mode=importli
 gpu:
 	$(PYTEST) -m gpu tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --json gpu.json
+	$(PYTHON) -m tests.benchmarks.gpu --cfg tessera-s.yaml --json gpu-tessera.json
 
 gpu-stand-in:
 	$(PYTEST) -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
+	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-free
 
 KILLS = 1000
 
@@ -43,6 +45,7 @@ DATA = shapes.yaml
 bench:
 	uv run python -m tests.benchmarks.loader --data $(DATA)
 	uv run python -m tests.benchmarks.step --data $(DATA)
+	uv run python -m tests.benchmarks.step --data $(DATA) --cfg tessera-n.yaml
 	uv run python -m tests.benchmarks.family --data $(DATA)
 	uv run python -m tests.benchmarks.val --data $(DATA)
 	uv run python -m tests.benchmarks.startup --data $(DATA)

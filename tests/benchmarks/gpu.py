@@ -1,6 +1,7 @@
-"""yolov5s at 640 px on a GPU: training steps against eager ones, what the loader feeds, and validation.
+"""Models at 640 px on a GPU: training steps against eager ones, what the loader feeds, and validation.
 
     uv run python -m tests.benchmarks.gpu --json gpu.json
+    uv run python -m tests.benchmarks.gpu --cfg tessera-s.yaml
 
 Data are drawn, weights are random: nothing is downloaded. Without a GPU it takes small sizes, to be tried out.
 """
@@ -28,7 +29,7 @@ from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import TINY
+from tests.utils.engine.trainer import FREE, TINY
 from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
@@ -42,6 +43,7 @@ from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 HYP = "hyp.scratch-low.yaml"
+SMALL = {"tiny": {**TINY, "nc": 3}, "tiny-free": {**FREE, "nc": 3}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,7 @@ def measure(given: argparse.Namespace, device: Accelerator) -> None:
         os.environ.setdefault("TESSERA_CACHE", folder)
         spec = load_spec(str(make_data(Path(folder), train=drawn, val=drawn, size=given.imgsz)))
         indexes = [repeated(build_index(spec, split), given.images // drawn) for split in ("train", "val")]
-        model = DetectionModel({**TINY, "nc": 3} if given.cfg == "tiny" else given.cfg, names=indexes[0].names)
+        model = DetectionModel(SMALL.get(given.cfg, given.cfg), names=indexes[0].names)
         rows = [
             *training(model, indexes[0], given, device),
             *feeding(indexes[0], given),

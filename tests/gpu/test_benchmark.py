@@ -10,11 +10,15 @@ import pytest
 from tests.benchmarks.gpu import main
 
 
-@pytest.mark.parametrize("more", [[], ["--stand-in"]], ids=["chosen device", "stand-in"])
+@pytest.mark.parametrize(
+    ("cfg", "more"),
+    [("tiny", []), ("tiny", ["--stand-in"]), ("tiny-free", ["--stand-in"])],
+    ids=["chosen device", "stand-in", "stand-in, without anchors"],
+)
 def test_the_benchmark_prints_a_table_and_writes_it(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cfg: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["--cfg", "tiny", "--imgsz", "64", "--batch", "4", "--images", "8", "--steps", "1", "--rounds", "1"]
+    small = ["--cfg", cfg, "--imgsz", "64", "--batch", "4", "--images", "8", "--steps", "1", "--rounds", "1"]
     main([*small, *more, "--no-compile", "--json", str(tmp_path / "gpu.json")])
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["group"] for row in found["rows"]} == {"training step", "loader", "validation"}

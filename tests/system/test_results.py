@@ -58,7 +58,7 @@ def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_
 
 @pytest.mark.slow
 def test_eight_images_are_learnt_by_heart_in_300_steps_without_anchors(tmp_path: Path) -> None:
-    """Some 60 objects. Seeds 0 to 3 come to at least LEAST."""
+    """Some 60 objects. With seeds 0 to 3 mAP50 comes to 0.98 at least."""
     data = make_data(tmp_path, train=8, val=1, size=128)
     data.write_text(data.read_text().replace("images/val", "images/train"))
     hyp = load_hyp("hyp.tessera-short.yaml").as_dict()
