@@ -15,6 +15,7 @@ from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.context import RunContext
+from utils.engine.ema import ema_decay
 from utils.engine.recipe import recipe_in_words, recipe_of, run_length, warnings, with_recipe
 from utils.engine.schedule import Schedule
 
@@ -116,3 +117,21 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
     (said,) = found(dataclasses.replace(run.hyp, box=7.5))
     assert "the gain of the box loss is 7.5; in hyp.scratch-low.yaml, which is this model's own, 0.05" in said
+
+
+@pytest.mark.parametrize("batch_size", [16, 64, 128, 512])
+@pytest.mark.parametrize(("images", "epochs"), [(118_287, 300), (205, 60), (30_000, 100)])
+def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
+    images: int, epochs: int, batch_size: int
+) -> None:
+    batches = -(-images // batch_size)
+    hyp = load_hyp(recipe_of(find_heads()["DetectFree"], epochs * batches))
+    before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
+    steps = Schedule(hyp, epochs, batches, batch_size).steps()
+    assert math.prod(ema_decay(n, hyp.ema_share) for n in range(before + 1, steps + 1)) < 0.1
+
+
+def test_larger_models_differ_in_their_augmentation_alone() -> None:
+    long, large = load_hyp("hyp.tessera-long.yaml"), load_hyp("hyp.tessera-long-large.yaml")
+    assert large != long
+    assert dataclasses.replace(large, scale=long.scale, mixup=long.mixup) == long
