@@ -60,3 +60,4 @@ bench:
 	uv run python -m tests.benchmarks.store --ranks 512
 	uv run python -m tests.benchmarks.start_ranks --images 100000 --ranks 4
 	uv run python -m tests.benchmarks.coco_scale
+	uv run python -m tests.benchmarks.whole_run

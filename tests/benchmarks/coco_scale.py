@@ -33,6 +33,7 @@ from utils.engine.schedule import Schedule
 
 RECIPE, EPOCHS, RANKS, IMGSZ, SEED = "hyp.tessera-long.yaml", 300, 2, 64, 0
 CLOSED = 15  # epochs without mosaic, the last ones
+AWAY = 0.1
 Step = dict[str, Any]
 
 
@@ -103,6 +104,9 @@ class DryRun:
         done = dataclasses.replace(self.schedule, epochs=epoch).steps() + len(starts) - 1 - steps_left
         saved = load_checkpoint(self.last)
         saved |= {"epoch": epoch, "step_in_epoch": starts[-1 - steps_left], "step": done, "ema_updates": done}
+        for key, value in saved["ema"].items():  # away from the weights, so that the way of a step is no rounding error
+            if "bias" in key:
+                value += AWAY
         saved |= {"epoch_losses": torch.zeros_like(saved["epoch_losses"]), "epoch_skipped": 0, "skipped_steps": 0}
         save_checkpoint(self.last, saved)
 
@@ -137,7 +141,7 @@ class DryRun:
         decays = (0.0, hyp.weight_decay * full / hyp.nominal_batch, 0.0)
         assert np.allclose(step["weight_decay"], decays), (step["weight_decay"], decays)
         moved = max(1 / (1 + hyp.ema_share * step["updates"]), 1e-4)
-        assert all(math.isclose(rank["ema_moved"], moved, rel_tol=0.05) for rank in ranks), (step["ema_moved"], moved)
+        assert all(math.isclose(rank["ema_moved"], moved, rel_tol=0.01) for rank in ranks), (step["ema_moved"], moved)
         assert math.isfinite(step["norm"])
         order = EpochOrder(self.images, self.batch_size, SEED, IMGSZ).plan(step["epoch"])[0]
         mosaic = step["epoch"] < EPOCHS - CLOSED
