@@ -195,7 +195,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """The gradient of the logits, in their dtype."""
         logits, cells, classes, targets = ctx.saved_tensors
-        dense = logits.float().sigmoid()
-        # A place comes twice only where a target is 0, so the order of these additions does not matter.
-        dense.index_put_((cells, classes), -targets, accumulate=True)
+        dense = logits.float().sigmoid().contiguous()
+        flat, place = dense.view(-1), cells * logits.shape[1] + classes
+        # A place comes twice only where a target is 0, so that σ − t is the least of what is found for it, whatever
+        # the order. Subtracting in place would wait: before an index_put_ that accumulates CUDA reads back the indices.
+        flat.scatter_reduce_(0, place, flat[place] - targets, "amin")
         return dense.mul_(grad).to(logits.dtype), None, None, None

@@ -44,6 +44,7 @@ WAITING = {
     "unique_consecutive",
     "bincount",
 }
+CHECKED = {"index_put", "index_put_"}  # by a caller; autograd's own calls are not
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
 
@@ -278,6 +279,8 @@ def _depends_on_values(func: Any, args: Any, kwargs: Any, values: list[Tensor]) 
     name = func.overloadpacket.__name__
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
+    if name in CHECKED and (args[3] if len(args) > 3 else kwargs.get("accumulate", False)):
+        return True  # reads back the largest and the smallest index
     if name in INDEXING:  # by a mask
         return any(index is value and value.dtype == torch.bool for index in args[1] for value in values)
     return name in WAITING

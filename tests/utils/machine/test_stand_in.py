@@ -42,6 +42,7 @@ def test_reading_a_value_waits_and_in_a_step_it_is_an_error() -> None:
                 lambda: torch.where(value > 0),
                 lambda: torch.is_nonzero(computed),
                 lambda: torch.repeat_interleave(value, device.send(torch.tensor([1, 2, 1]))),
+                lambda: value.index_put_((torch.tensor([0]),), host[0], accumulate=True),
                 lambda: torch.unique(value),
                 lambda: torch.equal(value, host),
                 lambda: torch.allclose(value, host),
