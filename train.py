@@ -347,15 +347,14 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
 
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
-    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own."""
-
-    def own() -> TrainConfig:
-        index = build_index(load_spec(config.data), "train", single_cls=config.single_cls)
-        head = head_class(config, index.names, read_weights(config, None))
-        return with_recipe(config, head, len(index))[0]
-
-    config = config if config.hyp else world.from_main(own)
-    return config, load_hyp(config.hyp)
+    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own; every rank."""
+    if config.hyp:
+        return config, load_hyp(config.hyp)
+    weights = world.from_main(lambda: read_weights(config, None))
+    world.set_activity("reading the dataset")
+    with torch_distributed_zero_first(world.local_rank, world) as verified:
+        index = build_index(load_spec(config.data), "train", single_cls=config.single_cls, verified=verified)
+    return with_recipe(config, head_class(config, index.names, weights), len(index))
 
 
 def check_data(config: TrainConfig, world: World) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
+import train
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
-from utils.config import load_hyp
+from utils.config import TrainConfig, load_hyp
+from utils.ranks.world import World
 from utils.report.results import read_results, result_columns
 
 TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
@@ -166,3 +170,24 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.scratch-low.yaml", "the model's own"
     assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
     assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]
+
+
+def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
+    """Hosts may have the data in different places."""
+    told: list[Any] = []
+
+    class First(World):
+        def from_main(self, work: Callable[[], Any]) -> Any:
+            told.append(work())
+            return told[-1]
+
+    class Second(World):
+        def from_main(self, work: Callable[[], Any]) -> Any:
+            return told.pop(0)
+
+    here, there = (str(make_data(tmp_path / host, train=2, val=2)) for host in ("here", "there"))
+    train.start_of_search(TrainConfig(data=here, evolve=1), First())
+    asked = TrainConfig(data=there, evolve=1, workers=3)
+    config, hyp = train.start_of_search(asked, Second())
+    assert (config.data, config.workers) == (there, 3)
+    assert config.hyp == "hyp.scratch-low.yaml" and hyp == load_hyp(config.hyp)

@@ -25,6 +25,7 @@ _PATHS = frozenset(
         "--cache",
         "--check-data",
         "--evolve",
+        "--hyp",
         "--resume",
         "--weights",
         "--loggers",
@@ -61,7 +62,7 @@ def _command(config: Options) -> dict[str, str]:
     return {
         "command": config.program(),
         **flags_fingerprint(config),
-        "--resume": "given" if values.get("resume") else "not given",
+        **{f"--{key}": "given" if values.get(key) else "not given" for key in ("hyp", "resume")},
         "--weights": values["weights"] or "none",
         _CONTENT: _content(values["weights"]),
     }
