@@ -129,7 +129,8 @@ def intersect_weights(
     if len(own) < len(model_state):
         report += f"; {len(model_state) - len(own)} left out as asked"
     if different:
-        report += f"; the rest starts anew, as with other classes: {different}"
+        why = "as with other classes" if 2 * len(fitting) > len(own) else "for the weights are of another architecture"
+        report += f"; the rest starts anew, {why}: {different}"
     return fitting, report
 
 

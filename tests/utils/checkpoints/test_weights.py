@@ -60,14 +60,14 @@ def test_other_classes_fit_but_for_the_head() -> None:
     assert "model.2.weight is (3, 4, 1, 1), in the checkpoint (2, 4, 1, 1)" in report
 
 
-def test_long_reports_are_cut() -> None:
+def test_weights_of_another_architecture_are_called_that_and_long_reports_are_cut() -> None:
     state = Net().state_dict()
     other = {f"x.{name}": tensor for name, tensor in state.items() if not name.startswith("model.0")}
     other["model.0.weight"] = state["model.0.weight"]
     fitting, report = intersect_weights(state, other)
     assert list(fitting) == ["model.0.weight"]
     assert report.startswith(
-        "1 of 10 tensors taken; the rest starts anew, as with other classes: "
+        "1 of 10 tensors taken; the rest starts anew, for the weights are of another architecture: "
     ) and report.endswith("; and 13 more")
 
 
