@@ -68,7 +68,7 @@ def oracle_targets(
         for cell in candidates:
             claim = Claim(number, float(alignment[cell]), float(overlap[cell]))
             before = claims.get((image, cell))
-            if claim.alignment > 1e-9 and (before is None or claim.overlap > before.overlap):
+            if claim.alignment > torch.finfo(torch.float32).tiny and (before is None or claim.overlap > before.overlap):
                 claims[image, cell] = claim
     found = {}
     for place, claim in claims.items():

@@ -18,7 +18,7 @@ from models.heads.criterion import LossMeter
 from models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
 from models.heads.free.loss import UNIT, FreeLoss, _SoftCrossEntropy
 from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
-from tests.models.heads.free.oracle import cells_of, oracle_loss, oracle_targets
+from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
 from tests.models.heads.shares import shares_of
 
 A = len(cells_of(SIZE_HW)[0])
@@ -115,6 +115,20 @@ def test_every_object_that_touches_the_image_has_candidates() -> None:
     assert len(criterion.assign(beyond, 1, SIZE_HW).classes) == 0
     loss, _ = criterion(raw_predictions(1), criterion.assign(beyond, 1, SIZE_HW))
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("reg_max", [1, 16])
+@pytest.mark.parametrize("nc", [1, 80])
+def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(nc: int, reg_max: int) -> None:
+    """Else a set of small objects would be learnt to be empty."""
+    torch.manual_seed(0)
+    head = made_head(nc, reg_max)
+    predictions = head([torch.randn(1, 8, SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES])
+    corners = torch.cartesian_prod(torch.arange(3, 90, 12), torch.arange(3, 58, 12)).float()
+    targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
+    criterion = FreeLoss(head, HYP)
+    _, ((_, _, matches),) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
+    assert (matches.targets > 0).any(1).all()
 
 
 def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> None:
