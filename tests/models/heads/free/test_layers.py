@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import numpy as np
@@ -115,6 +114,6 @@ def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureF
     made_head(reg_max=16).prepare(sizes, config, HYP, world)
     made_head(reg_max=1).prepare(sizes, config, HYP, world)
     assert not caplog.text
-    made_head(reg_max=4).prepare(sizes, config, dataclasses.replace(HYP), world)
+    made_head(reg_max=4).prepare(sizes, config, HYP, world)
     assert "reg_max 4: 50.0% of the objects are larger than 192 px" in caplog.text
     assert "Give it a reg_max of 11" in caplog.text
