@@ -66,8 +66,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     require_same_command(config, world)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     model = model_of_weights(weights, config.weights)
-    if config.end2end:
-        model.head.predict_once()
+    model.head.keep_inference(end2end=config.end2end)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config, weights)

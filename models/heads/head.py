@@ -112,16 +112,20 @@ class Head(nn.Module, ABC):
         """
         return
 
-    def predict_once(self) -> None:
-        """From now on decode rows that predict each object once, and need no suppression.
+    def keep_inference(self, *, end2end: bool) -> None:
+        """Drop what training alone needs, for good.
+
+        Args:
+            end2end: decode rows that predict each object once, and need no suppression.
 
         Raises:
-            ConfigError: nothing of this head was trained for that; here always.
+            ConfigError: nothing of this head was trained for `end2end`.
         """
-        raise ConfigError(
-            f"--end2end: this model's {type(self).__name__} has no one-to-one branch. Leave the flag out, or train a "
-            "model with one: a YAML that ends in DetectFree, [nc, 16, 1, true]."
-        )
+        if end2end:
+            raise ConfigError(
+                f"--end2end: this model's {type(self).__name__} has no one-to-one branch. Leave the flag out, or "
+                "train a model with one: a YAML that ends in DetectFree, [nc, 16, 1, true]."
+            )
 
     @property
     def priors(self) -> Tensor | None:

@@ -89,7 +89,7 @@ class FreeLayers(Head):
 
     Attributes:
         nc, reg_max: C and R.
-        one_to_many, one_to_one: the branches; None where the second are not there.
+        one_to_many, one_to_one: the branches; None where they are not there.
     """
 
     def __init__(
@@ -104,30 +104,36 @@ class FreeLayers(Head):
         super().__init__()
         self.nc, self.reg_max = nc, reg_max
         self.strides = tuple(map(float, strides))
-        self.one_to_many = Branches(nc, channels, strides, reg_max, depth)
+        self.one_to_many: Branches | None = Branches(nc, channels, strides, reg_max, depth)
         self.one_to_one = Branches(nc, channels, strides, reg_max, depth) if end2end else None
 
-    def predict_once(self) -> None:
+    def keep_inference(self, *, end2end: bool) -> None:
         """As Head."""
         if self.one_to_one is None:
-            super().predict_once()
-        self.needs_suppression = False
+            super().keep_inference(end2end=end2end)
+        self.needs_suppression = not end2end
+        if end2end:
+            self.one_to_many = None
+        else:
+            self.one_to_one = None
 
     def forward(self, features: list[Tensor]) -> Output:
         """Predict from L maps (B, channels, ny, nx).
 
         Returns:
             In training mode the outputs of the branches, [boxes, classes] or [boxes, classes, boxes, classes]. In
-            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C): cx, cy, w, h in pixels, class
-            probabilities.
+            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C) from the first branches: cx, cy, w,
+            h in pixels, class probabilities.
         """
-        raw = self.one_to_many(features)
+        raw: list[Tensor] = []
+        if self.one_to_many is not None:
+            raw += self.one_to_many(features)
         if self.one_to_one is not None:
             raw += self.one_to_one([x.detach() for x in features])
         if self.training:
             return raw
         grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
-        boxes, logits = raw[:2] if self.needs_suppression else raw[2:]
+        boxes, logits = raw[:2]
         return torch.cat((xyxy_to_cxcywh(self.boxes(boxes, grid)), logits.float().sigmoid()), -1), raw
 
     def distances(self, raw: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -99,13 +100,16 @@ def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_
     many, raw = head(maps)
     assert len(raw) == 4
     assert torch.autograd.grad(raw[2].sum() + raw[3].sum(), maps, allow_unused=True) == (None, None, None)
-    head.predict_once()
-    assert not head.needs_suppression
-    once, _ = head(maps)
+    plain, once_only = copy.deepcopy(head), copy.deepcopy(head)
+    plain.keep_inference(end2end=False)
+    once_only.keep_inference(end2end=True)
+    assert plain.needs_suppression and not once_only.needs_suppression
+    (same, its_raw), (once, once_raw) = plain(maps), once_only(maps)
+    assert torch.equal(same, many) and len(its_raw) == len(once_raw) == 2
     torch.testing.assert_close(many[..., 4:], raw[1].sigmoid())
     torch.testing.assert_close(once[..., 4:], raw[3].sigmoid())
     with pytest.raises(ConfigError, match=r"--end2end: this model's DetectFree has no one-to-one branch. Leave the"):
-        made_head().predict_once()
+        made_head().keep_inference(end2end=True)
 
 
 def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
