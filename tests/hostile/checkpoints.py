@@ -78,7 +78,7 @@ def continue_run(path: Path) -> int:
 
 def made_state(model: DetectionModel, config: TrainConfig, hyp: Any) -> TrainState[DetectionModel]:
     """A run that has taken no step."""
-    optimizer = build_optimizer(model, config.optimizer, hyp, config.batch_size)
+    optimizer = build_optimizer(model, config.optimizer or hyp.optimizer, hyp, config.batch_size)
     precision, progress = Precision(Accelerator(), torch.float32), Progress(torch.zeros(3))
     return TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(config.patience), progress)
 
