@@ -26,7 +26,6 @@ from models.layers.arguments import (
     read_arguments,
     size,
 )
-from models.layers.attention import PSA, SCDown
 from models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
 from models.layers.elan import Elan
 from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
@@ -80,8 +79,6 @@ KINDS: dict[str, Kind] = {
     "Elan": _channelled(Elan, *_BLOCK, deep=True),
     "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
     "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
-    "PSA": _channelled(PSA, deep=True),
-    "SCDown": _channelled(SCDown, ("kernel", size), ("stride", size)),
     "SPP": _channelled(SPP, ("kernels", list_of(count))),
     "SPPF": _channelled(SPPF, ("kernel", count)),
     "Concat": Kind(Concat, (("dim", axis),), joins=True),

@@ -25,8 +25,8 @@ def count_parameters(model: nn.Module) -> int:
 def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
     """Billions of floating point operations for one square image: twice the multiply-adds.
 
-    Those of convolutions, linear layers and normalisations are counted; activations, pools, the decoding and, in
-    attention, the products of cells with each other are not. They are measured on an image of one cell of the largest
+    Those of convolutions, linear layers and normalisations are counted; activations, pools, the decoding and the
+    products of `C3TR`'s cells with each other are not. They are measured on an image of one cell of the largest
     stride, because the work grows with the area exactly.
 
     Args:

@@ -88,11 +88,6 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
             r"mine.yaml:10: layer 2 \(C3TR\): does not .* 6 channels, .* 4 heads",
         ),
         ("C3, [32]]", "Elan, [32, True, 3]]", r"mine.yaml:10: layer 2 \(Elan\).*parts of 8 channels.*multiple of 3"),
-        (
-            "C3, [32]]",
-            "PSA, [32, True]]",
-            r"mine.yaml:10: layer 2 \(PSA\): has 2 arguments .*, expected 1: \[channels\]",
-        ),
         ("C3, [32]]", "C3Ghost, [32, True, 1, 0.4]]", r"mine.yaml:10: .*ghost convolution to 3 channels, .* an even"),
         ("[32]]", "['__import__(\"os\")']]", r"mine.yaml:10: .*'channels' is '__import__.*whole number of at least 1"),
         ("[[-1, 2], 1, Concat", "[[-1, 0], 1, Concat", r"mine.yaml:14: layer 5 \(Concat\): does not fit its input.*64"),

@@ -32,7 +32,7 @@ def build_optimizer(
         for key, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            if key.endswith("bias"):  # attention has in_proj_bias
+            if key.endswith("bias"):  # C3TR has an in_proj_bias
                 biases.append(parameter)
             elif isinstance(module, _NORMS):
                 norms.append(parameter)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.layers.attention import PSA, SCDown
 from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
 from models.layers.elan import Elan
 from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
@@ -46,8 +45,6 @@ def test_conv_uses_the_familys_batch_norm() -> None:
         C3Ghost(4, 16, 2),
         C3TR(4, 16),
         Elan(4, 16, 2),
-        PSA(4, 16, 2),
-        SCDown(4, 8),
     ],
 )
 def test_folding_changes_parameters_not_results(block: nn.Module) -> None:
