@@ -38,8 +38,8 @@ from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from data.feed.sampler import image_weights
 from data.feed.shared_memory import SharedMemory
-from data.source.check import check_dataset
-from data.source.index import build_index, problem_report
+from data.source.check import check_dataset, doubts
+from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
@@ -249,8 +249,8 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
 
 
 def warn_of_problems(*indexes: DatasetIndex) -> None:
-    """Warn of the images that the scans left out."""
-    for text in filter(None, map(problem_report, indexes)):
+    """Warn of what is wrong with the data, such as images that the scans left out."""
+    for text in itertools.chain.from_iterable(map(doubts, indexes)):
         log.warning(text)
 
 

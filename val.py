@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ if __name__ == "__main__":
 
 from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
-from data.source.index import build_index, problem_report
+from data.source.check import doubts
+from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
@@ -62,7 +63,6 @@ SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task 
 
 def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights; print and write what the flags ask for."""
-    setup_logging(world.rank, world.size)
     require_same_command(config, world)
     weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
     model = model_of_weights(weights, config.weights)
@@ -71,8 +71,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config, weights)
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
-    if problems := problem_report(index):
-        log.warning(problems)
+    for text in doubts(index):
+        log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
 
@@ -158,14 +158,30 @@ def offer_names(model: DetectionModel, spec: DatasetSpec, config: ValConfig, run
         )
 
 
+def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
+    """What of the flags has no effect beside the others, a line each; `given` are the fields that were given."""
+    found = []
+    if config.save_conf and not config.save_txt:
+        found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
+    if config.end2end and "iou_thres" in given:
+        found.append("--iou-thres: without effect, --end2end suppresses nothing.")
+    if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
+        found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
+    return found
+
+
 def run(**kwargs: Any) -> Metrics:
     """Measure from Python; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the data or the weights.
     """
-    config = ValConfig(**ValConfig.named(kwargs))
+    given = ValConfig.named(kwargs)
+    config = ValConfig(**given)
     with open_world(config.device, config.local_rank) as world:
+        setup_logging(world.rank, world.size)
+        for text in without_effect(config, given):
+            log.warning(text)
         return validate(config, world)
 
 

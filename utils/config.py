@@ -31,9 +31,9 @@ LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
 # ---------------------------------------------------------------------------------------------- hyperparameters
 
 
-def _between(low: float, high: float, default: Any = dataclasses.MISSING) -> Any:
-    """A float field that must lie in [low, high]; required where it has no default."""
-    return field(default=default, metadata={"low": low, "high": high})
+def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, whole: bool = False) -> Any:
+    """A float field that must lie in [low, high], and be a whole number on request; required without a default."""
+    return field(default=default, metadata={"low": low, "high": high, "whole": whole})
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Hyp:
     anchors: float = _between(0, 32, default=0.0)
     optimizer: OptimizerName = field(default="SGD", metadata={"choices": OPTIMIZERS})
     nominal_batch: float = _between(0, 65536, default=64.0)
-    warmup_least: float = _between(0, 100_000, default=100.0)
+    warmup_least: float = _between(0, 100_000, default=100.0, whole=True)
     warmup_share: float = _between(0, 1, default=0.0)
     flat: float = _between(0, 0.99, default=0.0)
     cosine: float = _between(0, 1, default=0.0)
@@ -98,7 +98,7 @@ class Hyp:
     close_mosaic: float = _between(0, 1, default=0.0)
     clip: float = _between(0.001, 1e6, default=10.0)
     dfl: float = _between(0, 100, default=1.5)
-    topk: float = _between(1, 100, default=10.0)
+    topk: float = _between(1, 100, default=10.0, whole=True)
     alpha: float = _between(0, 10, default=0.5)
     beta: float = _between(0, 20, default=6.0)
 
@@ -158,6 +158,8 @@ def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
         raise ConfigError(f"{where}: found {shown(value)}, expected a number from {low:g} to {high:g}.")
     if not low <= number <= high:
         raise ConfigError(f"{where}: found {number:g}, allowed is {low:g} to {high:g}.")
+    if metadata["whole"] and not number.is_integer():
+        raise ConfigError(f"{where}: found {number:g}, expected a whole number from {low:g} to {high:g}.")
     return number
 
 

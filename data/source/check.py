@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data.source.decode import read_image
 from data.source.headers import TAIL, ends_early
-from data.source.index import refuse_unusable, unknown_class
+from data.source.index import problem_report, refuse_unusable, unknown_class
 from data.source.listing import Listing, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.errors import UserError
 from utils.machine.limits import usable_cpus
 from utils.text import first_of, shown
-from utils.types import DatasetSpec
+from utils.types import DatasetIndex, DatasetSpec
 
 
 @dataclass
@@ -64,6 +65,11 @@ class DatasetCheck:
 def _count(number: int, noun: str) -> str:
     """Such as `1 note` or `2 notes`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _boxes(number: int) -> str:
+    """Such as `1 box` or `2 boxes`."""
+    return f"{number:,} box{'' if number == 1 else 'es'}"
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool = False) -> DatasetCheck:
@@ -122,11 +128,37 @@ def _check_boxes(check: DatasetCheck, listing: Listing, scanned: Stretch) -> Non
     """Note boxes without an area: they match no anchor, so nothing is learnt from them."""
     check.images += len(scanned.sizes_hw)
     check.objects += len(scanned.classes)
-    flat = (scanned.boxes_xyxy[:, 2:] <= scanned.boxes_xyxy[:, :2]).any(1)
-    owners = np.repeat(np.flatnonzero(scanned.kept), scanned.counts)[flat]
+    owners = np.repeat(np.flatnonzero(scanned.kept), scanned.counts)[_flat(scanned.boxes_xyxy)]
     for index, count in zip(*np.unique(owners, return_counts=True), strict=True):
-        noun = "box" if count == 1 else "boxes"
-        check.notes.append(f"{listing.label_place(int(index))(None)}: {count} {noun} without width or height")
+        check.notes.append(f"{listing.label_place(int(index))(None)}: {_boxes(count)} without width or height")
+
+
+def _flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which boxes (n, 4) have no width or no height, (n,)."""
+    flat: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
+    return flat
+
+
+def doubts(index: DatasetIndex) -> list[str]:
+    """What a run is warned of before it uses an index; it goes on all the same.
+
+    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    """
+    found = list(filter(None, [problem_report(index)]))
+    flat = int(_flat(index.boxes_xyxy).sum())
+    if flat:
+        use = (
+            "nothing is learnt from such a box"
+            if index.split == "train"
+            else "such a box is an object that is never found"
+        )
+        found.append(f"{index.split}: {_boxes(flat)} without width or height: {use}; --check-data says where")
+    if not len(index.classes):
+        found.append(
+            f"{index.split}: no object in the labels of its {_count(len(index), 'image')}: no metric can be measured, "
+            f"and mAP will be 0. Label some of them, or give a {index.split} set that has labels."
+        )
+    return found
 
 
 class _Decoded(NamedTuple):

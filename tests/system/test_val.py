@@ -26,7 +26,7 @@ from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
-from val import read_dataset
+from val import read_dataset, without_effect
 
 VAL = ROOT / "val.py"
 
@@ -92,6 +92,22 @@ def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -
         read_dataset(ValConfig(weights="best.pt"), gone)
     with pytest.raises(ConfigError, match=r"none given, and yolov5n.pt does not say .* Give a dataset YAML, such as"):
         read_dataset(ValConfig(), gone._replace(data=""))
+
+
+@pytest.mark.parametrize(
+    ("argv", "idle"),
+    [
+        ("--save-conf", "--save-conf: without effect, no label files are written. Give --save-txt too."),
+        ("--save-conf --save-txt --iou-thres 0.5 --conf 0.1", ""),
+        ("--end2end --iou 0.6", "--iou-thres: without effect, --end2end suppresses nothing."),
+        ("--end2end", ""),
+        ("--task speed --conf 0.1", "--conf-thres and --iou-thres: without effect, --task speed has"),
+    ],
+)
+def test_flags_without_effect_beside_others(argv: str, idle: str) -> None:
+    given = ValConfig.from_args(argv.split())
+    found = without_effect(ValConfig(**given), given)
+    assert len(found) == bool(idle) and "".join(found).startswith(idle)
 
 
 @pytest.mark.slow

@@ -178,6 +178,8 @@ def test_keys_that_may_be_left_out() -> None:
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
         ("dfl", -1, "found -1, allowed is 0 to 100"),
         ("topk", 0, "found 0, allowed is 1 to 100"),
+        ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),
+        ("warmup_least", 0.5, "found 0.5, expected a whole number from 0 to 100000"),
         ("alpha", 11, "found 11, allowed is 0 to 10"),
         ("beta", 21, "found 21, allowed is 0 to 20"),
     ],

@@ -17,7 +17,7 @@ from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
 from utils.ranks.world import World
-from utils.text import one_line
+from utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +131,24 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
 def run_of_checkpoint(
     given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now."""
+    """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
+
+    Raises:
+        UserError: this version does not know the saved flags.
+        ConfigError: the flags given now have a mistake, or name another kind of optimizer.
+    """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
-    config = dataclasses.replace(saved_config(checkpoint, path), **{**now, "resume": str(path)})
-    hyp = load_hyp(config.hyp) if given.get("hyp") else Hyp.from_dict(checkpoint["hyp"], str(path))
+    before = saved_config(checkpoint, path)
+    config = dataclasses.replace(before, **{**now, "resume": str(path)})
+    kept = Hyp.from_dict(checkpoint["hyp"], str(path))
+    hyp = load_hyp(config.hyp) if given.get("hyp") else kept
+    named = f"--optimizer {config.optimizer}" if config.optimizer else f"--hyp {shown(config.hyp)}"
+    had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
+    if (had == "SGD") != (has == "SGD"):  # both Adams keep the same
+        raise ConfigError(
+            f"{named} with --resume: the optimizer is {has}, that of the checkpoint {path} is {had}, and the state of "
+            f"one does not fit the other. Leave {named} out, or start a new run from the checkpoint with --weights."
+        )
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
 

@@ -59,7 +59,7 @@ def build_model(
 
     Raises:
         UserError: the weights fit the architecture nowhere.
-        ConfigError: no such model YAML, or a wrong one.
+        ConfigError: no such model YAML, or a wrong one; no such layer to freeze, or no other.
     """
     with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
         torch.default_generator.manual_seed(config.seed)
@@ -74,9 +74,18 @@ def build_model(
         warn_of_moved_classes(weights, names)
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
-        asked = " ".join(map(str, config.freeze))
-        raise ConfigError(f"--freeze {asked}: {model.name} has {layers} layers, 0 to {layers - 1}.")
+        raise ConfigError(f"{_freeze(config)}: {model.name} has {layers} layers, 0 to {layers - 1}.")
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"{_freeze(config)}: nothing is left to train of {model.name}, whose layers are 0 to {layers - 1}. Freeze "
+            f"fewer: --freeze {layers - 1} leaves the head."
+        )
     return model
+
+
+def _freeze(config: TrainConfig) -> str:
+    """The flag as it was given."""
+    return f"--freeze {' '.join(map(str, config.freeze))}"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from data.source.download import fetch
+from models.description import MODELS_DIR
 from models.detector import DetectionModel
 from utils.checkpoints.format import load_any_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
@@ -196,6 +197,12 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
     if kind := special_kind(given):
         raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.")
     tried = f"{given.absolute()}" + (f" and {cached}" if bare else "")
+    own = f"{given.stem if given.suffix in ('.pt', '.yaml') else given.name}.yaml"
+    if bare and f"{given.stem}.pt" not in OFFICIAL_NAMES and (MODELS_DIR / own).is_file():
+        raise UserError(
+            f"--weights {name}: no such file; tried {tried}. No weights of {own.removesuffix('.yaml')} are published. "
+            f"Train it from scratch, without --weights: --cfg {own}; or give a checkpoint of a run."
+        )
     beside = (path.name for path in given.parent.glob("*.pt")) if given.parent.is_dir() else ()
     hint = did_you_mean(given.name, [*beside, *(OFFICIAL_NAMES if bare else ())])
     raise UserError(

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_BATCH = 64  # images that AutoBatch, which comes later, counts as
 FEW_STEPS = 400  # optimizer steps below which a model from scratch has hardly learned anything
+FAR = 3  # times another learning rate: more than a file for the same kind of optimizer differs by
 FOREIGN = 20  # times another gain: no search comes to that, a file of another family does
 
 
@@ -77,6 +78,7 @@ def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: b
             f"{one_line(run.config.hyp, 60)}: the gain of the box loss is {run.hyp.box:g}; in {own}, which is this "
             f"model's own, {gain:g}. A file for another kind of head? Leave --hyp out, or give one for this kind."
         )
+    found += _rate_of_another_optimizer(run, head)
     steps = schedule.steps()
     if from_scratch and steps < FEW_STEPS:
         helps = [f"--hyp {head.short_recipe}, which makes one of every batch"]
@@ -88,3 +90,20 @@ def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: b
             f"few for a model from scratch. What helps: {'; '.join(helps)}."
         )
     return found
+
+
+def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
+    """A warning where `--optimizer` is of another kind than the hyperparameters', and their lr0 far from its own."""
+    if (run.optimizer == "SGD") == (run.hyp.optimizer == "SGD"):  # both Adams have the same rate
+        return []
+    for file in (*(file for _, file in head.recipes), head.short_recipe):
+        other = load_hyp(file)
+        if (other.optimizer == "SGD") == (run.optimizer == "SGD"):
+            if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
+                return []
+            return [
+                f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "
+                f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file "
+                f"of your own with such a rate."
+            ]
+    return []

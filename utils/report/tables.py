@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -46,7 +47,9 @@ def validation_line(metrics: Metrics) -> str:
 
 
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
-    """mAP50-95 with its 95 % interval from `bootstrap_interval`."""
+    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
+    if math.isnan(low):
+        return f"mAP50-95 cannot be measured: no object in the labels of {metrics.images} images"
     return f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over {metrics.images} images)"
 
 

@@ -69,8 +69,8 @@ def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> 
 
     The parent is sampled from the best five, in proportion to how far its fitness is above the lowest of them. Each
     value changes with probability 0.8 by a factor normal around 1, clipped to 0.3–3 and to the range that the key
-    allows. A value of 0 stays 0: an augmentation that is off is not switched on. So does a key that may be left out
-    and is at its default.
+    allows; a count stays a whole number. A value of 0 stays 0: an augmentation that is off is not switched on. So
+    does a key that may be left out and is at its default.
 
     Args:
         trials: so far.
@@ -88,7 +88,8 @@ def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> 
         factors = 1 + rng.normal(0, MUTATION_SIGMA, len(keys)) * (rng.random(len(keys)) < MUTATION_PROBABILITY)
         for f, factor in zip(keys, factors.clip(*FACTOR_RANGE), strict=True):
             mutated = getattr(parent, f.name) * float(factor)
-            values[f.name] = round(min(max(mutated, f.metadata["low"]), f.metadata["high"]), 5)
+            digits = 0 if f.metadata["whole"] else 5
+            values[f.name] = round(min(max(mutated, f.metadata["low"]), f.metadata["high"]), digits)
     return dataclasses.replace(parent, **values)
 
 

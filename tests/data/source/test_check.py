@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from data.source.check import DatasetCheck, check_dataset
+from data.source.check import DatasetCheck, check_dataset, doubts
+from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
@@ -80,6 +81,19 @@ def test_flat_boxes_are_noted(tmp_path: Path) -> None:
         write_dataset(tmp_path / "pets", {"train/a": BOX + "0 0.5 0.5 0 0.1\n", "train/b": BOX, "val/c": BOX})
     )
     assert found.notes == ["labels/train/a.txt: 1 box without width or height"]
+
+
+def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
+    flat = "0 0.5 0.5 0 0.1\n"
+    labels = {"train/a": BOX + flat, "train/b": BOX, "val/c": BOX + flat + "1 0.5 0.5 0.1 0\n", "test/d": ""}
+    spec = load_spec(write_dataset(tmp_path / "pets", labels))
+    train, val, test = (doubts(build_index(spec, split)) for split in ("train", "val", "test"))
+    told = "without width or height: nothing is learnt from such a box; --check-data says where"
+    assert train == [f"train: 1 box {told}"]
+    told = "without width or height: such a box is an object that is never found; --check-data says where"
+    assert val == [f"val: 2 boxes {told}"]
+    (message,) = test
+    assert "test: no object in the labels of its 1 image: no metric can be measured, and mAP will be 0" in message
 
 
 def test_a_class_too_many_is_not_a_missing_label(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.utils.checkpoints.made_state import full, make_state
 from utils.checkpoints.resume import ResumedRun, run_of_checkpoint
 from utils.config import TrainConfig, load_hyp
 from utils.engine.state import TrainState
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 from utils.ranks.world import World
 
 
@@ -37,6 +37,27 @@ def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     assert run_of_checkpoint({}, last, older, World())[0].loggers == "wandb"
     assert run_of_checkpoint({"loggers": "none"}, last, older, World())[0].loggers == "none"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'"),
+        ({"optimizer": "Adam"}, "--optimizer Adam"),
+        ({"hyp": "hyp.scratch-low.yaml", "optimizer": "AdamW"}, "--optimizer AdamW"),
+    ],
+)
+def test_another_kind_of_optimizer_is_refused_with_what_names_it(
+    tmp_path: Path, given: dict[str, str], named: str
+) -> None:
+    last = tmp_path / "mine" / "weights" / "last.pt"
+    with pytest.raises(ConfigError, match=rf"^{named} with --resume: .* Adam.*/last.pt is SGD.* Leave {named} out, or"):
+        run_of_checkpoint(given, last, checkpoint(), World())
+    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint(), World())
+    assert (config.optimizer, hyp.optimizer) == ("SGD", "AdamW"), "the flag wins"
+    older = checkpoint()
+    older["config"]["optimizer"] = "Adam"
+    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])

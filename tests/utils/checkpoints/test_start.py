@@ -26,6 +26,28 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     assert head_class(asked, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
 
 
+@pytest.mark.parametrize(
+    ("freeze", "found"),
+    [
+        ((100,), "--freeze 100: yolov5n has 25 layers, 0 to 24"),
+        (
+            (25,),
+            "--freeze 25: nothing is left to train of yolov5n, whose layers are 0 to 24. Freeze fewer: --freeze 24",
+        ),
+        (tuple(range(25)), "--freeze 0 1 2 .* 24: nothing is left to train"),
+        ((0, 25), "--freeze 0 25: yolov5n has 25 layers"),
+    ],
+)
+def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), NAMES)
+
+
+def test_all_but_the_head_can_be_frozen() -> None:
+    model = build_model(TrainConfig(cfg="yolov5n.yaml", freeze=(24,)), NAMES)
+    assert {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad} == {"24"}
+
+
 def test_without_either_it_is_the_default_model() -> None:
     assert isinstance(DetectionModel("yolov5n.yaml", nc=2).head, head_class(TrainConfig(), NAMES))
     with pytest.raises(ConfigError, match="yolov5q"):

@@ -140,6 +140,10 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
     with pytest.raises(UserError, match="--weights is empty, expected a checkpoint"):
         resolve_weights("")
+    for own in ("tessera-n.pt", "tessera-n", "tessera-n.yaml"):
+        message = rf"--weights {own}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
+        with pytest.raises(UserError, match=message):
+            resolve_weights(own)
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
         resolve_weights(str(tmp_path / "folder.pt"))

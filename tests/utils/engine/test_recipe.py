@@ -119,6 +119,26 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
     assert "the gain of the box loss is 7.5; in hyp.scratch-low.yaml, which is this model's own, 0.05" in said
 
 
+@pytest.mark.parametrize(
+    ("file", "optimizer", "said"),
+    [
+        (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
+                        "0.01. Give --hyp hyp.scratch-low.yaml, or a file of your own with such a rate."]),
+        (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for AdamW, "
+                        "has 0.002. Give --hyp hyp.short.yaml, or a file of your own with such a rate."]),
+        (SHORT, "Adam", []),
+        (SHORT, "AdamW", []),
+        (LOW, "SGD", []),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, said: list[str]) -> None:
+    head = DetectionModel(TINY).head
+    run, schedule = made(file, 1000, optimizer=optimizer)
+    assert warnings(run, schedule, head, from_scratch=True) == said
+    fitting = dataclasses.replace(run, hyp=dataclasses.replace(run.hyp, lr0=0.004))  # between those of both
+    assert warnings(fitting, schedule, head, from_scratch=True) == []
+
+
 @pytest.mark.parametrize("batch_size", [16, 64, 128, 512])
 @pytest.mark.parametrize(("images", "epochs"), [(118_287, 300), (205, 60), (30_000, 100)])
 def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(

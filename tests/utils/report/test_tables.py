@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -57,6 +58,10 @@ def test_speed_and_interval_lines() -> None:
     )
     assert interval_line(METRICS, 0.351, 0.449) == (
         "mAP50-95 0.400, 95 % interval 0.351 to 0.449 (bootstrap over 5 images)"
+    )
+    nothing = dataclasses.replace(METRICS, map=0.0)
+    assert interval_line(nothing, math.nan, math.nan) == (
+        "mAP50-95 cannot be measured: no object in the labels of 5 images"
     )
 
 

@@ -38,6 +38,9 @@ def test_keys_that_may_be_left_out_change_where_the_start_has_them() -> None:
     child = mutate([trial(recipe, 0.3)], recipe, np.random.default_rng(0))
     assert child.as_dict().keys() == recipe.as_dict().keys()
     assert child.optimizer == "AdamW" and child.flat != 0.5 and child.nominal_batch == 0
+    counted = dataclasses.replace(START, topk=40.0)
+    child = mutate([trial(counted, 0.3)], counted, np.random.default_rng(0))
+    assert child.topk != 40 and child.topk.is_integer(), "cells are whole"
 
 
 def test_a_search_without_them_draws_the_numbers_that_it_always_drew() -> None:
