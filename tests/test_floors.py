@@ -25,6 +25,8 @@ ROOMS = (
     "data.feed",
     "utils.checkpoints",
     "utils.evaluation",
+    "utils.inference.sources",
+    "utils.inference",
     "utils.report",
     "utils.search",
     "commands",

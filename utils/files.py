@@ -10,13 +10,13 @@ import re
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, UserError
 from utils.text import shown
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
@@ -132,6 +132,44 @@ def check_path(text: str | Path, where: str) -> None:
             f"{where}: found {shown(str(text))}, expected a path of at most {LONGEST_PATH:,} bytes, each name in it at "
             f"most {LONGEST_NAME}."
         )
+
+
+def files_below(folder: str | Path, suffixes: Collection[str]) -> Iterator[str]:
+    """Paths below a folder that end in one of `suffixes`, in no order.
+
+    Links are followed, each folder is entered once; hidden files and folders are passed over.
+
+    Args:
+        folder: where to look.
+        suffixes: such as ".jpg", in lower case; whatever ends so counts as a file.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+    seen: set[tuple[int, int]] = set()
+    pending = [str(folder)]
+    while pending:
+        current = pending.pop()
+        try:
+            state = os.stat(current)  # noqa: PTH116 - a hundred thousand Path objects cost seconds
+            if (state.st_dev, state.st_ino) in seen:  # a link that leads back up
+                continue
+            seen.add((state.st_dev, state.st_ino))
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if suffix_of(entry.name) in suffixes:
+                        yield entry.path
+                    elif entry.is_dir():
+                        pending.append(entry.path)
+        except OSError as error:
+            raise UserError(f"{shown(Path(current))}: the folder cannot be read ({error.strerror}).") from error
+
+
+def suffix_of(name: str) -> str:
+    """From the last dot on, in lower case: what `os.path.splitext` gives for names that do not start with a dot."""
+    return name[name.rfind(".") :].lower() if "." in name else ""
 
 
 def special_kind(path: Path) -> str:

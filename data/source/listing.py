@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data.source.annotations.coco import CocoImage, read_coco
 from data.source.stretches import in_stretches
 from utils.errors import UserError
-from utils.files import LONGEST_PATH, is_address, open_plain
+from utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
 from utils.text import first_of, one_line, shown
 from utils.types import IMAGE_SUFFIXES, DatasetSpec
 
@@ -230,7 +230,7 @@ class _Found:
         base = self._base_of_list(file, lines)
         for line in lines:
             path = line if is_address(line) else _from_base(line.replace("\\", "/"), file, base)
-            if _suffix(path) in IMAGE_SUFFIXES:
+            if suffix_of(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
                 self.notes.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
@@ -280,7 +280,7 @@ def _expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
         return [entry]
     if glob.has_magic(str(entry)):
         matches = sorted(glob.glob(str(entry), recursive=True))
-        paths = [Path(m) for m in matches if os.path.isdir(m) or _suffix(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
+        paths = [Path(m) for m in matches if os.path.isdir(m) or suffix_of(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
         if paths:
             return paths
         raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
@@ -292,31 +292,11 @@ def _expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str]]:
-    """Images and XML files below `folder`, links followed, hidden files and folders passed over."""
+    """Images and XML files below `folder`."""
     images: list[str] = []
     xmls: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    pending = [str(folder)]
-    while pending:
-        current = pending.pop()
-        try:
-            state = os.stat(current)
-            if (state.st_dev, state.st_ino) in seen:  # a link that leads back up
-                continue
-            seen.add((state.st_dev, state.st_ino))
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    suffix = _suffix(entry.name)
-                    if suffix in IMAGE_SUFFIXES:
-                        images.append(entry.path)
-                    elif suffix == ".xml":
-                        xmls.append(entry.path)
-                    elif entry.is_dir():
-                        pending.append(entry.path)
-        except OSError as error:
-            raise UserError(f"{shown(Path(current))}: the folder cannot be read ({error.strerror}).") from error
+    for path in files_below(folder, IMAGE_SUFFIXES | {".xml"}):
+        (xmls if suffix_of(path) == ".xml" else images).append(path)
     return images, sorted(xmls)
 
 
@@ -324,11 +304,6 @@ def _from_base(path: str, file: Path, base: Path) -> str:
     """The absolute path of a line of a list: from the list's own folder after `./`, else from `base`."""
     path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
     return os.path.normpath(path) if "/." in path or "//" in path else path
-
-
-def _suffix(name: str) -> str:
-    """From the last dot on, in lower case: what `os.path.splitext` gives for names that do not start with a dot."""
-    return name[name.rfind(".") :].lower() if "." in name else ""
 
 
 def _stem(path: str) -> str:

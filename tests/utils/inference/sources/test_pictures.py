@@ -1,0 +1,194 @@
+"""Pictures: a file, a folder, a glob, a list, standard input."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.source.decode import read_image
+from tests.data.make import write_image
+from tests.utils.inference.sources.made_sources import events, frames, items, read
+from utils.errors import UserError
+from utils.inference.sources.frames import Frame, SourceEvent
+from utils.inference.sources.sources import open_sources
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three pictures, one of them deeper, and what is none; the working folder is another one."""
+    for seed, name in enumerate(["b.jpg", "a.png", "deep/c.jpg", ".hidden.jpg"]):
+        write_image(tmp_path / "in" / name, seed=seed)
+    (tmp_path / "in" / "notes.md").write_text("none")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "in"
+
+
+def names(found: list[Frame | SourceEvent]) -> list[str]:
+    """Where the results of frames go."""
+    assert not events(found)
+    return [frame.name.as_posix() for frame in frames(found)]
+
+
+def test_one_file(folder: Path) -> None:
+    (frame,) = items(folder / "b.jpg")
+    assert isinstance(frame, Frame)
+    assert np.array_equal(frame.pixels, read_image(folder / "b.jpg"))
+    assert (frame.source, frame.name.name, frame.media) == (str(folder / "b.jpg"), "b.jpg", "picture")
+    assert frame.frame is frame.time_s is frame.wall_s is None
+
+
+def test_a_folder_in_the_order_of_its_paths(folder: Path) -> None:
+    found = items(str(folder))
+    assert names(found) == ["a.png", "b.jpg", "deep/c.jpg"]
+    assert [frame.source for frame in frames(found)] == [str(folder / name) for name in names(found)]
+
+
+def test_a_glob(folder: Path) -> None:
+    assert names(items(f"{folder}/*.jpg")) == ["b.jpg"]
+    assert names(items(f"{folder}/**/*.jpg")) == ["b.jpg", "deep/c.jpg"]
+    assert names(items(f"{folder}/*")) == ["a.png", "b.jpg", "deep/c.jpg"], "folders too, but no other file"
+    write_image(folder / "[ab].jpg")
+    assert names(items(f"{folder}/[ab].jpg")) == ["[ab].jpg"], "a file of that name comes first"
+
+
+def test_a_glob_from_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    found = items("*.jpg")
+    assert names(found) == ["b.jpg"] and frames(found)[0].source == "b.jpg"
+
+
+def test_several_in_the_order_of_naming(folder: Path) -> None:
+    with open_sources([folder / "b.jpg", str(folder / "deep"), folder / "a.png"], read=read) as sources:
+        assert sources.pictures == 3
+        assert names(list(sources)) == ["b.jpg", "c.jpg", "a.png"]
+
+
+def test_a_list_starts_from_its_own_folder_or_the_working_one(folder: Path, tmp_path: Path) -> None:
+    (folder / "list.txt").write_bytes(f"\ufeff# these\r\nb.jpg\r\n\r\n./deep/c.jpg\r\n{folder}/a.png\r\n".encode())
+    assert names(items(folder / "list.txt")) == ["b.jpg", "c.jpg", "a.png"]
+    write_image(tmp_path / "elsewhere" / "w.jpg")
+    (folder / "list.txt").write_text("w.jpg\n./b.jpg\n")
+    assert names(items(folder / "list.txt")) == ["w.jpg", "b.jpg"]
+
+
+def test_lines_that_name_nothing_are_reported_and_the_rest_goes_on(folder: Path) -> None:
+    lines = ["b.jpg", "gone.jpg", "notes.md", "deep", "ftp://a/b.jpg", "x" * 300 + ".jpg", "n\0.jpg", "-", "\x1b[2J"]
+    (folder / "list.txt").write_text("\n".join([*lines, "a.png"]))
+    found = items(folder / "list.txt")
+    assert [isinstance(item, Frame) for item in found] == [True, *[False] * 8, True]
+    said = [event.message for event in events(found)]
+    assert all(event.kind == "unreadable" and event.is_failure for event in events(found))
+    assert "gone.jpg: cannot read the image (No such file" in said[0]
+    assert "neither a picture nor a video" in said[1] and "it is a folder" in said[2] and "ftp://" in said[3]
+    assert all(len(line.splitlines()) == 1 and line.isprintable() for line in said)
+
+
+def test_a_damaged_picture_among_others(folder: Path) -> None:
+    (folder / "aa.jpg").write_bytes(b"\xff\xd8 no picture")
+    found = items(folder)
+    assert [isinstance(item, Frame) for item in found] == [True, False, True, True]
+    (event,) = events(found)
+    assert event.kind == "unreadable" and event.message.startswith(str(folder / "aa.jpg"))
+    assert event.to_dict() == {"event": "unreadable", "source": event.source, "message": event.message}
+
+
+def test_a_file_without_a_suffix(folder: Path) -> None:
+    (folder / "a.png").rename(folder / "upload")
+    assert names(items(folder / "upload")) == ["upload"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gone.jpg", "no such file or folder"),
+        ("in/c.jpg", "no such file or folder"),
+        ("in/a.pgn", "Did you mean 'a.png'"),
+        ("gone/a.jpg", "its folder gone does not exist either"),
+        ("empty", "the folder holds no picture and no video.*jpg.*mp4"),
+        ("in/*.mp4", "no picture and no video matches"),
+        ("in/notes.md", "neither a picture nor a video nor a list"),
+        ("empty.txt", "the list is empty"),
+        ("fifo", "it is a FIFO"),
+        ("ftp://host/a.jpg", "starts with ftp://"),
+        ("gopher://me:secret@host/a", r"me:\*\*\*@host"),
+        ("", "found an empty text"),
+        ("a\0b", "NUL"),
+        ("x" * 300, "at most 255"),
+        ([], "found none"),
+        (["-", "-"], "more than once"),
+    ],
+)  # fmt: skip
+def test_a_source_that_is_none(
+    source: str, message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.txt").write_text("\n# nothing\n")
+    os.mkfifo("fifo")
+    with pytest.raises(UserError, match=message) as error:
+        open_sources(source, read=read)
+    assert "--source" in str(error.value) and "secret" not in str(error.value)
+
+
+def test_standard_input_is_a_picture(folder: Path) -> None:
+    (frame,) = items("-", stdin=io.BytesIO((folder / "a.png").read_bytes()))
+    assert isinstance(frame, Frame) and frame.source == "-"
+    assert np.array_equal(frame.pixels, read_image(folder / "a.png"))
+
+
+def test_standard_input_is_a_list(folder: Path) -> None:
+    text = f"{folder}/a.png\n\n{folder}/gone.jpg\r\n# no\n{folder}/b.jpg"
+    found = items("-", stdin=io.BytesIO(text.encode()))
+    assert [Path(item.source).name for item in found] == ["a.png", "gone.jpg", "b.jpg"]
+    assert [isinstance(item, Frame) for item in found] == [True, False, True]
+
+
+def test_a_list_that_is_being_written_is_read_as_it_comes(folder: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stdin, open_sources("-", read=read, stdin=stdin) as sources:
+        found = iter(sources)
+        for name in ("a.png", "b.jpg"):
+            os.write(writing, f"{folder}/{name}\n".encode())
+            assert Path(next(found).source).name == name
+        os.close(writing)
+        assert next(found, None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "nothing came"),
+        (b"\0\0\0\x20ftypisom" + bytes(100), "a video came"),
+        (b"\x7fELF" + bytes(100), "neither a picture nor a list"),
+        (b"x" * 100_000, "neither a picture nor a list"),
+        (b"\xff\xd8\xff no picture" + bytes(100), "do not decode"),
+    ],
+)  # fmt: skip
+def test_standard_input_that_is_neither(content: bytes, message: str) -> None:
+    (event,) = items("-", stdin=io.BytesIO(content))
+    assert isinstance(event, SourceEvent) and event.kind == "unreadable" and message in event.message
+
+
+def test_names_that_are_no_unicode(tmp_path: Path) -> None:
+    write_image(tmp_path / "in" / "a.jpg").rename(tmp_path / "in" / os.fsdecode(b"\xff.jpg"))
+    (frame,) = items(tmp_path / "in")
+    assert isinstance(frame, Frame)
+
+
+def test_the_door_is_asked_once_for_each(folder: Path) -> None:
+    """Nothing is read ahead, nothing is kept."""
+    asked: list[Path | bytes] = []
+
+    def door(picture: Path | bytes) -> np.ndarray:
+        asked.append(picture)
+        return np.zeros((1, 1, 3), np.uint8)
+
+    with open_sources(folder, read=door) as sources:
+        assert asked == []
+        for count, _ in enumerate(sources):
+            assert len(asked) == count + 1

@@ -1,0 +1,126 @@
+"""Sources, opened one after the other, streams all at once, as one iterator of frames and events."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from utils.errors import ConfigError, UserError
+from utils.files import LONGEST_PATH
+from utils.inference.sources.frames import Frame, Pixels, SourceEvent
+from utils.inference.sources.origins import Origin, find_origins, of_line
+from utils.inference.sources.stdin import read_stdin
+from utils.text import one_line
+
+ReadPicture = Callable[[Path | bytes], Pixels]
+Item = Frame | SourceEvent
+
+
+def open_sources(
+    specs: str | int | Path | Iterable[str | int | Path],
+    *,
+    read: ReadPicture,
+    vid_stride: int = 1,
+    every_frame: bool = False,
+    stdin: IO[bytes] | None = None,
+) -> Sources:
+    """Find what `--source` names; nothing is read before the first iteration.
+
+    Args:
+        specs: one or several: a picture, a video, a folder, a glob, a list (.txt, .streams), an address, a camera's
+            number, "-".
+        read: the door for pictures: a path or encoded bytes → uint8 (H, W, 3) RGB. A UserError that it raises becomes
+            an event.
+        vid_stride: of videos and streams, each `vid_stride`-th frame.
+        every_frame: of streams, all frames in order instead of the newest one.
+        stdin: what "-" reads; None = the process's.
+
+    Raises:
+        UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
+    """
+    if isinstance(specs, (str, int, Path)):
+        specs = [specs]
+    origins = find_origins(specs)
+    if not origins:
+        raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
+    return Sources(origins, read, vid_stride, every_frame, stdin)
+
+
+class Sources:
+    """Frames and events of sources: iterate over it, once, inside `with`.
+
+    Pictures and videos come first, in the order in which they were named; streams and cameras after them, all at once.
+
+    Args:
+        origins: what to read.
+        read, vid_stride, every_frame, stdin: as in `open_sources`.
+    """
+
+    def __init__(
+        self, origins: Sequence[Origin], read: ReadPicture, vid_stride: int, every_frame: bool, stdin: IO[bytes] | None
+    ) -> None:
+        assert vid_stride >= 1, vid_stride
+        self.origins = origins
+        self._read, self._vid_stride, self._every_frame, self._stdin = read, vid_stride, every_frame, stdin
+        self._stack = ExitStack()
+
+    @property
+    def pictures(self) -> int | None:
+        """How many pictures there are, readable or not; None where other sources are among them."""
+        of_files = all(origin.form in ("picture", "unreadable") for origin in self.origins)
+        return len(self.origins) if of_files else None
+
+    def __iter__(self) -> Iterator[Item]:
+        for origin in self.origins:
+            yield from self._items(origin)
+
+    def close(self) -> None:
+        """Close what is open; iterating ends."""
+        self._stack.close()
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _items(self, origin: Origin) -> Iterator[Item]:
+        if origin.form == "picture":
+            yield self._picture(origin, Path(origin.where))
+        elif origin.form == "stdin":
+            yield from self._from_stdin(origin)
+        else:
+            yield _unreadable(origin, origin.why)
+
+    def _picture(self, origin: Origin, encoded: Path | bytes) -> Item:
+        try:
+            return Frame(self._read(encoded), origin.source, name=origin.place)
+        except ConfigError:  # of the whole run
+            raise
+        except UserError as error:
+            return _unreadable(origin, str(error))
+
+    def _from_stdin(self, origin: Origin) -> Iterator[Item]:
+        stdin = sys.stdin.buffer if self._stdin is None else self._stdin
+        try:
+            for found in read_stdin(stdin):
+                if isinstance(found, bytes):
+                    yield self._picture(origin, found)
+                else:
+                    yield from self._items(of_line(found))
+        except ConfigError:
+            raise
+        except (UserError, OSError) as error:
+            yield _unreadable(origin, str(error))
+
+
+def _unreadable(origin: Origin, why: str) -> SourceEvent:
+    shown = one_line(origin.source, LONGEST_PATH)
+    message = " ".join((why if shown in why or origin.form == "unreadable" else f"{shown}: {why}").splitlines())
+    return SourceEvent(origin.source, "unreadable", message, name=origin.place)
