@@ -212,6 +212,8 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
             )
         sources, repeats, module, arguments = fields
         where = f"{place}: layer {index} ({one_line(str(module)[:200], 40)})"
+        if sources == []:
+            raise ConfigError(f"{where}: `from` is [], expected at least one layer to read.")
         repeats = checked(where, "repeats", repeats, count)
         if repeats > 1:
             scaled = repeats * plain["depth_multiple"]

@@ -93,6 +93,16 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[[-1, 2], 1, Concat", "[[-1, 0], 1, Concat", r"mine.yaml:14: layer 5 \(Concat\): does not fit its input.*64"),
         ("[[-1, 2], 1, Concat", "[[-1, 5], 1, Concat", r"mine.yaml:14: .*`from` is 5, expected an earlier.*0 to 4"),
         ("[[-1, 2], 1, Concat", "[[-1, -7], 1, Concat", r"mine.yaml:14: .*`from` is -7"),
+        (
+            "[[-1, 2], 1, Concat",
+            "[[], 1, Concat",
+            r"mine.yaml:14: layer 5 \(Concat\): `from` is \[\], expected at least",
+        ),
+        (
+            "[[6, 3], 1, Detect",
+            "[[], 1, Detect",
+            r"mine.yaml:16: layer 7 \(Detect\): `from` is \[\], expected at least",
+        ),
         ("[-1, 3, Bottleneck", "[[-1, 2], 3, Bottleneck", r"mine.yaml:15: .*reads 2 layers, but takes one"),
         ("[-1, 3, Bottleneck", "[-1, 0, Bottleneck", r"mine.yaml:15: .*repeats is 0"),
         ("[None, 2, 'nearest']", "[None, 2, 'nearst']", r"mine.yaml:13: .*'nearst', expected one of nearest,"),

@@ -248,6 +248,29 @@ def test_layer_parameters() -> None:
         list(model.layer_parameters([25]))
 
 
+@pytest.mark.parametrize(
+    ("cfg", "levels", "stride"),
+    [
+        ("yolov5n.yaml", (17, 20, 23), 32),
+        ("yolov5n.yaml", (17, 20), 32),
+        ("yolov5n.yaml", (17,), 32),
+        ("yolov5n.yaml", (23,), 32),
+        ("tessera-n.yaml", (15, 18), 32),
+        ("yolov5n6.yaml", (23, 26), 64),
+    ],
+)
+def test_the_stride_is_that_of_the_body_too(cfg: str, levels: tuple[int, ...], stride: int) -> None:
+    """A head need not read the largest level, but the levels above are joined with it."""
+    described = DetectionModel(cfg, nc=2).yaml
+    head = [list(levels), *described["head"][-1][1:]]
+    anchors = {"anchors": described["anchors"][: len(levels)]} if "anchors" in described else {}
+    model = DetectionModel({**described, **anchors, "head": [*described["head"][:-1], head]}, nc=2)
+    assert model.stride == stride and model.training
+    assert len(model.head.strides) == len(levels)
+    with torch.no_grad():
+        model(torch.zeros(2, 3, stride, 2 * stride))
+
+
 def test_outputs_that_no_layer_reads_are_not_kept(small: DetectionModel) -> None:
     assert small._kept == {4, 6, 10, 14, 17, 20}
 

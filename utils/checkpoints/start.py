@@ -74,7 +74,10 @@ def build_model(
         warn_of_moved_classes(weights, names)
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
-        raise ConfigError(f"{_freeze(config)}: {model.name} has {layers} layers, 0 to {layers - 1}.")
+        raise ConfigError(
+            f"{_freeze(config)}: {model.name} has {layers} layers, 0 to {layers - 1}. --freeze {layers - 1} leaves the "
+            f"head."
+        )
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")

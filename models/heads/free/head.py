@@ -65,7 +65,8 @@ class DetectFree(FreeLayers):
         share = float((labels_wh.max(1) > largest).mean())
         if share:
             needed = int(np.ceil(labels_wh.max() / 2 / max(self.strides))) + 1
+            larger = f"Give it a reg_max of {needed}, or" if needed <= MAX_BINS else "Give"
             log.warning(
                 f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
-                f"that DetectFree can draw; theirs will be cut. Give it a reg_max of {needed}, or a smaller --imgsz."
+                f"that DetectFree can draw; theirs will be cut. {larger} a smaller --imgsz."
             )
