@@ -178,6 +178,7 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
                 dataset_hash,
                 interruption,
                 settle=lambda: guard.note(step.settle()).stop,
+                pixels=spec.pixels,
                 has_best=resumed is not None and resumed.has_best,
             )
         )

@@ -30,6 +30,8 @@ class Suppression:
 
     Attributes:
         conf: objectness and score must exceed it.
+        class_confs: what scores of each class must exceed beside it, C numbers; () where `conf` is all. At 1 a class
+            is left out.
         iou: a box goes where it overlaps a better one by more than this.
         max_det: most detections an image.
         multi_label: every class above `conf` makes a candidate, not the best one alone; needs more than one class.
@@ -45,6 +47,7 @@ class Suppression:
     agnostic: bool = False
     has_objectness: bool = True
     max_candidates: int = 30_000
+    class_confs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         assert 0 <= self.conf <= 1 and 0 <= self.iou <= 1, (self.conf, self.iou)
@@ -128,6 +131,8 @@ def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tenso
 
 def _passing(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
+    if rules.class_confs:
+        scores = scores * (scores > scores.new_tensor(rules.class_confs))
     if rules.multi_label and scores.shape[1] > 1:
         index, classes = (scores > above).nonzero(as_tuple=True)
         return index, classes, scores[index, classes]
@@ -169,6 +174,8 @@ def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]
     no choice among equal scores. 0 is no candidate.
     """
     scores = _scores(rows, rules)
+    if rules.class_confs:
+        scores = scores * (scores > scores.new_tensor(rules.class_confs))
     classes = rows.new_zeros(0)
     if not rules.multi_label:
         scores, classes = scores.max(2)

@@ -29,11 +29,13 @@ ROOMS = (
     "utils.inference",
     "utils.report",
     "utils.search",
+    "utils.inference",
+    "utils.exporting",
     "commands",
 )
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "utils.ranks",
-    "argparse": "utils.options",
+    "argparse": "utils.flags.options",
     "cv2": "utils.machine.opencv",
 }
 OPTIONAL = {

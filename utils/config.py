@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.files import user_path
-from utils.options import Former, Options, option
+from utils.flags.options import Former, Options, option
 from utils.text import shown
 from utils.yaml_file import YamlMapping, read_yaml
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
 from utils.errors import ConfigError, explained, leave_the_report_to_rank_0
-from utils.options import Options
+from utils.flags.options import Options
 from utils.streams import keep_streams
 
 INTERRUPTED = 128 + signal.SIGINT

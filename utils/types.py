@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from utils.pixels import PixelRule
 from utils.seeding import at_most, sample_rng
 from utils.text import table_row
 
@@ -69,6 +70,7 @@ class DatasetSpec:
         splits: "train", "val", "test" → the entries, absolute; a split that the YAML leaves out is missing.
         names: class names by index.
         download: archives, in order; empty where the YAML names none.
+        pixels: how levels of more than 8 bits become 8.
     """
 
     name: str
@@ -77,6 +79,7 @@ class DatasetSpec:
     splits: dict[str, tuple[Path, ...]]
     names: tuple[str, ...]
     download: tuple[Archive, ...] = ()
+    pixels: PixelRule | None = None
 
     @property
     def nc(self) -> int:
@@ -108,6 +111,7 @@ class DatasetIndex:
             does not count as false; nothing is trained on them.
         coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
         stored_hash: `content_hash`, where it was computed before; "" else.
+        pixels: the dataset's rule for levels of more than 8 bits, part of no file but the dataset's YAML.
     """
 
     split: str
@@ -127,6 +131,7 @@ class DatasetIndex:
     crowd_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     stored_hash: str = ""
+    pixels: PixelRule | None = None
 
     def __len__(self) -> int:
         return len(self.sizes_hw)
@@ -166,6 +171,9 @@ class DatasetIndex:
 
     def content_hash(self) -> str:
         """Hash of what is trained on: file names, image sizes, labels, class names; not where or when it was copied."""
+        if self.pixels:
+            objects = replace(self, pixels=None).content_hash()
+            return hashlib.blake2b(f"{objects} {self.pixels}".encode(), digest_size=8).hexdigest()
         if self.stored_hash:
             return self.stored_hash
         paths = self.path_bytes.tobytes()
@@ -257,15 +265,7 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Copy into page-locked memory; called by torch's DataLoader."""
-        return Batch(
-            self.images.pin_memory(),
-            self.targets,  # read on the host
-            self.indices,
-            self.sizes_hw,
-            self.placements,
-            self.left_out,
-            self.loaded,
-        )
+        return replace(self, images=self.images.pin_memory())  # the rest is read on the host
 
 
 @dataclass(frozen=True)

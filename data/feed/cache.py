@@ -103,7 +103,8 @@ class _CacheBuilder:
     def on_disk(self) -> IO[bytes]:
         """The cache, in a file that later runs find; a new one only where there is none."""
         store, folder = self._store, cache_dir() / "images"
-        path = folder / f"{store.index.digest[:32]}-{store.imgsz}-{store.interpolation}-v{FORMAT}.bin"
+        rule = f"-{store.index.pixels}" if store.index.pixels else ""
+        path = folder / f"{store.index.digest[:32]}-{store.imgsz}-{store.interpolation}{rule}-v{FORMAT}.bin"
         if not (path.is_file() and path.stat().st_size == store.nbytes):
             remedy = "Free some space, or set TESSERA_CACHE to a folder on a larger disk."
             try:

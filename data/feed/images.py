@@ -12,39 +12,24 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from data.feed.shapes import loaded_sizes, resized
 from data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
 from utils.files import SharedFile
 from utils.machine.limits import usable_cpus
-from utils.machine.opencv import cv2
 from utils.text import gib
 from utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 
-FORMAT = 3  # of the pixels in a cache file: raise it when loading gives other pixels
+FORMAT = 4  # of the pixels in a cache file: raise it when loading gives other pixels
 # A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder skips what would be
 # thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
 _REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
-
-
-def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
-    """Height and width after loading: the long side becomes `imgsz`, the short one is rounded, at least 1.
-
-    Args:
-        sizes_hw: int (..., 2), heights and widths of the files.
-        imgsz: long side in pixels.
-
-    Returns:
-        int64 (..., 2).
-    """
-    ratio = imgsz / sizes_hw.max(axis=-1, keepdims=True)
-    return np.maximum(np.rint(sizes_hw * ratio), 1).astype(np.int64)
 
 
 class ImageStore:
@@ -170,18 +155,13 @@ class ImageStore:
         path = self.index.path(index)
         expected_hw = tuple(self.index.sizes_hw[index].tolist())
         reduction = self._reduction(max(expected_hw))
-        image = read_image(path, reduction)
+        image = read_image(path, reduction, self.index.pixels)
         if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
             raise UndecodableImage(
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
                 "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
             )
-        height, width = self.size(index)
-        if (height, width) == image.shape[:2]:
-            return image
-        area = self.interpolation == "area" and max(expected_hw) > self.imgsz
-        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if area else cv2.INTER_LINEAR)
-        return cast(Pixels, resized)
+        return resized(image, self.size(index), area=self.interpolation == "area" and max(expected_hw) > self.imgsz)
 
     def _reduction(self, side: int) -> int:
         """How far the decoder may reduce an image whose long side is `side`; 1 where every pixel counts."""

@@ -24,9 +24,8 @@ from data.feed.sampler import (
     EpochSampler,
     ShardSampler,
     near_batches,
-    padded_shapes,
-    validation_shapes,
 )
+from data.feed.shapes import padded_shapes, validation_shapes
 from data.feed.shared_memory import SharedMemory
 from data.feed.workers import (
     PREFETCH,

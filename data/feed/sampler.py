@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from data.feed.images import loaded_sizes
 from utils.errors import ConfigError
 from utils.ranks.launch import check_batch_size
 from utils.seeding import sample_rng
@@ -258,21 +257,6 @@ class ShardSampler(Sampler[list[Draw]]):
 
     def __iter__(self) -> Iterator[list[Draw]]:
         return iter(self._draws)
-
-
-def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
-    """Sizes (N, 2) after loading at `imgsz`, both sides rounded up to a multiple of `stride`: int64 (N, 2)."""
-    return -(-loaded_sizes(sizes_hw, imgsz) // stride) * stride
-
-
-def validation_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
-    """The shape each image is validated at, int64 (N, 2), a function of the image alone.
-
-    Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in integers, so that ties are exact.
-    """
-    sides = sizes_hw.astype(np.int64)
-    unit = sides.max(axis=1, keepdims=True) * stride
-    return -(-(2 * sides * imgsz + unit) // (2 * unit)) * stride
 
 
 def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

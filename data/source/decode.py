@@ -1,4 +1,4 @@
-"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied."""
+"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied, by one rule for all readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from data.source.bounds import LARGE, refuse_large
 from utils.errors import UserError
 from utils.files import open_plain
 from utils.machine.opencv import cv2
+from utils.pixels import PixelRule, to_uint8
 from utils.streams import words_of_libraries
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ Pixels = NDArray[np.uint8]
 
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
+_LEVELS = (np.uint8, np.uint16, np.float32, np.float64)
 REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
 # Threads decode side by side, but one large picture at a time. No process is forked while they do.
 _ONE_LARGE = threading.Lock()
@@ -45,81 +47,106 @@ class TooLarge(UndecodableImage):
     """A picture has more pixels than TESSERA_MAX_PIXELS allows, or than its file can hold."""
 
 
-def read_image(path: Path, reduction: int = 1) -> Pixels:
-    """Decode a file as uint8 (H, W, 3) RGB: grey, palette, 16-bit and alpha converted, EXIF orientation applied.
+def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) -> Pixels:
+    """Decode a file as uint8 (H, W, 3) RGB.
 
-    A JPEG that breaks off is decoded as far as it goes. A loader worker warns of it.
+    Grey and palette become colours, alpha is dropped, EXIF orientation is applied, and more than 8 bits become 8 by
+    `rule`. A JPEG that breaks off is decoded as far as it goes. A loader worker warns of it.
 
     Args:
         path: the file.
         reduction: 1, 2, 4 or 8: a JPEG comes with its sides divided by it, rounded up; others as they are.
+        rule: for levels of more than 8 bits.
 
     Raises:
         UserError: the file cannot be read.
         MemoryError: too little memory.
         UndecodableImage: it holds no image, or one that is too large.
     """
+    return to_uint8(read_levels(path, reduction), rule)
+
+
+def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
+    """As `read_image`, with the levels of the file: (H, W, 3) of uint8, uint16 or a floating type."""
     try:
         with open_plain(path) as file:  # unlike cv2.imread, takes any Unicode path on every system
             encoded = np.fromfile(file, np.uint8)
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
+    return decode_levels(encoded, str(path), reduction)
+
+
+def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
+    """As `read_levels`, of a file's content.
+
+    Args:
+        encoded: uint8 (n,).
+        name: of the file, for messages.
+        reduction: as in `read_image`.
+
+    Raises:
+        MemoryError, UndecodableImage: as in `read_image`.
+    """
     try:
         pixels = refuse_large(encoded.data)
     except ValueError as error:
-        raise TooLarge(f"{path}: {error}.") from error
+        raise TooLarge(f"{name}: {error}.") from error
     # The libraries print what they find wrong, but not in which file.
     listening: AbstractContextManager[list[str]] = (
         words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext([])
     )
     with nullcontext() if pixels is not None and pixels < LARGE else _ONE_LARGE:  # noqa: SIM117
         with listening as words:
-            image = _read(path, encoded, reduction)
+            levels = _read(name, encoded, reduction)
     if words:
-        _warn(path, words[0])
-    return image
+        _warn(name, words[0])
+    return levels
 
 
 @lru_cache(maxsize=10_000)
-def _warn(path: Path, words: str) -> None:
+def _warn(name: str, words: str) -> None:
     """Once for each file in a process."""
     harmless = words.startswith("libpng")
-    log.warning(f"{path}: {words}." if harmless else f"{path}: damaged ({words}); what decodes of it is used.")
+    log.warning(f"{name}: {words}." if harmless else f"{name}: damaged ({words}); what decodes of it is used.")
 
 
-def _read(path: Path, encoded: Pixels, reduction: int) -> Pixels:
-    floating, jpeg = path.suffix.lower() == ".pfm", encoded[:2].tobytes() == _JPEG_START
+def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
+    jpeg = encoded[:2].tobytes() == _JPEG_START
     reduction = reduction if jpeg else 1
-    image = _decode(encoded, floating, reduction)
-    if image is None and jpeg:
+    levels = _decode(encoded, reduction)
+    if levels is None and jpeg:
         # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
-        image = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), floating, reduction)
-    if image is None:
+        levels = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), reduction)
+    if levels is None:
         raise UndecodableImage(
-            f"{path}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
+            f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
         )
-    return image
+    return levels
 
 
-def _decode(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
+def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
     if len(encoded) == 0:
         return None
     try:
-        return _rgb(encoded, floating, reduction)
+        return _rgb(encoded, reduction)
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
             raise MemoryError(error.err) from error
         return None
 
 
-def _rgb(encoded: Pixels, floating: bool, reduction: int) -> Pixels | None:
-    if floating:  # grey levels in [0, 1], which OpenCV's own conversion would round to 0 and 1
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
-        if image is None:
-            return None
-        levels = np.nan_to_num(image.astype(np.float32) * 255)
-        return np.rint(levels[..., ::-1].clip(0, 255)).astype(np.uint8)
+def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
     if _RGB is not None and reduction == 1:
-        return cast("Pixels | None", cv2.imdecode(encoded, _RGB))
-    image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR))
-    return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
+        image = cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB | cv2.IMREAD_ANYDEPTH))
+        if image is None or image.dtype == np.uint8:
+            return image
+    if reduction == 1:
+        # Not in RGB: of 16 bits, OpenCV 5.0 swaps the channels of some formats and forgets those of others.
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+        if image is not None and image.dtype not in _LEVELS:  # such as signed ones: by OpenCV's own conversion
+            image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    else:
+        image = cv2.imdecode(encoded, _REDUCED[reduction])
+    if image is None or image.dtype == np.uint8:
+        return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
+    return image[..., ::-1]

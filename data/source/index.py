@@ -74,10 +74,10 @@ def build_index(
     verified = {} if verified is None else verified
     digest = verified.get(str(path))
     if digest is not None and (stored := read_index(path, digest)) is not None:
-        return stored.content
+        return dataclasses.replace(stored.content, pixels=spec.pixels)
     index = _verified_index(path, spec, split, single_cls)
     verified[str(path)] = index.digest
-    return index
+    return dataclasses.replace(index, pixels=spec.pixels)
 
 
 def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
@@ -229,6 +229,7 @@ def _assemble(
         digest=digest,
         problems=tuple(listing.notes + scanned.problems),
         stored_hash="",
+        pixels=None,
         **arrays,
     )
     return dataclasses.replace(index, stored_hash=index.content_hash())
@@ -319,6 +320,7 @@ def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
         digest=header["digest"],
         problems=tuple(header["problems"]),
         stored_hash=header["content_hash"],
+        pixels=None,
         **arrays,
     )
     return StoredIndex(index, coco_images)

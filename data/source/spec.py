@@ -15,12 +15,13 @@ from data.source.place import GENERATORS, Place, absolute
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.files import special_kind, user_path
+from utils.pixels import PixelRule
 from utils.text import first_of, is_one_line, shown
 from utils.types import Archive, DatasetSpec
 from utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_KEYS = (*SPLITS, "path", "names", "nc", "download", "generate")
+_KEYS = (*SPLITS, "path", "names", "nc", "download", "generate", "pixels")
 _FOLDER = REPO / "data"
 LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
 
@@ -54,7 +55,8 @@ def load_spec(data: str | Path) -> DatasetSpec:
     place = Place(yaml_path, f"{found.at('path')}: path", stated, entries, archives, refused, generate)
     root = place.find()
     splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
-    return DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives)
+    pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
+    return DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives, pixels)
 
 
 def _find_yaml(data: str | Path) -> Path:

@@ -15,7 +15,7 @@ from torchvision.ops import batched_nms
 
 from data.feed.images import ImageStore
 from data.feed.loader import build_val_loader
-from data.feed.sampler import validation_shapes
+from data.feed.shapes import validation_shapes
 from models.detector import DetectionModel
 from models.suppression import Suppression, non_max_suppression
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show

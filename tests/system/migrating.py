@@ -29,7 +29,7 @@ from tests.system.launch import ROOT, free_port, run_command
 from utils.checkpoints.weights import OFFICIAL_NAMES, load_weights, resolve_weights
 from utils.config import TrainConfig, ValConfig, load_hyp
 from utils.errors import UserError
-from utils.options import Options
+from utils.flags.options import Options
 
 PAGE = ROOT / "docs" / "migrating.md"
 SMALL_TRAIN = "--imgsz 64 --epochs 1 --batch-size 4 --workers 0 --device cpu --noplots --loggers none"

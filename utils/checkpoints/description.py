@@ -11,6 +11,7 @@ from typing import Any
 from models.detector import DetectionModel
 from utils.checkpoints.format import FORMAT
 from utils.environment import REPO
+from utils.pixels import PixelRule
 from utils.types import Metrics
 
 
@@ -21,6 +22,7 @@ def describe_run(
     imgsz: int,
     dataset_hash: str,
     git: str | None = None,
+    pixels: PixelRule | None = None,
 ) -> dict[str, Any]:
     """The values of `DESCRIPTION_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
 
@@ -30,6 +32,7 @@ def describe_run(
         imgsz: training size in pixels.
         dataset_hash: digest of the training index.
         git: from `git_revision`, asked for once a run.
+        pixels: the dataset's rule for levels of more than 8 bits.
     """
     return {
         "config": dict(config),
@@ -39,6 +42,7 @@ def describe_run(
         "stride": list(model.head.strides),
         "imgsz": imgsz,
         "anchors": model.head.priors,
+        "pixels": None if pixels is None else pixels.as_dict(),
         "dataset_hash": dataset_hash,
         "version": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

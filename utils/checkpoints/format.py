@@ -34,14 +34,14 @@ STATE_KEYS = (
     *("best_fitness", "stopper", "rng"),
 )
 DESCRIPTION_KEYS = (
-    *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "dataset_hash"),
+    *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "pixels", "dataset_hash"),
     *("version", "date", "git"),
 )
 MEASURED_KEYS = ("metrics", "thresholds")  # of the very weights in the file; None where they were not validated
 KEYS = STATE_KEYS + MEASURED_KEYS + DESCRIPTION_KEYS
 WEIGHTS_KEYS = ("ema", "epoch", *MEASURED_KEYS, *DESCRIPTION_KEYS)
 _RESUMED = set(KEYS) - set(WEIGHTS_KEYS)
-_ADDED = ("imgsz", *MEASURED_KEYS)  # older files lack them: None
+_ADDED = ("imgsz", "pixels", *MEASURED_KEYS)  # older files lack them: None
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

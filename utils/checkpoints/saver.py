@@ -19,6 +19,7 @@ from utils.engine.context import RunContext
 from utils.engine.state import TrainState
 from utils.errors import Interrupted
 from utils.machine.accelerator import Accelerator
+from utils.pixels import PixelRule
 from utils.ranks.signals import Interruption
 from utils.types import Metrics
 
@@ -44,6 +45,7 @@ class Saver:
         interruption: whether this rank was asked to stop.
         settle: brings the state up to the last step; returns whether a rank was asked to stop by then.
         has_best: whether the run has a best.pt already.
+        pixels: the dataset's rule for levels of more than 8 bits.
 
     Attributes:
         folder: where the files lie, on rank 0's host.
@@ -59,10 +61,11 @@ class Saver:
         *,
         settle: Callable[[], bool],
         has_best: bool = False,
+        pixels: PixelRule | None = None,
     ) -> None:
         self.folder = context.folder / "weights"
         self.best = self.folder / ("best.pt" if has_best else "last.pt")
-        self._context, self._state, self._dataset_hash = context, state, dataset_hash
+        self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._interruption, self._settle_state = interruption, settle
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread begins or ends.
@@ -176,7 +179,9 @@ class Saver:
         """A whole checkpoint, of live tensors."""
         context = self._context
         config, hyp = context.config.as_dict(), context.hyp.as_dict()
-        description = describe_run(self._state.model, config, hyp, context.imgsz, self._dataset_hash, self._git)
+        description = describe_run(
+            self._state.model, config, hyp, context.imgsz, self._dataset_hash, self._git, self._pixels
+        )
         return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
     def _write(self, files: Sequence[_File]) -> None:

@@ -129,6 +129,10 @@ _KINDS: Mapping[str, _Kind] = {
     "stride": _Kind("a list of numbers", _lists_of(_is_number)),
     "imgsz": _Kind("a whole number, or nothing", _either(_is_count, _is_none)),
     "anchors": _Kind("a tensor, or nothing", _either(_is_tensor, _is_none)),
+    "pixels": _Kind(
+        "two limits of levels, or nothing",
+        _either(_tables_of(lambda limits: _lists_of(_is_number)(limits) and len(limits) == 2), _is_none),
+    ),
     "metrics": _Kind("numbers by name, or nothing", _either(_tables_of(_is_number), _is_none)),
     "thresholds": _Kind(
         "confidences, or nothing",

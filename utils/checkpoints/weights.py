@@ -18,6 +18,7 @@ from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
 from utils.files import special_kind
+from utils.pixels import PixelRule
 from utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class Weights(NamedTuple):
         source: where they come from, for the log: "best.pt (after 12 epochs)".
         data: the dataset YAML that they were trained on, as it was given; "" where the file does not say.
         imgsz: size in pixels that they were trained at; None where the file does not say.
+        confidence: where the mean F1 of their validation is best; None where the file does not say.
+        class_confidences: where the F1 of each class is best; () where the file does not say.
+        pixels: how levels of more than 8 bits became 8 in training.
     """
 
     state_dict: dict[str, Tensor]
@@ -44,6 +48,9 @@ class Weights(NamedTuple):
     source: str
     data: str = ""
     imgsz: int | None = None
+    confidence: float | None = None
+    class_confidences: tuple[float, ...] = ()
+    pixels: PixelRule | None = None
 
 
 def load_weights(path: Path) -> Weights:
@@ -60,7 +67,18 @@ def load_weights(path: Path) -> Weights:
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
     source = f"{path.name} ({done})"
-    return Weights(state["ema"], state["model_yaml"], tuple(state["names"]), source, _data(state), state["imgsz"])
+    thresholds = state["thresholds"] or {"confidence": None, "class_confidences": ()}
+    return Weights(
+        state["ema"],
+        state["model_yaml"],
+        tuple(state["names"]),
+        source,
+        _data(state),
+        state["imgsz"],
+        thresholds["confidence"],
+        tuple(thresholds["class_confidences"]),
+        PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
+    )
 
 
 def _data(state: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from utils.config import Hyp, TrainConfig
 from utils.environment import REPO
 from utils.errors import UserError
-from utils.options import Options
+from utils.flags.options import Options
 from utils.ranks.world import World
 from utils.types import DatasetIndex
 

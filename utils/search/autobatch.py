@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.feed.sampler import validation_shapes
+from data.feed.shapes import validation_shapes
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from utils.engine.context import RunContext

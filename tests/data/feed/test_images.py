@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from data.feed import cache as cache_module
 from data.feed import images
 from data.feed.cache import open_images
-from data.feed.images import ImageStore, loaded_sizes
+from data.feed.images import ImageStore
+from data.feed.shapes import loaded_sizes
 from data.feed.shared_memory import SharedMemory
 from data.source import decode
 from data.source.decode import read_image
@@ -116,7 +117,7 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     assert reduced.shape[:2] == tuple(-(-side // by) for side in size_hw)
     index = make_index([size_hw], paths=[path])
     asked = []
-    monkeypatch.setattr(images, "read_image", lambda p, reduction: asked.append(reduction) or read_image(p, reduction))
+    monkeypatch.setattr(images, "read_image", lambda p, by, rule: asked.append(by) or read_image(p, by, rule))
     found = ImageStore(index, 32, "linear").load(0)
     assert asked == [by] and found.shape[:2] == tuple(loaded_sizes(np.array(size_hw), 32))
     exact = cv2.resize(read_image(path), found.shape[1::-1], interpolation=cv2.INTER_AREA)

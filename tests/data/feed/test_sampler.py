@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from data.feed.images import loaded_sizes
 from data.feed.sampler import (
     BLOCK,
     NEAR,
@@ -22,9 +21,8 @@ from data.feed.sampler import (
     epoch_order,
     image_weights,
     near_batches,
-    padded_shapes,
-    validation_shapes,
 )
+from data.feed.shapes import loaded_sizes, padded_shapes, validation_shapes
 from tests.data.made_index import make_index
 from utils.errors import ConfigError
 from utils.types import Draw

@@ -29,7 +29,7 @@ def test_keys_are_those_of_the_format() -> None:
     expected = (
         "model ema ema_updates optimizer scaler epoch step step_in_epoch epoch_losses epoch_skipped "
         "skipped_steps class_maps best_fitness stopper rng metrics thresholds config hyp model_yaml names stride imgsz "
-        "anchors dataset_hash version date git"
+        "anchors pixels dataset_hash version date git"
     )
     assert " ".join(KEYS) == expected
 

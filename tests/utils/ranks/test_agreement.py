@@ -9,7 +9,7 @@ import pytest
 
 from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.options import Options
+from utils.flags.options import Options
 from utils.ranks.agreement import require_agreement, require_same_command
 from utils.ranks.world import World
 

@@ -1,0 +1,81 @@
+"""What computes: a bare network of any format, or a file that holds the whole pipeline.
+
+Legend: B images, A predictions of an image, C classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.suppression import Suppression
+from utils.machine.accelerator import Accelerator
+from utils.pixels import PixelRule
+from utils.types import Detections
+
+
+class Model(ABC):
+    """What every file of a detector says of itself.
+
+    Attributes:
+        source: names the file, for messages.
+        names: class names by index.
+        imgsz: the size in pixels that it was trained at, a multiple of `stride`.
+        stride: the sides of its input are multiples of it.
+        confidence: where the mean F1 of its validation is best; None where it is not known.
+        class_confidences: where the F1 of each class is best; () where it is not known.
+        pixels: how levels of more than 8 bits became 8 in its training.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    imgsz: int
+    stride: int
+    confidence: float | None = None
+    class_confidences: tuple[float, ...] = ()
+    pixels: PixelRule | None = None
+
+
+class Backend(Model):
+    """A bare network.
+
+    Attributes:
+        accelerator: where it computes.
+        has_objectness: rows have an objectness between box and classes, not yet multiplied in.
+        needs_suppression: several rows may predict an object.
+    """
+
+    accelerator: Accelerator
+    has_objectness: bool = False
+    needs_suppression: bool = True
+
+    @abstractmethod
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict; may be called by several threads at once.
+
+        Args:
+            images: float32 (B, 3, H, W) in 0 … 1, RGB, on `accelerator.device`; sides are multiples of `stride`.
+
+        Returns:
+            float32 (B, A, 4 + C), complete, on the same device: centre x, centre y, width, height in pixels of the
+            input, class scores; or (B, A, 5 + C) with objectness.
+        """
+
+
+class PictureBackend(Model):
+    """A file that holds the whole pipeline, from a picture's pixels to boxes in them."""
+
+    @abstractmethod
+    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+        """Find objects; may be called by several threads at once.
+
+        Args:
+            picture: uint8 (H, W, 3) RGB.
+            rules: which predictions become detections; `class_confs` among them.
+
+        Returns:
+            On the host, boxes in pixels of the picture, descending by score.
+        """

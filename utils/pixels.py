@@ -1,0 +1,109 @@
+"""How levels of more than 8 bits become 8: one rule for training, validation and detection.
+
+Pictures of 8 bits stay as they are. Without a rule of the user's, 16-bit levels give their high byte (0 … 65535 become
+0 … 255), and floating ones are shares of the brightest: 0 … 1 become 0 … 255. A camera of 12 bits fills a sixteenth of
+16 bits, and its pictures would come nearly black: `pixels:` in the dataset's YAML says what they fill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.errors import ConfigError
+from utils.text import shown
+
+Unit = Literal["range", "percentile"]
+_EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
+
+
+@dataclass(frozen=True)
+class PixelRule:
+    """What becomes 0 and 255 of pictures with more than 8 bits; in between it is linear, beyond it is cut.
+
+    Attributes:
+        unit: whether `low` and `high` are levels, or percentiles of each picture's own levels, all channels together.
+        low: becomes 0.
+        high: becomes 255.
+    """
+
+    unit: Unit
+    low: float
+    high: float
+
+    @classmethod
+    def from_plain(cls, value: Any, where: str) -> PixelRule | None:
+        """What a YAML or a checkpoint states; None where it states nothing.
+
+        Raises:
+            ConfigError: it is no such rule; `where` is named.
+        """
+        if value is None:
+            return None
+        unit, limits = "", value
+        if isinstance(value, Mapping) and len(value) == 1:
+            ((unit, limits),) = value.items()
+        numbers = [
+            float(limit)
+            for limit in (limits if isinstance(limits, (list, tuple)) else ())
+            if type(limit) in (int, float) and math.isfinite(limit)
+        ]
+        within = unit == "range" or (unit == "percentile" and all(0 <= number <= 100 for number in numbers))
+        if not within or len(numbers) != 2 or len(limits) != 2 or numbers[0] >= numbers[1]:
+            raise ConfigError(f"{where}: found {shown(value)}, expected {_EXPECTED}, the lower of the two first.")
+        return cls(cast(Unit, unit), *numbers)
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """The plain form, as in a YAML."""
+        return {self.unit: [self.low, self.high]}
+
+    def __str__(self) -> str:
+        """Short, for messages and the names of caches."""
+        return f"{self.unit}-{self.low:.15g}-{self.high:.15g}"
+
+
+def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.uint8]:
+    """Levels as bytes.
+
+    Args:
+        levels: uint8, returned as it is; uint16 or floating, of any shape. What is no number counts as the darkest.
+        rule: what becomes 0 and 255.
+    """
+    if levels.dtype == np.uint8:
+        return cast("NDArray[np.uint8]", levels)
+    if levels.dtype == np.uint16:
+        if rule is None:
+            return (levels >> 8).astype(np.uint8)
+        low, high = _limits(levels, rule)
+        return cast("NDArray[np.uint8]", _table(low, high)[levels])
+    low, high = (0.0, 1.0) if rule is None else _limits(levels, rule)
+    return _scaled(levels, low, high)
+
+
+def _limits(levels: NDArray[Any], rule: PixelRule) -> tuple[float, float]:
+    if rule.unit == "range":
+        return rule.low, rule.high
+    known = levels if levels.dtype == np.uint16 else levels[np.isfinite(levels)]
+    if known.size == 0:
+        return 0.0, 1.0
+    low, high = np.percentile(known, [rule.low, rule.high]).tolist()
+    return low, high
+
+
+@lru_cache(maxsize=8)
+def _table(low: float, high: float) -> NDArray[np.uint8]:
+    """The byte of each level of 16 bits."""
+    return _scaled(np.arange(1 << 16), low, high)
+
+
+def _scaled(levels: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    """A picture of one level alone, whose limits coincide, is black."""
+    numbers = np.nan_to_num(levels.astype(np.float32), nan=low, posinf=high, neginf=low)
+    scale = 255 / (high - low) if high > low else 0.0
+    return np.rint(((numbers - np.float32(low)) * np.float32(scale)).clip(0, 255)).astype(np.uint8)
