@@ -46,6 +46,12 @@ def bound_opencv() -> None:
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
 
 
+def quieten_opencv() -> None:
+    """Let OpenCV and its FFmpeg print nothing: what a video lacks is reported by file; call before it is imported."""
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # AV_LOG_QUIET
+
+
 def keep_font_list() -> None:
     """Let matplotlib keep its list of fonts in our cache, not in the home folder; call before it is imported."""
     os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))

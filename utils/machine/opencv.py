@@ -1,13 +1,15 @@
-"""OpenCV, bounded and with no threads of its own: whoever needs it imports it from here.
+"""OpenCV, bounded, quiet and with no threads of its own: whoever needs it imports it from here.
 
-OpenCV reads its limit of pixels from the environment once, when it is loaded; so the limit is set before that.
+OpenCV reads its limit of pixels and what it prints from the environment once, when it is loaded; so they are set before
+that.
 """
 
 from __future__ import annotations
 
-from utils.environment import bound_opencv
+from utils.environment import bound_opencv, quieten_opencv
 
 bound_opencv()
+quieten_opencv()
 import cv2 as cv2  # noqa: E402 - so it is loaded after that
 
 # Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a

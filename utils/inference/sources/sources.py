@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from utils.files import LONGEST_PATH
 from utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from utils.inference.sources.origins import Origin, find_origins, of_line
 from utils.inference.sources.stdin import read_stdin
+from utils.inference.sources.video import read_video
 from utils.text import one_line
 
 ReadPicture = Callable[[Path | bytes], Pixels]
@@ -75,8 +76,9 @@ class Sources:
         return len(self.origins) if of_files else None
 
     def __iter__(self) -> Iterator[Item]:
-        for origin in self.origins:
-            yield from self._items(origin)
+        items = self._all()
+        self._stack.callback(items.close)
+        return items
 
     def close(self) -> None:
         """Close what is open; iterating ends."""
@@ -90,11 +92,17 @@ class Sources:
     ) -> None:
         self.close()
 
+    def _all(self) -> Generator[Item, None, None]:
+        for origin in self.origins:
+            yield from self._items(origin)
+
     def _items(self, origin: Origin) -> Iterator[Item]:
         if origin.form == "picture":
             yield self._picture(origin, Path(origin.where))
         elif origin.form == "stdin":
             yield from self._from_stdin(origin)
+        elif origin.form == "video":
+            yield from read_video(origin, self._vid_stride)
         else:
             yield _unreadable(origin, origin.why)
 

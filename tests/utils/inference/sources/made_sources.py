@@ -39,3 +39,30 @@ def frames(found: Iterable[Frame | SourceEvent]) -> list[Frame]:
 def events(found: Iterable[Frame | SourceEvent]) -> list[SourceEvent]:
     """The events among items."""
     return [item for item in found if isinstance(item, SourceEvent)]
+
+
+BITS, STRIPE, HEIGHT = 12, 16, 64
+WIDTH = BITS * STRIPE
+
+
+def barcode(number: int) -> Pixels:
+    """uint8 (64, 192, 3) whose vertical stripes are the bits of a number, the lowest one on the left."""
+    bits = np.array([number >> bit & 1 for bit in range(BITS)], np.uint8) * 255
+    return np.broadcast_to(np.repeat(bits, STRIPE)[None, :, None], (HEIGHT, WIDTH, 3)).copy()
+
+
+def number_of(pixels: Pixels) -> int:
+    """What `barcode` has written, whatever a codec has made of it."""
+    assert pixels.shape == (HEIGHT, WIDTH, 3), pixels.shape
+    levels = pixels[HEIGHT // 4 : -HEIGHT // 4].mean(axis=(0, 2)).reshape(BITS, STRIPE)[:, 4:-4].mean(axis=1)
+    return sum(1 << bit for bit in range(BITS) if levels[bit] > 127)
+
+
+def write_video(path: Path, numbers: Iterable[int], fps: float = 10, codec: str = "mp4v") -> Path:
+    """A video of barcodes."""
+    writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*codec), fps, (WIDTH, HEIGHT))
+    assert writer.isOpened()
+    for number in numbers:
+        writer.write(barcode(number))
+    writer.release()
+    return path

@@ -1,0 +1,83 @@
+"""Videos that are written: rate, times and colours of the source."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.utils.inference.sources.made_sources import barcode, events, frames, items, number_of
+from utils.errors import UserError
+from utils.inference.sources.frames import VideoFacts
+from utils.inference.video_writer import VideoWriter
+
+
+def facts_of(path: Path) -> VideoFacts:
+    """What a written file says of itself."""
+    facts = events(items(path))[0].facts
+    assert facts is not None
+    return facts
+
+
+def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "a.mp4", 29.97) as writer:
+        for number in range(90):
+            pixels = barcode(number)
+            pixels[:4] = (255, 0, 0)
+            writer.write(pixels, round(number / 29.97, 3))
+        assert not (tmp_path / "a.mp4").exists(), "only whole files bear the name"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+    got = frames(items(tmp_path / "a.mp4"))
+    assert [number_of(frame.pixels) for frame in got] == list(range(90))
+    assert facts_of(tmp_path / "a.mp4").fps == pytest.approx(29.97, rel=1e-3)
+    red, green, blue = got[0].pixels[:2].mean(axis=(0, 1))
+    assert red > 150 > 100 > max(green, blue)
+
+
+def test_a_variable_rate_keeps_its_times(tmp_path: Path) -> None:
+    times = [0.0, 0.1, 0.2, 1.2, 1.3]
+    with VideoWriter(tmp_path / "a.mp4", 10) as writer:
+        for number, time_s in enumerate(times):
+            writer.write(barcode(number), 5.0 + time_s)
+        writer.write(barcode(99), 6.31)  # no place left for it
+    shown = [number_of(frame.pixels) for frame in frames(items(tmp_path / "a.mp4"))]
+    assert shown == [0, 1, *[2] * 10, 3, 4]
+
+
+def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "a.mp4", 5) as writer:
+        for number, time_s in enumerate([0.0, 3600.0, 3600.2]):
+            writer.write(barcode(number), time_s)
+    shown = [number_of(frame.pixels) for frame in frames(items(tmp_path / "a.mp4"))]
+    assert shown == [*[0] * 51, 1, 2]
+
+
+def test_frames_of_another_size_and_odd_sides(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "a.mp4", None) as writer:
+        writer.write(np.zeros((31, 41, 3), np.uint8))
+        writer.write(np.zeros((90, 70, 3), np.uint8))
+    assert facts_of(tmp_path / "a.mp4").size_hw == (30, 40)
+    assert len(frames(items(tmp_path / "a.mp4"))) == 2
+
+
+def test_nothing_is_written_without_a_frame(tmp_path: Path) -> None:
+    VideoWriter(tmp_path / "a.mp4", 10).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sound_is_said_to_be_missing_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VideoWriter, "_said_of_sound", False)
+    with caplog.at_level(logging.INFO):
+        for name in ("a.mp4", "b.mp4"):
+            with VideoWriter(tmp_path / name, 10) as writer:
+                writer.write(barcode(1))
+    assert [record.getMessage() for record in caplog.records] == ["Videos are written without their sound."]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone.*cannot write the video"):
+        VideoWriter(tmp_path / "gone" / "a.mp4", 10).write(barcode(1))

@@ -1,0 +1,76 @@
+"""A video file: its frames numbered from 0 and timed by their presentation time stamps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from utils.files import open_plain
+from utils.inference.sources.capture import Capture, rgb_of
+from utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
+from utils.inference.sources.mp4 import edited_seconds
+from utils.inference.sources.origins import Origin
+from utils.text import first_line, one_line
+
+# By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
+_SLACK_S, _SLACK = 0.5, 0.05
+
+
+def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
+    """Frames of a video in order, and the events "opened" and "ended" around them.
+
+    Args:
+        origin: the video.
+        vid_stride: each so many-th frame is given, beginning with the first; the others are decoded, but not converted.
+        path: where the file is, if not where the origin says.
+
+    Yields:
+        an event "unreadable" alone where nothing decodes; "damaged" instead of "ended" where the video breaks off.
+    """
+    path = os.path.abspath(path or origin.where)  # noqa: PTH100 - FFmpeg takes a relative a:b for a protocol
+    place, number, time_s = origin.place, 0, 0.0
+
+    def event(kind: Kind, message: str, facts: VideoFacts | None = None) -> SourceEvent:
+        said = f"{one_line(origin.source, 4096)}: {message}"
+        return SourceEvent(origin.source, kind, said, "video", place, number, time_s, facts=facts)
+
+    try:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        yield event("unreadable", f"cannot read the video ({why}). Restore it or take it out.")
+        return
+    with Capture(path) as capture:
+        if not capture.is_open:
+            yield event("unreadable", f"found {size:,} bytes that do not decode, expected a video.")
+            return
+        facts = capture.facts
+        yield event("opened", "opened", facts)
+        while capture.grab():
+            passed_s = capture.time_s
+            has_time = number == 0 or passed_s > 0  # raw streams have no time stamps
+            time_s = max(passed_s, time_s)
+            if number % vid_stride == 0 and (pixels := capture.retrieve()) is not None:
+                frame = Frame(rgb_of(pixels), origin.source, "video", place, number, passed_s if has_time else None)
+                del pixels
+                yield frame
+                del frame  # nothing is kept while the next one is decoded
+            number += 1
+    if number == 0:
+        yield event("unreadable", "not one frame of the video decodes.")
+    elif (stated_s := _breaks_off(path, facts, number, time_s)) is not None:
+        yield event(
+            "damaged", f"damaged: it ends after {number:,} frames, at {time_s:.2f} s of the {stated_s:.2f} s it states."
+        )
+    else:
+        yield event("ended", f"ended after {number:,} frames")
+
+
+def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> float | None:
+    """Seconds that a video states, where it ended before; None where it did not, or states nothing."""
+    if facts.frames is None or facts.fps is None or frames >= facts.frames - 1:
+        return None
+    stated_s = edited_seconds(path) or facts.frames / facts.fps
+    lacking_s = stated_s - time_s - 1 / facts.fps
+    return stated_s if lacking_s > max(_SLACK_S, _SLACK * stated_s) else None
