@@ -77,7 +77,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     check_classes(model, spec, config)
 
     imgsz = model.usable_imgsz(config.imgsz)
-    if weights.imgsz not in (None, config.imgsz):
+    if weights.imgsz not in (None, imgsz):
         log.info(f"{weights.source} was trained at {weights.imgsz} px and is measured at {imgsz} (--imgsz).")
     store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:

@@ -188,7 +188,10 @@ def _head(layers: tuple[LayerSpec, ...], heads: Mapping[str, type[Head]]) -> typ
     """The head that the last layer names, and no other layer."""
     *body, last = layers
     if last.module not in heads:
-        raise ConfigError(f"{last.where}: the last layer must be a detection head: {', '.join(heads)}.")
+        raise ConfigError(
+            f"{last.where}: the last layer must be a detection head: {', '.join(heads)}."
+            f"{did_you_mean(last.module, heads)}"
+        )
     for layer in body:
         if layer.module in heads:
             raise ConfigError(f"{layer.where}: a detection head must be the last layer.")

@@ -135,7 +135,8 @@ def run_of_checkpoint(
 
     Raises:
         UserError: this version does not know the saved flags.
-        ConfigError: the flags given now have a mistake, or name another kind of optimizer.
+        ConfigError: the flags given now have a mistake, or name another kind of optimizer or other
+            frozen layers.
     """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
@@ -148,6 +149,12 @@ def run_of_checkpoint(
         raise ConfigError(
             f"{named} with --resume: the optimizer is {has}, that of the checkpoint {path} is {had}, and the state of "
             f"one does not fit the other. Leave {named} out, or start a new run from the checkpoint with --weights."
+        )
+    if set(before.frozen_layers) != set(config.frozen_layers):
+        asked, did = (" ".join(map(str, c.freeze)) for c in (config, before))
+        raise ConfigError(
+            f"--freeze {asked} with --resume: the run of {path} has --freeze {did}, and the optimizer keeps a state of "
+            f"what it trains alone. Leave --freeze out, or start a new run from the checkpoint with --weights."
         )
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)

@@ -213,7 +213,9 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
     if bare and name in OFFICIAL_NAMES:
         return fetch(OFFICIAL_URL.format(name=name), cached, progress=progress)
     if kind := special_kind(given):
-        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.")
+        best = given / "weights" / "best.pt"
+        hint = f" Its best one is --weights {best}." if best.is_file() else ""
+        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
     tried = f"{given.absolute()}" + (f" and {cached}" if bare else "")
     own = f"{given.stem if given.suffix in ('.pt', '.yaml') else given.name}.yaml"
     if bare and f"{given.stem}.pt" not in OFFICIAL_NAMES and (MODELS_DIR / own).is_file():

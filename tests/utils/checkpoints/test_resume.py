@@ -60,6 +60,14 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
     assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
 
 
+def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
+    last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
+    older["config"]["freeze"] = [3]
+    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older, World())[0].frozen_layers == (0, 1, 2), "the same"
+    with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3, and"):
+        run_of_checkpoint({"freeze": 2}, last, older, World())
+
+
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
 def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
     run = ResumedRun(tmp_path, checkpoint(), has_best=False)

@@ -147,6 +147,10 @@ def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
         resolve_weights(str(tmp_path / "folder.pt"))
+    (tmp_path / "exp/weights").mkdir(parents=True)
+    (tmp_path / "exp/weights/best.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"):
+        resolve_weights("exp")
 
 
 def test_classes_in_another_order_are_named() -> None:
