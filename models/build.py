@@ -91,8 +91,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head]:
-    """Make every layer, the head last.
+def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
+    """Make every layer, the head last; and the largest stride of any map between them, which the head may not read.
 
     Each layer is first made without memory, on the meta device, and run there on a small image. That gives the channels
     that the next one reads and the strides, finds maps that do not fit together on the line that joins them, and what
@@ -109,7 +109,14 @@ def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head]:
         module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width, parameters)
         parameters += _size(module)
         layers.append(module)
-    return layers, _build_head(spec, last, [maps[s] for s in last.sources])
+    head = _build_head(spec, last, [maps[s] for s in last.sources])
+    return layers, head, max(map(_stride, maps.values()))
+
+
+def _stride(x: Tensor) -> int:
+    """Pixels a cell of a map of the probe; 1 where that is no whole number, as of a map that has been padded."""
+    strides = (PROBE_SIZE / side for side in x.shape[2:])
+    return max((int(stride) for stride in strides if stride.is_integer()), default=1)
 
 
 def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> Head:

@@ -7,17 +7,14 @@ trains them (models/heads/head.py).
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from models.build import PROBE_SIZE, build_layers
+from models.build import build_layers
 from models.description import IMAGE, ModelSpec, read_model
 from models.heads.head import Head
 from models.layers.blocks import SILU, Conv
@@ -59,6 +56,7 @@ class DetectionModel(nn.Module):
         name: such as "yolov5n".
         names: class names by index.
         channels: of the images.
+        stride: the largest of all maps: sides of the images must be multiples of it. The head may read finer ones only.
         yaml: plain dictionary from which an equal model can be built.
 
     Raises:
@@ -81,7 +79,7 @@ class DetectionModel(nn.Module):
             spec = read_model(cfg, {"nc": nc, "anchors": anchors, "ch": ch})
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
-        layers, head = build_layers(spec)
+        layers, head, self.stride = build_layers(spec)
         self.model = nn.Sequential(*layers, head)
         self.name = spec.name
         self.channels = spec.channels
@@ -91,7 +89,6 @@ class DetectionModel(nn.Module):
         self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
         body = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
         self._joins = (*body, True)  # whether a layer takes a list of maps, as a head always does
-        self._stride = self._coarsest()
         if spec.activation is not None:
             for module in self.modules():
                 if isinstance(module, Conv) and module.act is SILU:
@@ -106,32 +103,6 @@ class DetectionModel(nn.Module):
     def nc(self) -> int:
         """Number of classes."""
         return self.head.nc
-
-    @property
-    def stride(self) -> int:
-        """The largest stride of a map, one that the head does not read too: sides of images must be multiples of it."""
-        return self._stride
-
-    def _coarsest(self) -> int:
-        """`stride`, by the strides of the layers; where these may be more than the head's, by the maps themselves."""
-        largest, strides = int(max(self.head.strides)), {IMAGE: 1.0}
-        for index, layer in enumerate(self.model[:-1]):
-            steps = (float(np.max(m.stride)) for m in layer.modules() if isinstance(m, (nn.Conv2d, nn.MaxPool2d)))
-            scales = (float(np.max(m.scale_factor or 1)) for m in layer.modules() if isinstance(m, nn.Upsample))
-            above = max(strides[source] for source in self._sources[index])
-            strides[index] = above * math.prod(steps) / math.prod(scales)
-        if max(strides.values()) <= largest:
-            return largest
-        sides: list[int] = []
-        hooks = [layer.register_forward_hook(lambda *told: sides.append(told[2].shape[2])) for layer in self.model[:-1]]
-        state = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state_dict().items()}
-        self.eval()
-        with torch.no_grad():
-            functional_call(self, state, (torch.empty(1, self.channels, PROBE_SIZE, PROBE_SIZE, device="meta"),))
-        self.train()
-        for hook in hooks:
-            hook.remove()
-        return max(largest, PROBE_SIZE // min(sides))
 
     def graph(self) -> tuple[GraphNode, ...]:
         """The images, then the layers in their order, with what each takes its input from. Nothing is run."""

@@ -206,7 +206,7 @@ class TrainConfig(Options):
     former = FORMER_TRAIN
 
     weights: str = option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
-    cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else yolov5n.yaml)")
+    cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else tessera-n.yaml)")
     data: str = option("shapes.yaml", "dataset YAML, looked up in data/")
     hyp: str = option("", "hyperparameter YAML, looked up in data/hyps/ (default: the model's, for the run's length)")
     epochs: int = option(100, "epochs in all", kind=int, low=1)

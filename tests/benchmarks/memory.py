@@ -119,6 +119,7 @@ def workers_over_epochs(index: DatasetIndex) -> None:
 def training_over_time(data: str) -> None:
     """Memory of a whole training, sampled while it runs: what its processes hold, without the files they map."""
     command = [sys.executable, "train.py", "--data", data, "--imgsz", "64", "--epochs", "50", "--batch", "16"]
+    command += ["--cfg", "yolov5n.yaml"]
     epochs, held = [], []
     with tempfile.TemporaryDirectory() as project:
         command += ["--workers", "1", "--cache", "ram", "--loggers", "none", "--project", project]

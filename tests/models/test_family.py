@@ -1,6 +1,11 @@
-"""Our own family: sizes and costs as numbers, and that all of a model learns, folds and compiles."""
+"""Our own family, and YOLOv5's body under its head: sizes and costs as numbers.
+
+And that all of a model learns, folds and compiles.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,24 +15,33 @@ from models.description import MODELS_DIR
 from models.detector import DetectionModel
 from models.heads.free.head import DetectFree
 from models.summary import count_gflops, count_parameters
+from utils.checkpoints.start import build_model
+from utils.checkpoints.weights import load_weights
+from utils.config import TrainConfig
+from utils.evaluation.coco import COCO_NAMES
 from utils.yaml_file import read_yaml
 
 # Parameters and GFLOPs at 80 classes and 640 px, and at 3 classes and 320 px.
 FAMILY = {
-    "n": (2_538_624, 6.63, 2_523_609, 1.64),
-    "s": (10_077_008, 25.99, 10_047_209, 6.46),
-    "m": (24_379_296, 75.36, 24_334_713, 18.78),
-    "l": (42_029_296, 160.82, 41_969_929, 40.12),
-    "x": (65_620_672, 250.93, 65_546_521, 62.63),
+    "tessera-n": (2_538_624, 6.63, 2_523_609, 1.64),
+    "tessera-s": (10_077_008, 25.99, 10_047_209, 6.46),
+    "tessera-m": (24_379_296, 75.36, 24_334_713, 18.78),
+    "tessera-l": (42_029_296, 160.82, 41_969_929, 40.12),
+    "tessera-x": (65_620_672, 250.93, 65_546_521, 62.63),
+    "yolov5n-free": (2_036_240, 5.61, 2_021_225, 1.38),
+    "yolov5s-free": (8_063_600, 21.39, 8_033_801, 5.31),
+    "yolov5m-free": (23_182_608, 60.31, 23_138_025, 15.02),
+    "yolov5l-free": (50_219_312, 129.60, 50_159_945, 32.32),
+    "yolov5x-free": (92_568_272, 237.89, 92_494_121, 59.37),
 }
 
 
-@pytest.mark.parametrize("size", FAMILY)
-def test_parameters_and_gflops(size: str) -> None:
-    expected = FAMILY[size]
+@pytest.mark.parametrize("name", FAMILY)
+def test_parameters_and_gflops(name: str) -> None:
+    expected = FAMILY[name]
     for nc, imgsz, parameters, gflops in ((80, 640, *expected[:2]), (3, 320, *expected[2:])):
         with torch.device("meta"):
-            model = DetectionModel(f"tessera-{size}", nc=nc)
+            model = DetectionModel(name, nc=nc)
         assert isinstance(model.head, DetectFree) and model.head.strides == (8, 16, 32)
         assert count_parameters(model) == parameters
         assert count_gflops(model, imgsz) == pytest.approx(gflops, abs=0.0051)
@@ -44,6 +58,24 @@ def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> Non
         for part in ("backbone", "head"):
             expected = [[*row[:3], [cap if value == 1024 else value for value in row[3]]] for row in first[part]]
             assert values[part] == expected
+
+
+@pytest.mark.parametrize("size", "nsmlx")
+def test_the_free_variants_differ_from_yolov5_in_their_last_row_and_have_no_anchors(size: str) -> None:
+    free, plain = (read_yaml(MODELS_DIR / f"yolov5{size}{end}.yaml", "").values for end in ("-free", ""))
+    assert plain.pop("anchors") and plain["head"].pop()[2:] == ["Detect", ["nc", "anchors"]]
+    assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
+    assert free == plain
+
+
+def test_original_weights_fit_all_of_the_body_of_a_free_variant(shared: Path) -> None:
+    path = shared / "weights" / "yolov5n.pt"
+    weights = load_weights(path)
+    model = build_model(TrainConfig(cfg="yolov5n-free.yaml", weights=str(path)), COCO_NAMES, weights)
+    assert isinstance(model.head, DetectFree)
+    body = {key: value for key, value in model.state_dict().items() if not key.startswith("model.24.")}
+    assert len(body) == sum(not key.startswith("model.24.") for key in weights.state_dict) > 300
+    assert [key for key, value in body.items() if not torch.equal(value, weights.state_dict[key].to(value))] == []
 
 
 def small() -> DetectionModel:

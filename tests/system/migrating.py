@@ -72,7 +72,10 @@ COMMANDS = (
     Row("python train.py --freeze 10 --data coco128.yaml --weights yolov5m.pt"),
     Row("python train.py --batch 64 --data coco.yaml --weights yolov5s.pt --device 0"),
     Row("python -m torch.distributed.run --nproc_per_node 2 train.py --batch 64 --data coco.yaml --weights yolov5s.pt"),
-    Row("python -m torch.distributed.run --nproc_per_node 2 train.py --data coco.yaml --weights '' --sync-bn"),
+    Row(
+        "python -m torch.distributed.run --nproc_per_node 2 train.py --data coco.yaml --weights '' --sync-bn",
+        aside="trains tessera-n.yaml, the default without weights",
+    ),
     Row("python -m torch.distributed.launch --nproc_per_node 2 train.py --data coco.yaml --weights yolov5s.pt"),
     Row("python train.py --epochs 10 --data coco128.yaml --weights yolov5s.pt --cache --evolve", more="--evolve 1"),
     Row(
@@ -115,7 +118,7 @@ PYTHON = (
 )
 TRAIN_FLAGS = (
     Row("--weights yolov5s.pt"),
-    Row("--cfg yolov5s.yaml"),
+    Row("--cfg yolov5s.yaml", "without it and without weights tessera-n.yaml is trained"),
     Row("--data coco128.yaml", "the default is shapes.yaml"),
     Row("--hyp hyp.scratch-low.yaml", aside="the default for yolov5 models"),
     Row("--epochs 300"),

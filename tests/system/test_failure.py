@@ -134,7 +134,7 @@ def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Pa
 def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: Path) -> None:
     other = make_data(tmp_path / "other", train=24, val=4)
     hyp = tmp_path / "hyp.yaml"
-    hyp.write_text((ROOT / "data" / "hyps" / "hyp.shapes.yaml").read_text())
+    hyp.write_text((ROOT / "data" / "hyps" / "hyp.short.yaml").read_text())
     env = {"ARGS_OF_RANK_1": f"--data {other} --hyp {hyp} --seed 3"}
     outcome = fail(data, tmp_path, "", "--hyp", "hyp.scratch-low.yaml", env=env)
     assert outcome.err.count("the ranks do not agree") == 1, outcome.said

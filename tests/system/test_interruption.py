@@ -128,7 +128,8 @@ import train, val
 def work():
     before = signal.getsignal(signal.SIGTERM)
     project, flags = sys.argv[1], {"workers": 0, "device": "cpu", "imgsz": 64, "data": sys.argv[2]}
-    found.append(train.run(project=project, epochs=1, batch_size=8, noplots=True, log="none", **flags))
+    model = {"cfg": "yolov5n.yaml", "batch_size": 8}
+    found.append(train.run(project=project, epochs=1, noplots=True, log="none", **model, **flags))
     found.append(val.run(weights=f"{project}/exp/weights/last.pt", project=project, name="val", **flags))
     assert signal.getsignal(signal.SIGTERM) is before
 

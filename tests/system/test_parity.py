@@ -176,7 +176,7 @@ def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
     hyp = folder / "hyp.yaml"
     hyp.write_text(yaml.safe_dump({**load_hyp("hyp.scratch-low.yaml").as_dict(), **dict(case.hyp)}))
     numbers = ["--imgsz", str(IMGSZ), "--batch", str(batch), "--workers", "1"]
-    return [*numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
+    return ["--cfg", "yolov5n.yaml", *numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
 
 
 def blank_half_of_batches_and_one(data: Path) -> None:

@@ -12,7 +12,10 @@ import yaml
 from data.source.shapes import NAMES, write_shapes
 from utils.report.results import read_results
 
-FLAGS = ("--imgsz", "64", "--batch", "8", "--workers", "1", "--device", "cpu", "--noplots", "--loggers", "none")
+FLAGS = (
+    *("--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "8", "--workers", "1"),
+    *("--device", "cpu", "--noplots", "--loggers", "none"),
+)
 
 
 def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) -> Path:

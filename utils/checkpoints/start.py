@@ -18,7 +18,7 @@ from utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MODEL = "yolov5n.yaml"
+DEFAULT_MODEL = "tessera-n.yaml"  # the help of --cfg names it too
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:

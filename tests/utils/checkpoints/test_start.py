@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from models.detector import DetectionModel
-from utils.checkpoints.start import build_model, head_class
+from utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, head_class
 from utils.checkpoints.weights import Weights
 from utils.config import TrainConfig
 from utils.errors import ConfigError
@@ -49,6 +51,9 @@ def test_all_but_the_head_can_be_frozen() -> None:
 
 
 def test_without_either_it_is_the_default_model() -> None:
-    assert isinstance(DetectionModel("yolov5n.yaml", nc=2).head, head_class(TrainConfig(), NAMES))
+    assert described_model(TrainConfig()) == DEFAULT_MODEL
+    assert isinstance(DetectionModel(DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
+    (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
+    assert f"else {DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
     with pytest.raises(ConfigError, match="yolov5q"):
         head_class(TrainConfig(cfg="yolov5q.yaml"), NAMES)
