@@ -2,6 +2,7 @@
 
     uv run val.py --weights yolov5n.pt --data coco128.yaml
     uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on what it was trained on
+    uv run val.py --weights runs/train/exp/weights/best.onnx           # a file of export.py, in its own runtime
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
 
 Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
@@ -42,6 +43,8 @@ from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
+from utils.inference.backends.choose import is_exported, open_exported
+from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
 from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from utils.ranks.failures import run_rank
@@ -58,15 +61,15 @@ OUT_OF_MEMORY_REMEDIES = (
     "Give a smaller --batch-size, a smaller --imgsz or --half, or free memory that other processes hold."
 )
 
+Model = DetectionModel | ExportedDetector | ExportedNetwork
+
 SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task speed
 
 
 def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
-    model = model_of_weights(weights, config.weights)
-    model.head.keep_inference(end2end=config.end2end)
+    weights, model = open_model(config, world)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config, weights)
@@ -76,7 +79,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
 
-    imgsz = model.usable_imgsz(config.imgsz)
+    imgsz, size_hw = image_size(model, config)
     if weights.imgsz not in (None, imgsz):
         log.info(f"{weights.source} was trained at {weights.imgsz} px and is measured at {imgsz} (--imgsz).")
     store = open_images(index, imgsz, "none", "area", world)
@@ -91,10 +94,18 @@ def validate(config: ValConfig, world: World) -> Metrics:
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-        model = fused_copy(model, world.accelerator)
-        log.info(summary(model, imgsz))
+        if isinstance(model, DetectionModel):
+            model = fused_copy(model, world.accelerator)
+            log.info(summary(model, imgsz))
         loader = stack.enter_context(
-            build_val_loader(store, world, batch_size=config.batch_size, stride=model.stride, workers=config.workers)
+            build_val_loader(
+                store,
+                world,
+                batch_size=config.batch_size,
+                stride=model.stride,
+                workers=config.workers,
+                size_hw=size_hw,
+            )
         )
         found = evaluate(model, loader, world, settings_of(config, world), sinks=sinks)
         if coco is not None:
@@ -104,6 +115,43 @@ def validate(config: ValConfig, world: World) -> Metrics:
             report_validation(found, index, run, imgsz=imgsz, verbose=config.verbose)
         world.barrier()
         return found.metrics
+
+
+def open_model(config: ValConfig, world: World) -> tuple[Weights, Model]:
+    """What `--weights` names, and what its file says: a detector with its weights, or an exported file, opened.
+
+    Raises:
+        UserError: there is no such file, or it cannot be used here.
+        ConfigError: flags that an exported file does not take.
+    """
+    if not is_exported(config.weights):
+        weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
+        model = model_of_weights(weights, config.weights)
+        model.head.keep_inference(end2end=config.end2end)
+        return weights, model
+    for flag in ("augment", "end2end", "half"):
+        if getattr(config, flag):
+            raise ConfigError(
+                f"--{flag}: {config.weights} is an exported file, made one way or the other. Leave the flag out, or "
+                "measure the checkpoint."
+            )
+    exported = open_exported(config.weights, world.accelerator)
+    log.info(f"{config.weights}: {exported.runtime}")
+    source = exported.description.path.name
+    return Weights({}, {}, exported.names, source, exported.description.data, exported.imgsz), exported
+
+
+def image_size(model: Model, config: ValConfig) -> tuple[int, tuple[int, int] | None]:
+    """Long side of the images in pixels; and the height and width of all of them, where a file takes no other."""
+    if isinstance(model, DetectionModel):
+        return model.usable_imgsz(config.imgsz), None
+    description = model.description
+    fixed = description.imgsz if description.whole else max(description.size_hw or (0,))
+    if not fixed:
+        return -(-config.imgsz // model.stride) * model.stride, None
+    if fixed != config.imgsz:
+        log.info(f"--imgsz {config.imgsz}: {config.weights} was made for {fixed} px, and is measured so.")
+    return fixed, description.size_hw
 
 
 def settings_of(config: ValConfig, world: World) -> Settings:
@@ -134,20 +182,20 @@ def read_dataset(config: ValConfig, weights: Weights) -> DatasetSpec:
         raise UserError(f"{error} It is what {config.weights} was trained on; give another with --data.") from error
 
 
-def check_classes(model: DetectionModel, spec: DatasetSpec, config: ValConfig) -> None:
+def check_classes(model: Model, spec: DatasetSpec, config: ValConfig) -> None:
     """Refuse a model with another number of classes than the dataset names.
 
     Raises:
         UserError: names both.
     """
-    if model.head.nc != spec.nc and not config.single_cls:
+    if model.nc != spec.nc and not config.single_cls:
         raise UserError(
-            f"--weights {config.weights} knows {model.head.nc} classes, but {spec.yaml_path} names {spec.nc}. "
+            f"--weights {config.weights} knows {model.nc} classes, but {spec.yaml_path} names {spec.nc}. "
             f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
         )
 
 
-def offer_names(model: DetectionModel, spec: DatasetSpec, config: ValConfig, run: Path) -> None:
+def offer_names(model: Model, spec: DatasetSpec, config: ValConfig, run: Path) -> None:
     """Warn where the dataset has the model's classes in another order, and write the model's names to `run`."""
     moved = "" if config.single_cls else moved_classes(model.names, spec.names)
     if moved:

@@ -29,7 +29,6 @@ ROOMS = (
     "utils.inference",
     "utils.report",
     "utils.search",
-    "utils.inference",
     "utils.exporting",
     "commands",
 )
@@ -47,6 +46,9 @@ OPTIONAL = {
     "tensorboard",
     "torch.utils.tensorboard",
     "onnx",
+    "onnxruntime",
+    "openvino",
+    "nncf",
 }
 COMMANDS = sorted(ROOT.glob("*.py"))
 PACKAGES = ("data", "models", "utils")

@@ -255,7 +255,14 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
 
 
 def build_val_loader(
-    store: ImageStore, world: World, *, batch_size: int, stride: int, workers: int, memory: SharedMemory | None = None
+    store: ImageStore,
+    world: World,
+    *,
+    batch_size: int,
+    stride: int,
+    workers: int,
+    memory: SharedMemory | None = None,
+    size_hw: tuple[int, int] | None = None,
 ) -> ValLoader:
     """Open this rank's share of a validation: every image is seen by exactly one rank, once. All ranks call it.
 
@@ -266,8 +273,11 @@ def build_val_loader(
         stride: multiple that sides are padded to.
         workers: workers asked for; see `cap_workers`.
         memory: the node's account of shared memory; a new one where None.
+        size_hw: height and width that every image is padded to; None = as large as it needs.
     """
     shapes = validation_shapes(store.index.sizes_hw, store.imgsz, stride)
+    if size_hw is not None:
+        shapes = np.broadcast_to(np.array(size_hw, np.int64), shapes.shape)
     workers = affordable_workers(
         cap_workers(workers, world),
         batch_size * int(shapes.prod(axis=1).max()) * 3,

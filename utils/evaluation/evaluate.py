@@ -25,6 +25,7 @@ from utils.evaluation.match_state import LastHits, MatchState
 from utils.evaluation.measurement import Measurement, Settings
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch
+from utils.evaluation.subject import Measurable
 from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 from utils.types import Batch, Metrics
@@ -67,7 +68,7 @@ class _Share(NamedTuple):
 
 
 def evaluate(
-    model: DetectionModel,
+    model: Measurable,
     loader: ValLoader,
     world: World,
     settings: Settings | None = None,
@@ -78,7 +79,8 @@ def evaluate(
     """Measure `model` on this rank's share of the images, and join the shares of all ranks.
 
     Args:
-        model: the raw model, in evaluation mode, on world.device; with one class all detections count as class 0.
+        model: the raw model, in evaluation mode, on world.device, or a file that was made of one; with one class all
+            detections count as class 0.
         loader: this rank's share of a split.
         world: all ranks call this together.
         settings: how to measure.

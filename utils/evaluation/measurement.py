@@ -7,33 +7,23 @@ with the measurement, so that no fork copies a lock which they hold.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from models.detector import DetectionModel
 from models.heads.criterion import Criterion, LossMeter
-from models.suppression import (
-    Suppression,
-    non_max_suppression,
-    strongest_candidates,
-    suppress_candidates,
-    undo_letterbox,
-)
-from models.tta import predict_augmented
+from models.suppression import Suppression
 from utils.engine.precision import Precision
 from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.match_state import Accumulator
 from utils.evaluation.matching import ImageMatches, match_image
 from utils.evaluation.sinks import Sink
 from utils.evaluation.stopwatch import Stopwatch
+from utils.evaluation.subject import Found, Images, Measurable, subject_of, with_one_class
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
 
@@ -75,7 +65,7 @@ class Measurement:
     """What this rank has found so far.
 
     Args:
-        model: the raw model, in evaluation mode, on the device.
+        model: the raw model, in evaluation mode, on the device; or a file that was made of one.
         index: the whole split, whose labels count.
         world: this rank.
         settings: how to measure.
@@ -89,7 +79,7 @@ class Measurement:
 
     def __init__(
         self,
-        model: DetectionModel,
+        model: Measurable,
         index: DatasetIndex,
         world: World,
         settings: Settings,
@@ -99,69 +89,35 @@ class Measurement:
         self.matches, self.confusion = Accumulator(), ConfusionMatrix(len(index.names))
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None and not settings.augment else None
-        self._model, self._index, self._settings, self._precision = model, index, settings, precision
-        self._accelerator = world.accelerator
+        self._index, self._accelerator = index, world.accelerator
         self._threads = min(_MOST_THREADS, world.cpus)
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
-        self._rules = Suppression(
+        rules = Suppression(
             settings.conf,
-            settings.iou if model.head.needs_suppression else 1.0,
+            settings.iou,
             settings.max_det,
             multi_label=not self._one_class,
             agnostic=self._one_class,
-            has_objectness=model.head.has_objectness,
         )
+        self._subject = subject_of(model, rules, precision, world.accelerator, index, augment=settings.augment)
 
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
         """Measure batches whose images are on the device, or on their way to it."""
-        waiting: deque[tuple[Batch, Callable[[], list[Callable[[], Detections]]]]] = deque()
+        waiting: deque[tuple[Batch, Images]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
-                waiting.append((batch, self._launch(batch)))
+                waiting.append((batch, self._subject.launch(batch, self.clock, self.meter)))
                 if len(waiting) > self._accelerator.queue_depth:
                     self._finish(*waiting.popleft(), pool, sinks)
             while waiting:
                 self._finish(*waiting.popleft(), pool, sinks)
 
-    def _launch(self, batch: Batch) -> Callable[[], list[Callable[[], Detections]]]:
-        """Let the device compute a batch; return what waits for it and gives a function for each image's detections."""
-        self.clock.begin()
-        images = batch.images_on(self._accelerator.device)
-        self.clock.lap("preparation")
-        with self._precision.autocast():
-            decoded, raw = (
-                (predict_augmented(self._model, images), []) if self._settings.augment else self._model(images)
-            )
-        self.clock.lap("inference")
-        found = self._select(decoded)
-        if self.meter is not None:
-            size_hw = (images.shape[2], images.shape[3])
-            assignment = self.meter.criterion.assign(batch.targets, len(batch), size_hw)
-            self.meter.update(raw, self._accelerator.send(assignment))
-        return found
-
-    def _select(self, decoded: Tensor) -> Callable[[], list[Callable[[], Detections]]]:
-        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting."""
-        if self._accelerator.queue_depth:
-            copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
-            self.clock.lap("nms")
-            return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
-        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
-        self.clock.lap("nms")
-        return lambda: [partial(_on_host, detections) for detections in found]
-
-    def _finish(
-        self,
-        batch: Batch,
-        found: Callable[[], list[Callable[[], Detections]]],
-        pool: ThreadPoolExecutor,
-        sinks: Sequence[Sink],
-    ) -> None:
+    def _finish(self, batch: Batch, found: Images, pool: ThreadPoolExecutor, sinks: Sequence[Sink]) -> None:
         """Match a batch's detections, in the order of its images."""
-        images, sizes_hw = batch.indices.tolist(), batch.sizes_hw.tolist()
+        images = batch.indices.tolist()
         apply = pool.map if self._accelerator.queue_depth else map
-        results = list(apply(self._image, images, found(), batch.placements, sizes_hw))
+        results = list(apply(self._image, images, found()))
         for image, result in zip(images, results, strict=True):
             classes, boxes_xyxy = self._index.labels(image)
             self.matches.add(image, result.matches)
@@ -170,20 +126,11 @@ class Measurement:
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])
 
-    def _image(
-        self, image: int, found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]
-    ) -> ImageResult:
+    def _image(self, image: int, find: Callable[[], Found]) -> ImageResult:
         """Detections and matches of one image; changes nothing, for it may run in several threads."""
-        started = time.perf_counter()
-        in_batch = found()
-        seconds = time.perf_counter() - started
+        in_batch, in_original, seconds = find()
         if self._one_class:
-            in_batch = Detections(in_batch.boxes_xyxy, in_batch.scores, torch.zeros_like(in_batch.classes))
-        in_original = undo_letterbox(in_batch, placement, (size_hw[0], size_hw[1]))
+            in_batch, in_original = with_one_class(in_batch), with_one_class(in_original)
         classes, boxes_xyxy = self._index.labels(image)
         matches = match_image(in_original, boxes_xyxy, classes, self._index.crowds(image))
         return ImageResult(in_batch, in_original, matches, seconds)
-
-
-def _on_host(detections: Detections) -> Detections:
-    return Detections(detections.boxes_xyxy.cpu(), detections.scores.cpu(), detections.classes.cpu())

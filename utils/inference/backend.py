@@ -46,11 +46,13 @@ class Backend(Model):
         accelerator: where it computes.
         has_objectness: rows have an objectness between box and classes, not yet multiplied in.
         needs_suppression: several rows may predict an object.
+        size_hw: the one height and width that it takes; None where any multiples of the stride will do.
     """
 
     accelerator: Accelerator
     has_objectness: bool = False
     needs_suppression: bool = True
+    size_hw: tuple[int, int] | None = None
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Pipeline:
         if isinstance(self.backend, PictureBackend):
             detections = self.backend.detect(picture, self.rules)
             return Found(detections, (0.0, 1000 * (time.perf_counter() - started), 0.0))
-        canvas, placement = fit_picture(picture, self.imgsz, self.backend.stride)
+        canvas, placement = fit_picture(picture, self.imgsz, self.backend.stride, self.backend.size_hw)
         with torch.no_grad():  # of this thread, and not while a caller has the result
             images = network_input(canvas, self.backend.accelerator.device)
             prepared = time.perf_counter()
@@ -112,22 +112,25 @@ def suppression_of(
     )
 
 
-def fit_picture(picture: NDArray[np.uint8], imgsz: int, stride: int) -> tuple[NDArray[np.uint8], Placement]:
+def fit_picture(
+    picture: NDArray[np.uint8], imgsz: int, stride: int, size_hw: tuple[int, int] | None = None
+) -> tuple[NDArray[np.uint8], Placement]:
     """What the network sees of a picture.
 
     Args:
         picture: uint8 (H, W, 3) RGB.
         imgsz: the long side becomes this.
         stride: sides of the result are multiples of it.
+        size_hw: height and width of the result, where the network takes no other; None = as large as it needs.
 
     Returns:
         uint8 (h, w, 3), and the placement scale_x, scale_y, left, top: x = x_picture · scale_x + left.
     """
     height, width = picture_size(picture)
-    size_hw = np.array((height, width))
-    loaded_h, loaded_w = loaded_sizes(size_hw, imgsz).tolist()
+    original_hw = np.array((height, width))
+    loaded_h, loaded_w = loaded_sizes(original_hw, imgsz).tolist()
     small = resized(picture, (loaded_h, loaded_w), area=max(height, width) > imgsz)
-    shape_h, shape_w = validation_shapes(size_hw[None], imgsz, stride)[0].tolist()
+    shape_h, shape_w = size_hw or validation_shapes(original_hw[None], imgsz, stride)[0].tolist()
     placed, (scale_x, scale_y, left, top) = letterbox(Sample(small, _NO_BOXES, _NO_CLASSES), (shape_h, shape_w))
     return placed.image, (scale_x * (loaded_w / width), scale_y * (loaded_h / height), left, top)
 

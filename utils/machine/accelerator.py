@@ -42,6 +42,9 @@ class Accelerator:
         half_is_faster: than float32 by so much that a validation tries it.
         memory_format: of images and weights in training.
         widest: the widest float type that it computes in.
+        is_host: it is the CPU itself.
+        onnx_providers: names that ONNX Runtime has for it, the one that must be used first.
+        openvino_device: the name that OpenVINO has for it; "" where it has none.
     """
 
     kind = "cpu"
@@ -56,6 +59,9 @@ class Accelerator:
     half_is_faster = False
     memory_format = torch.channels_last
     widest = torch.float64
+    is_host = True
+    onnx_providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    openvino_device = "CPU"
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device(self.kind)

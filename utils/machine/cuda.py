@@ -37,6 +37,9 @@ class Cuda(Accelerator):
     pins_memory = True
     measures_memory = True
     computes_fp16 = True
+    is_host = False
+    onnx_providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    openvino_device = ""
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(device)

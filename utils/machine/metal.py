@@ -15,6 +15,9 @@ class Metal(Accelerator):
     batch_norm = BatchNormParts()
     fused_optimizers = False
     widest = torch.float32
+    is_host = False
+    onnx_providers = ("CoreMLExecutionProvider", "CPUExecutionProvider")
+    openvino_device = ""
 
     @property
     def native_dtype(self) -> torch.dtype:

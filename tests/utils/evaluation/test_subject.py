@@ -1,0 +1,125 @@
+"""A file with the whole pipeline, and a bare network in a file, are measured as the model that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data.augment.scene import letterbox
+from data.feed.cache import open_images
+from data.feed.loader import ValLoader, build_val_loader
+from data.feed.shapes import validation_shapes
+from data.source.index import build_index
+from data.source.spec import load_spec
+from models.detector import DetectionModel
+from models.suppression import Suppression, non_max_suppression, undo_letterbox
+from tests.system.tiny import make_data
+from utils.evaluation.coco import CocoSink
+from utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
+from utils.evaluation.measurement import Settings
+from utils.machine.accelerator import Accelerator
+from utils.machine.opencv import cv2
+from utils.ranks.world import World
+from utils.types import Detections, Sample
+
+IMGSZ = 64
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
+    index = build_index(load_spec(make_data(tmp_path_factory.mktemp("data"), train=1, val=6)), "val")
+    with (
+        open_images(index, IMGSZ, "none", "area", World()) as store,
+        build_val_loader(store, World(), batch_size=2, stride=32, workers=0) as loader,
+    ):
+        yield loader
+
+
+@pytest.fixture(scope="module")
+def model(loader: ValLoader) -> DetectionModel:
+    torch.manual_seed(0)
+    model = fused_copy(DetectionModel("yolov5n.yaml", names=loader.index.names), Accelerator())
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+class Rows:
+    """The model as a file has it: objectness multiplied in."""
+
+    needs_suppression, has_objectness = True, False
+
+    def __init__(self, model: DetectionModel) -> None:
+        self._model = model
+
+    def __call__(self, images: Tensor) -> Tensor:
+        decoded, _ = self._model(images)
+        return torch.cat((decoded[..., :4], decoded[..., 5:] * decoded[..., 4:5]), -1)
+
+
+class Whole:
+    """The whole pipeline around it, picture by picture."""
+
+    def __init__(self, model: DetectionModel) -> None:
+        self._rows = Rows(model)
+        self.seen: list[tuple[int, ...]] = []
+
+    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+        self.seen.append(picture.shape)
+        height, width = picture.shape[:2]
+        ratio = IMGSZ / max(height, width)
+        size_wh = round(width * ratio), round(height * ratio)
+        image = np.asarray(cv2.resize(picture, size_wh, interpolation=cv2.INTER_AREA), np.uint8)
+        shape = tuple(validation_shapes(np.array([[height, width]], np.int32), IMGSZ, 32)[0].tolist())
+        empty = Sample(image, np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
+        placed, (_, _, left, top) = letterbox(empty, shape)  # type: ignore[arg-type]
+        rows = self._rows(torch.from_numpy(placed.image).permute(2, 0, 1)[None].float() / 255)
+        (found,) = non_max_suppression(rows, replace(rules, has_objectness=False))
+        placement = torch.tensor([size_wh[0] / width, size_wh[1] / height, left, top], dtype=torch.float64)
+        return undo_letterbox(found, placement, (height, width))
+
+
+def measured(model: object, loader: ValLoader) -> tuple[Evaluation, CocoSink]:
+    sink = CocoSink(loader.index)
+    return evaluate(model, loader, World(), Settings(conf=0.02), sinks=[sink]), sink  # type: ignore[arg-type]
+
+
+def share_found(expected: Detections, found: Detections) -> float:
+    """Share of the detections that have an equal among `found`; equal but for rounding."""
+    boxes = (expected.boxes_xyxy[:, None] - found.boxes_xyxy).abs().amax(2) < 1e-2
+    scores = (expected.scores[:, None] - found.scores).abs() < 1e-5
+    same = boxes & scores & (expected.classes[:, None] == found.classes)
+    return float(same.any(1).float().mean())
+
+
+@pytest.mark.parametrize("stand_in", [Rows, Whole])
+def test_a_file_is_measured_as_its_model(model: DetectionModel, loader: ValLoader, stand_in: type) -> None:
+    (expected, theirs), file = measured(model, loader), stand_in(model)
+    found, ours = measured(file, loader)
+    assert expected.metrics.objects == found.metrics.objects > 0
+    assert found.metrics.map50 == pytest.approx(expected.metrics.map50, abs=1e-4)
+    assert found.metrics.speed_ms[1] > 0
+    assert sum(len(detections) for detections in theirs._found.values()) > 100
+    for image, detections in theirs._found.items():
+        assert len(ours._found[image]) == len(detections)
+        assert share_found(detections, ours._found[image]) > 0.97, "but for scores that nearly tie"
+    if stand_in is Whole:
+        sizes = {tuple(size) for size in loader.index.sizes_hw.tolist()}
+        assert {shape[:2] for shape in file.seen} == sizes, "pictures as they are, in no other size"
+
+
+def test_every_image_is_padded_to_the_one_size_that_a_file_takes(loader: ValLoader, tmp_path: Path) -> None:
+    with (
+        open_images(loader.index, IMGSZ, "none", "area", World()) as store,
+        build_val_loader(store, World(), batch_size=4, stride=32, workers=0, size_hw=(64, 96)) as padded,
+    ):
+        batches = list(padded)
+    assert {tuple(batch.images.shape[1:3]) for batch in batches} == {(64, 96)}
+    assert sum(len(batch) for batch in batches) == len(loader.index)

@@ -1,0 +1,85 @@
+"""A tiny network in every format whose tools are here, with the metadata of export.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.inference.backends.exported import BARE
+from utils.machine.extras import import_extra
+
+NAMES, STRIDE = ("red", "green", "blue"), 32
+STRINGS = {"format": BARE, "names": json.dumps(NAMES), "imgsz": "64", "stride": str(STRIDE), "data": "tiny.yaml"}
+
+
+class Cells(nn.Module):
+    """A row for each cell of 32 pixels: its middle, 40 × 40 pixels, and the mean of each colour as a score."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = nn.functional.avg_pool2d(images, STRIDE).flatten(2).transpose(1, 2)
+        height, width = images.shape[2] // STRIDE, images.shape[3] // STRIDE
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres = (torch.stack((x.flatten(), y.flatten()), -1) + 0.5) * STRIDE
+        boxes = torch.cat((centres, torch.full_like(centres, 40.0)), -1)
+        return torch.cat((boxes.expand(images.shape[0], -1, -1), scores), -1)
+
+
+def write_onnx(path: Path, strings: dict[str, str] = STRINGS, batch: int | None = None) -> Path:
+    """The same network from ONNX's own helpers; for images of 64 × 64 pixels."""
+    onnx = import_extra("onnx", "export", "a test")
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    boxes = Cells()(torch.zeros(1, 3, 64, 64))[:, :, :4].numpy()
+    sizes = [batch or "batch", 3, 64, 64]
+    graph = helper.make_graph(
+        [
+            helper.make_node("AveragePool", ["images"], ["cells"], kernel_shape=[32, 32], strides=[32, 32]),
+            helper.make_node("Reshape", ["cells", "flat"], ["columns"]),
+            helper.make_node("Transpose", ["columns"], ["scores"], perm=[0, 2, 1]),
+            helper.make_node("Shape", ["columns"], ["count"], start=0, end=1),
+            helper.make_node("Concat", ["count", "rows"], ["shape"], axis=0),
+            helper.make_node("Expand", ["boxes", "shape"], ["all"]),
+            helper.make_node("Concat", ["all", "scores"], ["predictions"], axis=2),
+        ],
+        "cells",
+        [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("predictions", onnx.TensorProto.FLOAT, [batch or "batch", 4, 7])],
+        [
+            numpy_helper.from_array(boxes, "boxes"),
+            numpy_helper.from_array(torch.tensor([0, 3, -1]).numpy(), "flat"),
+            numpy_helper.from_array(torch.tensor([4, 4]).numpy(), "rows"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(model, strings)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def write_openvino(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    openvino = import_extra("openvino", "openvino", "a test")
+    model: Any = openvino.Core().read_model(write_onnx(path.with_suffix(".onnx")))
+    for key, value in strings.items():
+        model.set_rt_info(value, ["tessera", key])
+    openvino.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+def write_torchscript(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    traced = torch.jit.trace(Cells(), torch.zeros(2, 3, 64, 64))
+    torch.jit.save(traced, path, _extra_files={"tessera.json": json.dumps(strings)})
+    return path
+
+
+def write_pt2(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(Cells(), (torch.zeros(2, 3, 64, 64),), dynamic_shapes=shapes)
+    torch.export.save(program, path, extra_files={"tessera.json": json.dumps(strings)})
+    return path
+
+
+WRITERS = {".onnx": write_onnx, ".xml": write_openvino, ".torchscript": write_torchscript, ".pt2": write_pt2}

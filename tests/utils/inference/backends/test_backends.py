@@ -1,0 +1,119 @@
+"""An exported network computes what torch computes, in each runtime; what is wrong with a file is said in one line."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.utils.inference.backends.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
+from utils.errors import UserError
+from utils.inference.backends.choose import is_exported, open_exported
+from utils.inference.backends.exported import ExportedNetwork
+from utils.machine.accelerator import Accelerator
+from utils.machine.extras import import_extra
+
+CPU = Accelerator()
+NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}
+
+
+def made(folder: Path, suffix: str, strings: dict[str, str] = STRINGS) -> Path:
+    pytest.importorskip("onnx")
+    if suffix in NEEDED:
+        import_extra(NEEDED[suffix], "export", "a test")
+    return WRITERS[suffix](folder / f"best{suffix}", strings)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_file_computes_what_torch_does_for_any_batch_and_in_threads(tmp_path: Path, suffix: str) -> None:
+    opened = open_exported(made(tmp_path, suffix), CPU)
+    assert isinstance(opened, ExportedNetwork)
+    assert (opened.names, opened.stride, opened.imgsz, opened.description.data) == (NAMES, 32, 64, "tiny.yaml")
+    batches = [torch.rand(count, 3, 64, 64) for count in (1, 5, 2, 3)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(opened, batches))
+    for rows, images in zip(found, batches, strict=True):
+        torch.testing.assert_close(rows, Cells()(images), rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_of_a_fixed_batch_takes_any_number_of_images(tmp_path: Path) -> None:
+    opened = open_exported(write_onnx(tmp_path / "best.onnx", batch=2), CPU)
+    images = torch.rand(5, 3, 64, 64)
+    torch.testing.assert_close(opened(images), Cells()(images), rtol=1e-5, atol=1e-5)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_file_of_another_tool_is_refused(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(UserError, match=r"best\..*no file of export.py"):
+        open_exported(made(tmp_path, suffix, {"names": "{0: 'cat'}", "stride": "32"}), CPU)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = made(tmp_path, suffix)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    with pytest.raises(UserError, match=r"does not load it .*[Ee]xport (it )?again"):
+        open_exported(path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "tessera-network 2"}, "found the format 'tessera-network 2', expected one of"),
+        ({"names": "[]"}, "metadata is damaged"),
+        ({"stride": "wide"}, "metadata is damaged"),
+        ({"size_hw": "[64]"}, "metadata is damaged"),
+    ],
+)
+def test_metadata_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_exported(made(tmp_path, ".onnx", {**STRINGS, **change}), CPU)
+
+
+def test_another_size_than_the_file_takes_is_named(tmp_path: Path) -> None:
+    opened = open_exported(made(tmp_path, ".onnx", {**STRINGS, "size_hw": "[64, 64]"}), CPU)
+    with pytest.raises(UserError, match=r"takes images of \(64, 64\) pixels .*found \(64, 96\)"):
+        opened(torch.zeros(1, 3, 64, 96))  # type: ignore[operator]
+
+
+class Elsewhere(Accelerator):
+    """A device that no runtime here computes on."""
+
+    is_host = False
+    onnx_providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    openvino_device = "NPU"
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_device_that_is_not_obtained_is_an_error(tmp_path: Path, suffix: str) -> None:
+    runtime = import_extra(NEEDED[suffix], "export", "a test")
+    if suffix == ".onnx" and "CUDAExecutionProvider" in runtime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    with pytest.raises(UserError, match=r"asked for.*--device cpu"):
+        open_exported(made(tmp_path, suffix), Elsewhere())
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    made(tmp_path, ".onnx")
+    with pytest.raises(UserError, match=r"no such file. Did you mean 'best.onnx'"):
+        open_exported(tmp_path / "bset.onnx", CPU)
+
+
+def test_weights_that_are_no_exported_file() -> None:
+    assert not is_exported("yolov5n.pt") and not is_exported("yolov5s") and is_exported("a.b/best.ONNX")
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
+    with pytest.raises(UserError, match=r"best.x: needs the package not-there.*uv sync --extra export"):
+        import_extra("not_there.at_all", "export", "best.x")
+
+
+def test_openvino_does_not_load_its_telemetry(tmp_path: Path) -> None:
+    before = "openvino_telemetry" in sys.modules
+    open_exported(made(tmp_path, ".xml"), CPU)
+    assert before or "openvino_telemetry" not in sys.modules
+    from_openvino = sys.modules.get("openvino.tools.ovc.telemetry_utils")
+    assert before or from_openvino is None or from_openvino.tm.__name__.endswith("telemetry_stub")

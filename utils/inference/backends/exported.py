@@ -1,0 +1,221 @@
+"""What an exported file says of itself: flat strings, the same in every format.
+
+Legend: B images, A rows of an image, C classes.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.suppression import Suppression
+from utils.errors import UserError
+from utils.inference.backend import Backend, Model, PictureBackend
+from utils.machine.accelerator import Accelerator
+from utils.pixels import PixelRule
+from utils.types import Detections
+
+WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
+FORMATS = (WHOLE, BARE)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The metadata of an exported file.
+
+    Attributes:
+        path: of the file.
+        names: classes by index.
+        imgsz: long side in pixels that pictures are brought to.
+        stride: multiple that the sides of the network's input are padded to.
+        whole: the file takes pictures and answers with boxes; else it is the bare network.
+        end2end: its rows predict each object once.
+        size_hw: the one height and width that a bare network takes; None where any multiple of the stride will do.
+        data: the dataset YAML that the weights were trained on; "" where the file does not say.
+        confidence: where the mean F1 of the validation is best; None where it is not known.
+        class_confidences: where the F1 of each class is best; () where it is not known.
+        pixels: how levels of more than 8 bits became 8 in training.
+        strings: all that the file says.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    imgsz: int
+    stride: int
+    whole: bool
+    end2end: bool
+    size_hw: tuple[int, int] | None
+    data: str
+    confidence: float | None
+    class_confidences: tuple[float, ...]
+    pixels: PixelRule | None
+    strings: Mapping[str, str]
+
+    @classmethod
+    def read(cls, strings: Mapping[str, str], path: Path, looks_like: str = "") -> Description:
+        """What the strings of a file mean.
+
+        Args:
+            strings: its metadata.
+            path: of the file, for messages.
+            looks_like: what else is known of it, for the message, such as "its inputs are images float32 [1, 3]".
+
+        Raises:
+            UserError: another program made it, or a later version of this one.
+        """
+        kind = strings.get("format", "")
+        if not kind.startswith(("tessera-detector ", "tessera-network ")):
+            seen = f" ({looks_like})" if looks_like else ""
+            raise UserError(
+                f"{path}: no file of export.py: its metadata does not say how pictures go in and what comes out{seen}. "
+                "Give a file that export.py wrote, or the checkpoint."
+            )
+        if kind not in FORMATS:
+            raise UserError(
+                f"{path}: found the format {kind!r}, expected one of {', '.join(FORMATS)}. A later version wrote it: "
+                "export again from the checkpoint."
+            )
+        try:
+            names = tuple(str(name) for name in json.loads(strings["names"]))
+            imgsz, stride = int(strings["imgsz"]), int(strings["stride"])
+            size = json.loads(strings.get("size_hw") or "null")
+            size_hw = None if size is None else (int(size[0]), int(size[1]))
+            if not names or imgsz < 1 or stride < 1:
+                raise ValueError("no names, or no size")
+            conf = json.loads(strings.get("conf") or "null")
+            confidence = None if conf is None else float(conf)
+            class_confidences = tuple(float(one) for one in json.loads(strings.get("conf_per_class") or "null") or ())
+            pixels = PixelRule.from_plain(json.loads(strings.get("pixels") or "null"), "pixels")
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            raise UserError(
+                f"{path}: its metadata is damaged ({type(error).__name__}: {error}). Export again."
+            ) from error
+        end2end = strings.get("end2end", "").lower() in ("true", "1")
+        return cls(
+            path,
+            names,
+            imgsz,
+            stride,
+            kind == WHOLE,
+            end2end,
+            size_hw,
+            strings.get("data", ""),
+            confidence,
+            class_confidences,
+            pixels,
+            dict(strings),
+        )
+
+
+def _describe(model: Model, description: Description) -> None:
+    """Give a file what its metadata says."""
+    model.source, model.names = description.path.name, description.names
+    model.imgsz, model.stride = description.imgsz, description.stride
+    model.confidence, model.class_confidences = description.confidence, description.class_confidences
+    model.pixels = description.pixels
+
+
+class ExportedNetwork(Backend):
+    """A bare network in a file: letterboxed images in, rows out.
+
+    Args:
+        description: what it says of itself.
+        accelerator: where it computes.
+        runtime: what computes it, for the log, such as "ONNX Runtime, CPUExecutionProvider".
+
+    Attributes:
+        description, runtime: as given.
+        batch: the only number of images that it takes at once; None where any will do.
+    """
+
+    batch: int | None = None
+
+    def __init__(self, description: Description, accelerator: Accelerator, runtime: str) -> None:
+        _describe(self, description)
+        self.description, self.accelerator, self.runtime = description, accelerator, runtime
+        self.needs_suppression, self.size_hw = not description.end2end, description.size_hw
+
+    @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+    @abstractmethod
+    def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
+        """Rows (B, A, 4 + C) of contiguous float32 (B, 3, H, W); may be called by several threads."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """As Backend.
+
+        Raises:
+            UserError: the file takes another size.
+        """
+        size_hw = tuple(images.shape[-2:])
+        if self.description.size_hw not in (None, size_hw):
+            raise UserError(
+                f"{self.description.path}: takes images of {self.description.size_hw} pixels (height, width) alone, "
+                f"found {size_hw}."
+            )
+        array = np.ascontiguousarray(images.detach().to("cpu", torch.float32).numpy())
+        parts = [array] if self.batch is None else np.split(array, range(self.batch, len(array), self.batch))
+        rows = [np.asarray(self.predict(part), np.float32) for part in (self._filled(part) for part in parts)]
+        return torch.from_numpy(np.concatenate(rows)[: len(array)]).to(self.accelerator.device)
+
+    def _filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As many images as the file takes: the last one again where there are too few."""
+        missing = 0 if self.batch is None else self.batch - len(images)
+        return images if missing <= 0 else np.concatenate([images, np.repeat(images[-1:], missing, 0)])
+
+
+class ExportedDetector(PictureBackend):
+    """A file with the whole pipeline: a picture in, boxes in its pixels out.
+
+    Args, Attributes: as ExportedNetwork.
+    """
+
+    def __init__(self, description: Description, runtime: str) -> None:
+        _describe(self, description)
+        self.description, self.runtime = description, runtime
+
+    @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+    @abstractmethod
+    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+        """Boxes (n, 4), scores (n,) and classes (n,) of uint8 (H, W, 3) RGB; may be called by several threads."""
+
+    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+        """As PictureBackend.
+
+        Raises:
+            UserError: rules that the file does not know.
+        """
+        if self.nc > 1 and (rules.agnostic or not rules.multi_label):
+            raise UserError(
+                f"{self.description.path}: suppresses class by class, each box with all its labels; it cannot ignore "
+                "classes. Use the checkpoint, or the bare network of export.py --raw."
+            )
+        iou = 1.0 if self.description.end2end else rules.iou
+        # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.
+        max_det = rules.max_candidates if rules.class_confs else rules.max_det
+        found = self.run(np.ascontiguousarray(picture), rules.conf, iou, max_det)
+        boxes, scores, classes = (np.array(values) for values in found)
+        if rules.class_confs:
+            passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]
+            boxes, scores, classes = boxes[passing], scores[passing], classes[passing]
+        return Detections(
+            torch.from_numpy(boxes.astype(np.float32, copy=False).reshape(-1, 4)),
+            torch.from_numpy(scores.astype(np.float32, copy=False).reshape(-1)),
+            torch.from_numpy(classes.astype(np.int64, copy=False).reshape(-1)),
+        )

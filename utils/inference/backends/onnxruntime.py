@@ -1,0 +1,100 @@
+"""ONNX files, by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.errors import UserError
+from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork
+from utils.machine.accelerator import Accelerator
+from utils.machine.extras import import_extra
+
+_QUIET = 3  # errors alone
+
+
+class OnnxNetwork(ExportedNetwork):
+    """The bare network."""
+
+    def __init__(self, description: Description, accelerator: Accelerator, session: Any) -> None:
+        super().__init__(description, accelerator, _runtime(session))
+        self._session = session
+        (self._input,) = (value.name for value in session.get_inputs())
+        first = session.get_inputs()[0].shape[0]
+        self.batch = first if isinstance(first, int) else None
+
+    def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
+        """As ExportedNetwork."""
+        return np.asarray(self._session.run(None, {self._input: images})[0])
+
+
+class OnnxDetector(ExportedDetector):
+    """The whole pipeline; the thresholds are inputs with defaults."""
+
+    def __init__(self, description: Description, session: Any) -> None:
+        super().__init__(description, _runtime(session))
+        self._session = session
+        inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
+        self._inputs = {value.name: value for value in inputs}
+        missing = {"image", "conf", "iou", "max_det"} - self._inputs.keys()
+        if missing:
+            raise UserError(
+                f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(self._inputs)}. "
+                "Export again."
+            )
+
+    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+        """As ExportedDetector."""
+        asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        shaped = {name: value.reshape([1] * len(self._inputs[name].shape)) for name, value in asked.items()}
+        return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
+
+
+def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork | OnnxDetector:
+    """Open an ONNX file of export.py.
+
+    Args:
+        path: of the file.
+        accelerator: what it must be computed on.
+        threads: that compute an operator.
+
+    Raises:
+        UserError: ONNX Runtime is missing or lacks the provider; the file is damaged, or another program's.
+    """
+    runtime = import_extra("onnxruntime", "export", str(path))
+    providers = accelerator.onnx_providers
+    wanted = providers[0]
+    if wanted not in runtime.get_available_providers():
+        raise _unavailable(path, wanted, runtime.get_available_providers())
+    options = runtime.SessionOptions()
+    options.log_severity_level = _QUIET
+    options.intra_op_num_threads = threads
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # of a class for each of its codes, without a common base
+        said = str(error).splitlines()[0][:300]
+        raise UserError(f"{path}: ONNX Runtime does not load it ({said}). Export it again.") from error
+    if wanted not in session.get_providers():
+        raise _unavailable(path, wanted, session.get_providers())
+    strings = dict(session.get_modelmeta().custom_metadata_map)
+    inputs = "; ".join(f"{value.name} {value.type} {value.shape}" for value in session.get_inputs())
+    description = Description.read(strings, path, f"its inputs: {inputs}")
+    if description.whole:
+        return OnnxDetector(description, session)
+    return OnnxNetwork(description, accelerator, session)
+
+
+def _unavailable(path: Path, wanted: str, found: Sequence[str]) -> UserError:
+    package = "onnxruntime-gpu in place of onnxruntime" if wanted.startswith("CUDA") else "an onnxruntime that has it"
+    return UserError(
+        f"{path}: the device that was asked for needs {wanted}, but ONNX Runtime offers {', '.join(found)}. Install "
+        f"{package}, or give --device cpu."
+    )
+
+
+def _runtime(session: Any) -> str:
+    return f"ONNX Runtime, {session.get_providers()[0]}"

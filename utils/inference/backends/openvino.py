@@ -1,0 +1,112 @@
+"""OpenVINO files: the network's .xml beside its weights, .bin."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.errors import UserError
+from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork
+from utils.machine.accelerator import Accelerator
+from utils.machine.extras import import_extra
+
+SECTION = "tessera"  # of the model's rt_info, that holds the metadata
+
+
+class _Requests:
+    """A compiled model with a request for each thread: one request serves one caller at a time."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self._own = threading.local()
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        if not hasattr(self._own, "request"):
+            self._own.request = self.compiled.create_infer_request()
+        found = self._own.request.infer(inputs, share_inputs=True)
+        return {output.get_any_name(): np.array(value) for output, value in found.items()}
+
+
+class OpenVinoNetwork(ExportedNetwork):
+    """The bare network."""
+
+    def __init__(self, description: Description, accelerator: Accelerator, compiled: Any) -> None:
+        super().__init__(description, accelerator, _runtime(compiled))
+        self._requests = _Requests(compiled)
+        first = compiled.input(0).get_partial_shape()[0]
+        self.batch = None if first.is_dynamic else first.get_length()
+        self._input, self._output = compiled.input(0).get_any_name(), compiled.output(0).get_any_name()
+
+    def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
+        """As ExportedNetwork."""
+        return self._requests({self._input: images})[self._output]
+
+
+class OpenVinoDetector(ExportedDetector):
+    """The whole pipeline; the thresholds are inputs, and have no defaults here."""
+
+    def __init__(self, description: Description, compiled: Any) -> None:
+        super().__init__(description, _runtime(compiled))
+        self._requests = _Requests(compiled)
+        self._ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
+        missing = {"image", "conf", "iou", "max_det"} - self._ranks.keys()
+        if missing:
+            raise UserError(f"{description.path}: lacks the input {', '.join(sorted(missing))}. Export again.")
+
+    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+        """As ExportedDetector."""
+        asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        shaped = {name: np.full([1] * self._ranks[name], value) for name, value in asked.items()}
+        found = self._requests({"image": picture, **shaped})
+        return found["boxes"], found["scores"], found["classes"]
+
+
+def open_openvino(path: Path, accelerator: Accelerator, threads: int) -> OpenVinoNetwork | OpenVinoDetector:
+    """Open an OpenVINO file of export.py.
+
+    Args:
+        path: of the .xml.
+        accelerator: what it must be computed on.
+        threads: that compute.
+
+    Raises:
+        UserError: OpenVINO is missing or lacks the device; the file is damaged, or another program's.
+    """
+    openvino = import_extra("openvino", "openvino", str(path))
+    core, device = openvino.Core(), accelerator.openvino_device
+    if device not in core.available_devices:
+        raise UserError(
+            f"{path}: OpenVINO offers {', '.join(core.available_devices)} here, not the device that was asked for. "
+            "Give --device cpu."
+        )
+    if not path.with_suffix(".bin").is_file():
+        raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
+    try:
+        model = core.read_model(path)
+        # As on other devices: else a processor with bfloat16 computes in it, and finds other boxes.
+        compiled = core.compile_model(
+            model, device, {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+        )
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise UserError(f"{path}: OpenVINO does not load it ({said}). Export it again.") from error
+    description = Description.read(_strings(model), path)
+    if description.whole:
+        return OpenVinoDetector(description, compiled)
+    return OpenVinoNetwork(description, accelerator, compiled)
+
+
+def _strings(model: Any) -> dict[str, str]:
+    """The metadata of a model; {} where it is another program's."""
+    if not model.has_rt_info([SECTION]):
+        return {}
+    return {str(key): str(getattr(value, "value", value)) for key, value in model.get_rt_info([SECTION]).value.items()}
+
+
+def _runtime(compiled: Any) -> str:
+    devices = compiled.get_property("EXECUTION_DEVICES")
+    return f"OpenVINO, {', '.join(devices) if isinstance(devices, list) else devices}"
