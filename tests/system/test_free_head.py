@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.system.jobs import train
@@ -50,3 +51,22 @@ def test_it_trains_stops_resumes_plots_and_validates(tmp_path: Path) -> None:
     assert once.code == 0, once.said
     refused = run_python(ROOT / "val.py", *weights, "--end2end", "--augment")
     assert refused.code == 2 and refused.err.count("Leave one of them out") == 1, refused.said
+
+
+@pytest.mark.slow
+def test_it_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    wanted = ("--cfg", "tessera-n.yaml", "--epochs", "2", "--sync-bn", "--amp", "off")
+    whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *wanted))
+    assert whole.code == 0, whole.said
+    for before, after in ((1, 2), (2, 1)):
+        project = tmp_path / f"from{before}"
+        stopped = train(tmp_path, before, *flags(data, project, *wanted), fault="0 step 4 SIGTERM")
+        last = project / "exp" / "weights" / "last.pt"
+        assert torch.load(last, weights_only=True)["step_in_epoch"] == 1, f"inside an epoch\n{stopped.said}"
+        resumed = train(tmp_path, after, "--resume", str(last), "--device", "cpu")
+        assert resumed.code == 0, resumed.said
+        assert read_results(project / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
+        # Rounding apart the same run: a batch that counted twice or not at all would be a third of the epoch's mean.
+        ratio = losses(project / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
+        assert abs(ratio - 1).max() < 0.03
