@@ -92,7 +92,11 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
     "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
     "unwritable run folder": (read_only, 1, ("cannot be made or written to", "--project")),
-    "nothing to resume": (lambda d: ["--resume", "--project", str(d / "empty")], 1, ("no checkpoint", "--resume path")),
+    "nothing to resume": (
+        lambda d: ["--resume", "--cfg", "", "--project", str(d / "empty")],
+        1,
+        ("no checkpoint", "--resume path"),
+    ),
     "script in download": (
         lambda d: [
             "--data",
