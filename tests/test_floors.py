@@ -26,7 +26,6 @@ ROOMS = (
     "utils.checkpoints",
     "utils.evaluation",
     "utils.inference.sources",
-    "utils.inference",
     "utils.report",
     "utils.search",
     "utils.exporting",

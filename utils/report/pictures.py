@@ -27,6 +27,20 @@ _AROUND = 255  # grey level beside an image that does not fill its place
 Picture = NDArray[np.uint8]
 
 
+class Style(NamedTuple):
+    """How boxes are drawn.
+
+    Attributes:
+        line_width: in pixels; 0 = what suits the picture.
+        labels: the names of the classes at the boxes.
+        scores: with their confidence.
+    """
+
+    line_width: int = 0
+    labels: bool = True
+    scores: bool = True
+
+
 class Annotations(NamedTuple):
     """What to mark on one image.
 
@@ -81,6 +95,22 @@ def save_grid(
     assert done, picture.shape
     with atomic_write(target) as file:
         file.write(encoded.tobytes())
+
+
+def annotated(picture: Picture, marks: Annotations, names: Sequence[str], style: Style) -> Picture:
+    """A copy of a picture with boxes and labels, at its own size.
+
+    Args:
+        picture: uint8 (h, w, 3) RGB.
+        marks: boxes in its pixels.
+        names: class names by index.
+        style: how they are drawn.
+    """
+    copy = np.array(picture, np.uint8, order="C")
+    longest = max(copy.shape)
+    size = round(max(longest / 80, min(max(longest / 40, 11), 20)))
+    _paint(copy, marks, names, size, style, [])
+    return copy
 
 
 def grid(
@@ -139,10 +169,27 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
     """Paint boxes, then their labels, then the caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
-    thickness = max(round(max(height, width) / 240), 2)
     title = _text(_shorten(caption, size, width), size)
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
+    _paint(tile, marks, names, size, Style(), taken)
+    if marks.scores is not None and len(marks.scores) == 0:
+        said = _text(_shorten(f"nothing above {LEAST_SCORE}", size, width), size)
+        _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
+    if caption:
+        _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 
+
+def _paint(
+    tile: Picture,
+    marks: Annotations,
+    names: Sequence[str],
+    size: int,
+    style: Style,
+    taken: list[tuple[int, int, int, int]],
+) -> None:
+    """Paint boxes, then their labels of `size` pixels, which keep off the places that are `taken`, in place."""
+    height, width = tile.shape[:2]
+    thickness = style.line_width or max(round(max(height, width) / 240), 2)
     area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
     order = np.argsort(-area, kind="stable")  # small boxes last, lest a large one hide them
     corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int)
@@ -150,21 +197,18 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
         x1, y1, x2, y2 = (int(v) for v in corners[m])
         cv2.rectangle(tile, (x1, y1), (x2, y2), class_colour(int(marks.classes[m])), thickness, cv2.LINE_AA)
 
-    keep_end = 0 if marks.scores is None else len(" 0.00")
+    if not style.labels:
+        return
+    keep_end = len(" 0.00") if marks.scores is not None and style.scores else 0
     for m in order if marks.scores is None else np.argsort(-marks.scores, kind="stable"):
         class_id = int(marks.classes[m])
         text = names[class_id] if class_id < len(names) else str(class_id)
-        if marks.scores is not None:
+        if marks.scores is not None and style.scores:
             text = f"{text} {marks.scores[m]:.2f}"
         mask = _text(_shorten(text, size, width // 2, keep_end), size)
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
-    if marks.scores is not None and len(marks.scores) == 0:
-        said = _text(_shorten(f"nothing above {LEAST_SCORE}", size, width), size)
-        _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
-    if caption:
-        _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 
 
 def _free_place(

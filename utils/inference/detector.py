@@ -1,0 +1,241 @@
+"""Detection from Python: `for result in Detector("best.pt")(source): …`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from utils.environment import Launch
+from utils.errors import ConfigError, UserError, did_you_mean
+from utils.inference.backend import Backend, PictureBackend
+from utils.inference.open_model import open_model
+from utils.inference.pictures import Color, Picture, Pixels, to_pixels
+from utils.inference.pipeline import Pipeline, picture_size, suppression_of
+from utils.inference.results import Result
+from utils.inference.sources.frames import Frame, SourceEvent
+from utils.inference.sources.sources import Sources, open_sources
+from utils.machine.choose import choose_accelerator
+from utils.text import first_of, shown
+
+log = logging.getLogger(__name__)
+
+CONF, IOU, MAX_DET = 0.25, 0.45, 1000  # YOLOv5's; CONF where the weights do not say which is best
+Confidence = float | Literal["auto"] | None
+Source = Picture | int | Iterable[Picture | int]
+
+
+class Detector:
+    """A detector; several threads may share it. It changes no setting of the process and keeps no picture.
+
+    Args:
+        weights: a checkpoint, ours or a YOLOv5 .pt; or a model that is open already.
+        imgsz: the long side of a picture becomes this many pixels; None = what the weights were trained at.
+        conf_thres: scores must exceed it. None = where the mean F1 of the weights' validation is best, 0.25 where they
+            do not say; "auto" = where the F1 of each class is best.
+        iou_thres: a box goes where it overlaps a better one by more than this.
+        max_det: most detections a picture.
+        classes: numbers or names of those to find; None = all.
+        agnostic_nms: boxes of different classes compete too.
+        augment: test-time augmentation.
+        half: 16 bits, where the device has them.
+        device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
+
+    Attributes:
+        names: class names by index.
+        imgsz: the size in pixels that is used.
+        pipeline: from pixels to detections.
+
+    Raises:
+        UserError: the weights cannot be read.
+        ConfigError: a number out of range, no such class, no such device.
+    """
+
+    def __init__(
+        self,
+        weights: str | Path | Backend | PictureBackend = "yolov5n.pt",
+        *,
+        imgsz: int | None = None,
+        conf_thres: Confidence = None,
+        iou_thres: float = IOU,
+        max_det: int = MAX_DET,
+        classes: Iterable[int | str] | int | str | None = None,
+        agnostic_nms: bool = False,
+        augment: bool = False,
+        half: bool = False,
+        device: str = "",
+    ) -> None:
+        _check(imgsz, conf_thres, iou_thres, max_det)
+        if isinstance(weights, (Backend, PictureBackend)):
+            model = weights
+        else:
+            model = open_model(str(weights), choose_accelerator(device, Launch()), augment=augment, half=half)
+        self.names = model.names
+        multiple = max(model.stride, 32)
+        self.imgsz = model.imgsz if imgsz is None else -(-imgsz // multiple) * multiple
+        conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
+        rules = suppression_of(
+            model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
+        )
+        self.pipeline = Pipeline(model, rules, self.imgsz)
+
+    def __call__(
+        self,
+        source: Source,
+        *,
+        color: Color = "rgb",
+        vid_stride: int = 1,
+        every_frame: bool = False,
+        keep_pictures: bool = False,
+        on_event: Callable[[SourceEvent], None] | None = None,
+    ) -> Iterator[Result]:
+        """Find objects; pictures are read one after the other, as the results are asked for.
+
+        Args:
+            source: what `--source` takes (a path, a folder, a glob, an address, a camera's number, "-"), or a picture:
+                bytes, a PIL image, a NumPy array, a tensor; or several of them.
+            color: the order of the channels of arrays and tensors.
+            vid_stride: of videos and streams, each `vid_stride`-th frame.
+            every_frame: of streams, all frames in order instead of the newest one.
+            keep_pictures: the results hold the pictures.
+            on_event: is told what happens to sources, such as a file that cannot be read; None = a warning in the log,
+                and an error where that was the only source.
+
+        Raises:
+            UserError: no such source; while iterating, the only source cannot be read, or a picture in memory is none.
+        """
+        texts, pictures = _parted(source)
+        if texts is None:
+            return self._of_pictures(pictures, color, keep_pictures)
+        sources = open_sources(texts, read=self.read, vid_stride=vid_stride, every_frame=every_frame)
+        return self._of_sources(sources, keep_pictures, on_event)
+
+    def read(self, picture: Path | bytes) -> Pixels:
+        """The door for files, with the rule of the weights."""
+        return to_pixels(picture, pixels=self.pipeline.backend.pixels)
+
+    def detect(self, frame: Frame, *, keep_picture: bool = False) -> Result:
+        """Find objects on one frame."""
+        found, speed_ms = self.pipeline(frame.pixels)
+        return Result(
+            found.boxes_xyxy.numpy().astype(np.float32),
+            found.scores.numpy().astype(np.float32),
+            found.classes.numpy().astype(np.int64),
+            self.names,
+            frame.source,
+            picture_size(frame.pixels),
+            frame.media,
+            frame.frame,
+            frame.time_s,
+            speed_ms,
+            frame.pixels if keep_picture else None,
+            self.pipeline.backend.pixels,
+        )
+
+    def _of_pictures(self, pictures: Sequence[Picture], color: Color, keep: bool) -> Iterator[Result]:
+        rule = self.pipeline.backend.pixels
+        for number, picture in enumerate(pictures):
+            if isinstance(picture, (str, Path)):
+                frame = Frame(to_pixels(picture, pixels=rule), str(picture))
+            else:
+                frame = Frame(to_pixels(picture, color=color, pixels=rule), f"picture {number}")
+            yield self.detect(frame, keep_picture=keep)
+
+    def _of_sources(
+        self, sources: Sources, keep: bool, on_event: Callable[[SourceEvent], None] | None
+    ) -> Iterator[Result]:
+        with sources:
+            for item in sources:
+                if isinstance(item, Frame):
+                    yield self.detect(item, keep_picture=keep)
+                elif on_event is not None:
+                    on_event(item)
+                elif item.kind == "unreadable" and len(sources.origins) == 1:
+                    raise UserError(item.message)
+                else:
+                    log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
+
+
+def thresholds(
+    model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
+) -> tuple[float, tuple[float, ...]]:
+    """What scores must exceed: all of them, and those of each class; () where that is the same.
+
+    Args:
+        model: whose validation may say which confidences are best.
+        conf_thres: as of `Detector`.
+        classes: to find; None = all.
+    """
+    best = model.confidence or CONF
+    each: tuple[float, ...] = ()
+    if conf_thres == "auto":
+        each = model.class_confidences
+        if not each:
+            log.warning(
+                f"conf_thres auto: {model.source} does not say which confidence suits each class; using {best:g}."
+            )
+    elif conf_thres is not None:
+        best = conf_thres
+    if classes is not None:
+        each = tuple((each or (best,) * len(model.names))[c] if c in classes else 1.0 for c in range(len(model.names)))
+    return (min(each), each) if each else (best, ())
+
+
+def class_numbers(classes: Iterable[int | str] | int | str | None, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Numbers of the classes that a user named; None where none is named.
+
+    Args:
+        classes: numbers, numbers as text, or names; upper and lower case are alike where no name has that very form.
+        names: of all classes.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    if classes is None:
+        return None
+    asked = [classes] if isinstance(classes, (int, str)) else list(classes)
+    return tuple(dict.fromkeys(_class_number(item, names) for item in asked)) or None
+
+
+def _class_number(item: int | str, names: Sequence[str]) -> int:
+    alike = {name.casefold(): number for number, name in reversed(list(enumerate(names)))}
+    if isinstance(item, str) and item in names:
+        return list(names).index(item)
+    if isinstance(item, str) and item.casefold() in alike:
+        return alike[item.casefold()]
+    try:
+        number = int(item)
+    except ValueError:
+        number = -1
+        hint = did_you_mean(str(item), names)
+    else:
+        hint = ""
+    if not 0 <= number < len(names) or isinstance(item, bool):
+        raise ConfigError(
+            f"--classes: there is no class {shown(item)}.{hint} Expected numbers from 0 to {len(names) - 1}, or names: "
+            f"{first_of(list(names), 8)}."
+        )
+    return number
+
+
+def _parted(source: Source) -> tuple[list[str | int | Path] | None, list[Picture]]:
+    """Texts of `--source`; or None, and pictures in memory, among which there may be paths."""
+    if isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable):
+        items: list[Any] = [source]
+    else:
+        items = [source] if hasattr(source, "shape") else list(source)  # arrays and tensors are iterable too
+    return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
+
+
+def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
+    if imgsz is not None and not 32 <= imgsz <= 8192:
+        raise ConfigError(f"imgsz: found {imgsz}, allowed is 32 to 8192.")
+    if conf_thres not in (None, "auto") and not (isinstance(conf_thres, (int, float)) and 0 <= conf_thres <= 1):
+        raise ConfigError(f"conf_thres: found {shown(conf_thres)}, expected a number from 0 to 1, or auto.")
+    if not 0 <= iou_thres <= 1:
+        raise ConfigError(f"iou_thres: found {iou_thres}, allowed is 0 to 1.")
+    if max_det < 1:
+        raise ConfigError(f"max_det: found {max_det}, expected at least 1.")

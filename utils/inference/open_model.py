@@ -1,0 +1,26 @@
+"""Which kind of file `--weights` is, and the model in it."""
+
+from __future__ import annotations
+
+from utils.checkpoints.weights import resolve_weights
+from utils.inference.backend import Backend, PictureBackend
+from utils.inference.network import TorchNetwork
+from utils.machine.accelerator import Accelerator
+
+
+def open_model(
+    weights: str, accelerator: Accelerator, *, augment: bool = False, half: bool = False, end2end: bool = False
+) -> Backend | PictureBackend:
+    """Open the file that `--weights` means.
+
+    Args:
+        weights: a checkpoint, or the bare name of an official one.
+        accelerator: where it computes.
+        augment: test-time augmentation.
+        half: the accelerator's 16 bits.
+        end2end: the branch that needs no suppression.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, or it cannot do what was asked for.
+    """
+    return TorchNetwork.open(resolve_weights(weights), accelerator, augment=augment, half=half, end2end=end2end)

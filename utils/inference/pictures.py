@@ -1,0 +1,121 @@
+"""The one door for pictures: whatever comes in, the pixels are those that training and validation would see.
+
+Grey becomes three equal channels, a palette its colours, CMYK the RGB of OpenCV's JPEG decoder; alpha is dropped. Files
+and PIL images are turned as their EXIF orientation says. Levels of more than 8 bits become 8 by utils/pixels.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from data.source.decode import decode_levels, read_image
+from utils.errors import ConfigError, UserError
+from utils.pixels import PixelRule, to_uint8
+from utils.text import shown
+
+Pixels = NDArray[np.uint8]
+Color = Literal["rgb", "bgr"]
+Picture = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
+
+_DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
+_CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, colours, colours and alpha
+
+
+def to_pixels(picture: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None) -> Pixels:
+    """A picture as uint8 (H, W, 3) RGB.
+
+    Args:
+        picture: the path of a file; the bytes of one; a PIL image; an array (H, W) or (H, W, 1 to 4) or a tensor (H, W)
+            or (1 to 4, H, W) of uint8, uint16, or floats in 0 … 1.
+        color: the order of an array's or tensor's channels.
+        pixels: for levels of more than 8 bits.
+
+    Raises:
+        UserError: the file cannot be read, or it is no picture.
+        ConfigError: `color` is unknown, or the picture is of a kind that has an order of its own.
+    """
+    if color not in get_args(Color):
+        raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
+    if isinstance(picture, Tensor):
+        return _of_array(_array_of_tensor(picture), color, pixels, "tensor")
+    if isinstance(picture, np.ndarray):
+        return _of_array(picture, color, pixels, "array")
+    if color != "rgb":
+        raise ConfigError(
+            f"color: found bgr with a {type(picture).__name__}, expected it with arrays and tensors alone."
+        )
+    if isinstance(picture, (str, Path)):
+        return read_image(Path(picture), 1, pixels)
+    if isinstance(picture, (bytes, bytearray, memoryview)):
+        return to_uint8(decode_levels(np.frombuffer(picture, np.uint8), f"{len(picture):,} bytes"), pixels)
+    if isinstance(picture, Image.Image):
+        return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image")
+    raise UserError(
+        f"found a {type(picture).__name__}, expected a picture: a path, bytes, a PIL image, a NumPy array or a tensor."
+    )
+
+
+def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: str) -> Pixels:
+    """Levels (H, W) or (H, W, channels) as pixels; the very array where it has that form already."""
+    channels = 1 if array.ndim == 2 else array.shape[-1]
+    if array.ndim not in (2, 3) or channels not in _CHANNELS or 0 in array.shape:
+        hint = ""
+        if array.ndim == 3 and array.shape[0] in _CHANNELS and what == "array":
+            hint = " Channels come last: array.transpose(1, 2, 0)."
+        elif array.ndim == 4:
+            hint = " Give the pictures of a batch one by one, as a list."
+        expected = "(1 to 4, height, width)" if what == "tensor" else "(height, width, 1 to 4)"
+        shape = array.transpose(2, 0, 1).shape if what == "tensor" and array.ndim == 3 else array.shape
+        raise UserError(f"found a picture of shape {shape}, expected (height, width) or {expected}.{hint}")
+    if array.dtype not in _DTYPES:
+        raise UserError(
+            f"found a picture of {array.dtype}, expected uint8, uint16, or floats in 0 to 1. Convert it first."
+        )
+    levels = array if array.ndim == 3 else array[..., None]
+    if channels < 3:
+        levels = np.repeat(levels[..., :1], 3, axis=2)
+    elif color == "bgr":
+        levels = levels[..., 2::-1]
+    else:
+        levels = levels[..., :3]
+    return np.ascontiguousarray(to_uint8(levels, rule))
+
+
+def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
+    """Channels last, on the host."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        host = host.float()
+    return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+
+
+def _array_of_image(image: Image.Image) -> NDArray[Any]:
+    try:
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in ("P", "PA"):
+            return np.asarray(upright.convert("RGBA"))[..., :3]
+        if upright.mode == "CMYK":
+            return _rgb_of_cmyk(np.asarray(upright))
+        if upright.mode == "I":  # grey of 16 bits, as earlier versions of Pillow read it
+            return np.asarray(upright).clip(0, 65535).astype(np.uint16)
+        if upright.mode.startswith("I;16"):
+            return np.asarray(upright).astype(np.uint16)
+        if upright.mode in ("L", "LA", "RGB", "RGBA", "F"):
+            return np.asarray(upright)
+        return np.asarray(upright.convert("L" if upright.mode == "1" else "RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are asked for
+        raise UserError(f"{getattr(image, 'filename', '') or 'a PIL image'}: cannot be read ({error}).") from error
+
+
+def _rgb_of_cmyk(cmyk: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """As OpenCV converts the inks of a JPEG, of which PIL gives the complement."""
+    light = 255 - cmyk.astype(np.int32)
+    ink, black = light[..., :3], light[..., 3:]
+    return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,160 @@
+"""What was found on one picture or frame.
+
+Legend: n detections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from utils.errors import UserError
+from utils.inference.pictures import Picture, Pixels, to_pixels
+from utils.inference.sources.frames import Media
+from utils.pixels import PixelRule
+from utils.report.pictures import Annotations, Style, annotated
+from utils.types import Detections
+
+
+class Box(NamedTuple):
+    """One detection: corners in pixels of the picture, confidence, class and its name."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    score: float
+    class_id: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Detections on one picture, as arrays that nobody can write to; iterating gives each as a `Box`.
+
+    Attributes:
+        boxes_xyxy: float32 (n, 4), pixels of the picture as shown, inside it.
+        scores: float32 (n,), descending.
+        classes: int64 (n,), indices into `names`.
+        names: class names by index.
+        source: where the picture came from, as messages name it.
+        size_hw: height and width of the picture.
+        media: "picture", "video" or "stream".
+        frame: number of a video's or stream's frame, from 0; None for a picture.
+        time_s: seconds since the start of a video or stream; None for a picture.
+        speed_ms: milliseconds that preparation, inference and suppression took.
+        pixels: the picture, uint8 (H, W, 3) RGB, where it was to be kept.
+        rule: how levels of more than 8 bits became 8.
+    """
+
+    boxes_xyxy: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    names: tuple[str, ...]
+    source: str
+    size_hw: tuple[int, int]
+    media: Media = "picture"
+    frame: int | None = None
+    time_s: float | None = None
+    speed_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    pixels: Pixels | None = None
+    rule: PixelRule | None = None
+
+    def __post_init__(self) -> None:
+        for array in (self.boxes_xyxy, self.scores, self.classes):
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[Box]:
+        rows = zip(self.boxes_xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), strict=True)
+        for (x1, y1, x2, y2), score, class_id in rows:
+            yield Box(x1, y1, x2, y2, score, class_id, self.names[class_id])
+
+    def __repr__(self) -> str:
+        return f"Result({self.summary()})"
+
+    def summary(self) -> str:
+        """One line: where, and how many of which class."""
+        place = self.source if self.frame is None else f"{self.source} frame {self.frame}"
+        counts = np.bincount(self.classes, minlength=len(self.names)) if len(self) else np.zeros(0, np.int64)
+        found = ", ".join(f"{counts[c]} {self.names[c]}" for c in np.flatnonzero(counts).tolist())
+        return f"{place}: {found or 'nothing'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, as docs/detect.md describes them; numbers with all digits that float32 has."""
+        height, width = self.size_hw
+        boxes = self.boxes_xyxy.astype(str).astype(np.float64).tolist()
+        scores = self.scores.astype(str).astype(np.float64).tolist()
+        return {
+            "source": self.source,
+            "frame": self.frame,
+            "time_s": None if self.time_s is None else round(self.time_s, 6),
+            "height": height,
+            "width": width,
+            "detections": [
+                {"class": class_id, "name": self.names[class_id], "score": score, "box_xyxy": box}
+                for class_id, score, box in zip(self.classes.tolist(), scores, boxes, strict=True)
+            ],
+        }
+
+    def as_detections(self) -> Detections:
+        """As validation has them."""
+        return Detections(*(torch.tensor(array) for array in (self.boxes_xyxy, self.scores, self.classes)))
+
+    def draw(
+        self, picture: Picture | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
+    ) -> Pixels:
+        """A copy of the picture, uint8 (H, W, 3) RGB, with boxes and names.
+
+        Args:
+            picture: to draw on; None = the one that was kept, or else the file once more.
+            line_width: in pixels; 0 = what suits the picture.
+            labels, scores: whether names are drawn, and confidences with them.
+
+        Raises:
+            UserError: no picture was kept, or it has another size.
+        """
+        marks = Annotations(self.boxes_xyxy, self.classes, self.scores)
+        return annotated(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
+
+    def crops(self, picture: Picture | None = None) -> list[Pixels]:
+        """Copies of the picture's parts in the boxes, uint8 (h, w, 3) RGB, whole pixels and at least one.
+
+        Args:
+            picture: as of `draw`.
+
+        Raises:
+            UserError: as of `draw`.
+        """
+        pixels = self._picture(picture)
+        low = np.minimum(np.floor(self.boxes_xyxy[:, :2]).astype(int), np.array(self.size_hw[::-1]) - 1)
+        high = np.maximum(np.ceil(self.boxes_xyxy[:, 2:]).astype(int), low + 1)
+        corners = np.concatenate((low, high), 1).tolist()
+        return [pixels[top:bottom, left:right].copy() for left, top, right, bottom in corners]
+
+    def _picture(self, given: Picture | None) -> Pixels:
+        if given is not None:
+            pixels = to_pixels(given, pixels=self.rule)
+        elif self.pixels is not None:
+            pixels = self.pixels
+        elif self.media == "picture" and Path(self.source).is_file():
+            pixels = to_pixels(Path(self.source), pixels=self.rule)
+        else:
+            raise UserError(
+                f"{self.source}: the picture was not kept. Give it, or ask the detector for it: "
+                "detector(source, keep_pictures=True)."
+            )
+        if pixels.shape[:2] != self.size_hw:
+            found, expected = (f"{shape[1]} x {shape[0]}" for shape in (pixels.shape, self.size_hw))
+            raise UserError(
+                f"{self.source}: found a picture of {found} pixels, expected {expected} as when it was seen."
+            )
+        return pixels
