@@ -28,6 +28,7 @@ ROOMS = (
     "utils.inference.sources",
     "utils.report",
     "utils.search",
+    "utils.inference",
     "utils.exporting",
     "commands",
 )

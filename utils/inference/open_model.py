@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from utils.checkpoints.weights import resolve_weights
+from utils.errors import ConfigError
 from utils.inference.backend import Backend, PictureBackend
+from utils.inference.backends.choose import is_exported, open_exported
 from utils.inference.network import TorchNetwork
 from utils.machine.accelerator import Accelerator
 
@@ -14,7 +16,7 @@ def open_model(
     """Open the file that `--weights` means.
 
     Args:
-        weights: a checkpoint, or the bare name of an official one.
+        weights: a checkpoint, the bare name of an official one, or an exported file.
         accelerator: where it computes.
         augment: test-time augmentation.
         half: the accelerator's 16 bits.
@@ -23,4 +25,9 @@ def open_model(
     Raises:
         UserError: there is no such file, it cannot be read, or it cannot do what was asked for.
     """
-    return TorchNetwork.open(resolve_weights(weights), accelerator, augment=augment, half=half, end2end=end2end)
+    if not is_exported(weights):
+        return TorchNetwork.open(resolve_weights(weights), accelerator, augment=augment, half=half, end2end=end2end)
+    for flag, given in (("--augment", augment), ("--half", half), ("--end2end", end2end)):
+        if given:
+            raise ConfigError(f"{flag} with {weights}: what an exported file computes was decided by its export.")
+    return open_exported(weights, accelerator)
