@@ -152,7 +152,8 @@ def doubts(index: DatasetIndex) -> list[str]:
             if index.split == "train"
             else "such a box is an object that is never found"
         )
-        found.append(f"{index.split}: {_boxes(flat)} without width or height: {use}; --check-data says where")
+        every = "all " if flat == len(index.classes) > 1 else ""
+        found.append(f"{index.split}: {every}{_boxes(flat)} without width or height: {use}; --check-data says where")
     if not len(index.classes):
         found.append(
             f"{index.split}: no object in the labels of its {_count(len(index), 'image')}: no metric can be measured, "

@@ -81,6 +81,8 @@ def build_model(
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
+    if config.frozen_layers and weights is None and not resumed:
+        log.warning(f"{_freeze(config)} without --weights: the frozen layers stay as random as they start.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"{_freeze(config)}: nothing is left to train of {model.name}, whose layers are 0 to {layers - 1}. Freeze "

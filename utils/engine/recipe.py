@@ -81,12 +81,12 @@ def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: b
     found += _rate_of_another_optimizer(run, head)
     steps = schedule.steps()
     if from_scratch and steps < FEW_STEPS:
-        helps = [f"--hyp {head.short_recipe}, which makes one of every batch"]
+        helps = [f"--hyp {head.short_recipe}, which makes one of every batch (docs/recipes.md: what that gave)"]
         helps = helps if accumulation(run.hyp, run.batch_size) > 1 else []
         helps += ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         warming = min(schedule.warmup_iterations, schedule.iterations)
         found.append(
-            f"{steps} optimizer steps, {warming} of {schedule.iterations} batches for the warm-up: "
+            f"{steps} optimizer step{'s' * (steps != 1)}, {warming} of {schedule.iterations} batches for the warm-up: "
             f"few for a model from scratch. What helps: {'; '.join(helps)}."
         )
     return found

@@ -92,6 +92,8 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     assert train == [f"train: 1 box {told}"]
     told = "without width or height: such a box is an object that is never found; --check-data says where"
     assert val == [f"val: 2 boxes {told}"]
+    spec = load_spec(write_dataset(tmp_path / "flat", {"train/a": flat * 2 + flat.replace("0.1", "0.2")}))
+    assert doubts(build_index(spec, "train"))[-1].startswith("train: all 2 boxes without width or height")
     (message,) = test
     assert "test: no object in the labels of its 1 image: no metric can be measured, and mAP will be 0" in message
 

@@ -45,8 +45,14 @@ def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
         build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), NAMES)
 
 
-def test_all_but_the_head_can_be_frozen() -> None:
-    model = build_model(TrainConfig(cfg="yolov5n.yaml", freeze=(24,)), NAMES)
+def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainConfig(cfg="yolov5n.yaml", freeze=(24,))
+    model = build_model(config, NAMES)
+    (warning,) = caplog.messages
+    assert warning == "--freeze 24 without --weights: the frozen layers stay as random as they start."
+    caplog.clear()
+    build_model(config, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad} == {"24"}
 
 

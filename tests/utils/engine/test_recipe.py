@@ -92,12 +92,13 @@ def test_what_is_said_of_a_short_one() -> None:
     ("file", "images", "from_scratch", "said"),
     [
         (LOW, 131, True, "199 optimizer steps, 100 of 540 batches for the warm-up: few for a model from scratch. "
-         "What helps: --hyp hyp.short.yaml, which makes one of every batch."),
+         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)."),
         (LOW, 131, False, ""),
         (LOW, 1000, True, ""),
         (SHORT, 131, True, ""),
         (LOW, 40, True, "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
-         "What helps: --hyp hyp.short.yaml, which makes one of every batch; more --epochs or a smaller --batch-size."),
+         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); more "
+         "--epochs or a smaller --batch-size."),
         (SHORT, 40, True, "180 optimizer steps, 50 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: more --epochs or a smaller --batch-size."),
     ],
