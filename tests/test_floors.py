@@ -49,6 +49,7 @@ OPTIONAL = {
     "onnxruntime",
     "openvino",
     "nncf",
+    "onnx_ir",
 }
 COMMANDS = sorted(ROOT.glob("*.py"))
 PACKAGES = ("data", "models", "utils")

@@ -18,6 +18,8 @@ from utils.machine.opencv import cv2
 def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     """Height and width after loading: the long side becomes `imgsz`, the short one is rounded, at least 1.
 
+    Half rounds to even; in integers, so that ties are exact, in an exported graph too.
+
     Args:
         sizes_hw: int (..., 2), heights and widths of the files.
         imgsz: long side in pixels.
@@ -25,8 +27,10 @@ def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     Returns:
         int64 (..., 2).
     """
-    ratio = imgsz / sizes_hw.max(axis=-1, keepdims=True)
-    return np.maximum(np.rint(sizes_hw * ratio), 1).astype(np.int64)
+    sides = sizes_hw.astype(np.int64)
+    twice = 2 * sides.max(axis=-1, keepdims=True)
+    up, left = np.divmod(2 * sides * imgsz + twice // 2, twice)
+    return np.maximum(up - ((left == 0) & (up % 2 == 1)), 1)
 
 
 def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:

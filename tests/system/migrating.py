@@ -34,6 +34,7 @@ from utils.flags.options import Options
 PAGE = ROOT / "docs" / "migrating.md"
 SMALL_TRAIN = "--imgsz 64 --epochs 1 --batch-size 4 --workers 0 --device cpu --noplots --loggers none"
 SMALL_VAL = "--imgsz 64 --workers 0 --device cpu"
+SMALL = {"train.py": SMALL_TRAIN, "val.py": SMALL_VAL, "export.py": "--imgsz 64 --device cpu"}
 BAD = "BAD"
 
 
@@ -106,7 +107,10 @@ COMMANDS = (
     Row("python val.py --weights yolov5x.pt yolov5l6.pt --data coco.yaml", "one model is measured, not an ensemble"),
     Row("python val.py --weights yolov5s.pt --data coco.yaml --task study", "run it once for each `--imgsz`"),
     Row("python detect.py --weights yolov5s.pt --source 0", "pictures are not predicted here; only train and val"),
-    Row("python export.py --weights yolov5s.pt --include onnx", "nothing is exported"),
+    Row(
+        "python export.py --weights yolov5s.pt --include onnx",
+        "the file takes a picture and answers with boxes; `--raw` gives the bare network",
+    ),
     Row("python segment/train.py --data coco128-seg.yaml --weights yolov5s-seg.pt", "boxes only; polygons are boxed"),
     Row("python classify/train.py --model yolov5s-cls.pt --data imagenet", "boxes only"),
     Row("python benchmarks.py --weights yolov5s.pt --data coco128.yaml", "nothing is exported that it could compare"),
@@ -204,7 +208,7 @@ def run(row: Row, folder: Path, env: dict[str, str]) -> str | None:
     if not (folder / script).exists():
         return "there is no such program"
     if "-c" not in words:
-        words += shlex.split(f"{SMALL_VAL if script == 'val.py' else SMALL_TRAIN} {row.more}")
+        words += shlex.split(f"{SMALL[script]} {row.more}")
     done = run_command([sys.executable, *words[1:]], cwd=folder, env={**env, "MASTER_PORT": str(free_port())})
     if done.code == 0:
         return None

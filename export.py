@@ -1,0 +1,91 @@
+"""Make files of a trained detector that other programs run.
+
+    uv run export.py --weights runs/train/exp/weights/best.pt            # best.onnx: a picture in, boxes out
+    uv run export.py --weights yolov5n.pt --conf-thres 0.4 --imgsz 1280
+    uv run export.py --weights best.pt --raw --imgsz 384 640             # the bare network, at one size
+    uv run export.py --weights last.pt --include pt --half               # weights alone, in float16
+
+Each file lies beside the checkpoint. best.onnx holds all that happens to a picture: resize, padding, network,
+suppression; docs/deploy.md shows how to run it.
+
+From Python: `export.run(weights="best.pt", include=["onnx"])` takes the names of the flags.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.flags.export import ExportConfig
+from utils.startup import check_command_line, end_process
+
+if __name__ == "__main__":
+    check_command_line(ExportConfig)
+
+from utils.errors import ConfigError
+from utils.exporting.formats import Format, chosen
+from utils.exporting.onnx_file import Onnx
+from utils.exporting.small_pt import SmallPt
+from utils.exporting.subject import Subject
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import open_world
+from utils.ranks.world import World
+from utils.report.console import setup_logging
+
+log = logging.getLogger(__name__)
+
+FORMATS: tuple[Format, ...] = (Onnx(), SmallPt())
+
+
+def export(config: ExportConfig, world: World) -> list[Path]:
+    """Write what config.include names; return the files."""
+    setup_logging(world.rank, world.size)
+    formats = chosen(config.include, FORMATS)
+    subject = Subject.read(config)
+    require_data(subject)
+    for one in formats:
+        one.require(subject)
+    written = []
+    for one in formats:
+        path = one.write(subject, subject.file(one.suffix))
+        log.info(f"{one.name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        written.append(path)
+    return written
+
+
+def require_data(subject: Subject) -> None:
+    """Refuse to quantise without pictures to calibrate on.
+
+    Raises:
+        ConfigError: there is no dataset.
+    """
+    if subject.config.int8 and not (subject.config.data or subject.weights.data):
+        raise ConfigError(
+            f"--int8: no --data given, and {subject.config.weights} does not say which dataset it was trained on. Give "
+            "its YAML, such as --data coco128.yaml: quantisation is calibrated on the training pictures."
+        )
+
+
+def run(**kwargs: Any) -> list[Path]:
+    """Export from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags, the weights or the data.
+    """
+    config = ExportConfig(**ExportConfig.named(kwargs))
+    with open_world(config.device) as world:
+        return world.from_main(lambda: export(config, world))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, _ = run_rank(lambda: run(**ExportConfig.from_args(arguments)))
+    return code
+
+
+if __name__ == "__main__":
+    end_process(main())

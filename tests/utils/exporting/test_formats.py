@@ -1,0 +1,105 @@
+"""Which formats are known, what each may be asked for, and the small .pt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import export
+from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
+from utils.checkpoints.weights import load_weights, model_of_weights
+from utils.errors import ConfigError, UserError
+from utils.exporting.formats import Format, chosen
+from utils.exporting.metadata import VERSION
+from utils.exporting.onnx_file import Onnx
+from utils.exporting.small_pt import SmallPt
+from utils.exporting.subject import Subject
+from utils.flags.export import ExportConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Missing(Format):
+    """Of a package that nobody has."""
+
+    name, suffix, extra, packages = "absent", ".absent", "export", ("no_such_package",)
+
+    def write(self, subject: Subject, path: Path) -> Path:
+        raise AssertionError("must not be reached")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("weights") / "best.pt", ANCHORED, data="")
+
+
+def refusal(**flags: object) -> str:
+    with pytest.raises(UserError) as caught:
+        export.run(device="cpu", **flags)
+    return str(caught.value)
+
+
+def test_names_of_formats() -> None:
+    known = [Onnx(), SmallPt()]
+    assert [one.name for one in chosen(["pt,onnx", "PT"], known)] == ["pt", "onnx"]
+    with pytest.raises(ConfigError, match=r"no such format\. Did you mean 'onnx'.*Known: onnx, pt"):
+        chosen(["onx"], known)
+    with pytest.raises(ConfigError, match="found nothing"):
+        chosen([""], known)
+
+
+def test_each_mistake_is_one_message(weights: Path, tmp_path: Path) -> None:
+    assert "no such format" in refusal(weights=str(weights), include=["tflte"])
+    assert "found a .onnx file, expected the .pt" in refusal(weights="best.onnx")
+    assert "no such file" in refusal(weights=str(tmp_path / "missing.pt"))
+    assert "--data" in refusal(weights=str(weights), int8=True)
+    assert "no one-to-one branch" in refusal(weights=str(weights), end2end=True)
+    assert "multiples of 16" in refusal(weights=str(weights), raw=True, imgsz=[100, 64])
+    assert "the long side" in refusal(weights=str(weights), imgsz=[64, 96])
+    assert "a number from 0 to 1" in refusal(weights=str(weights), conf_thres="much")
+    assert "pt has no such variant" in refusal(weights=str(weights), include=["pt"], raw=True)
+    assert "either" in refusal(weights=str(weights), half=True, int8=True)
+    assert "--max-det" in refusal(weights=str(weights), topk_all=100)
+    assert list(weights.parent.glob("*")) == [weights]
+
+
+def test_a_missing_package_names_its_extra(weights: Path) -> None:
+    subject = Subject.read(ExportConfig(weights=str(weights)))
+    with pytest.raises(UserError, match=r"needs the package no-such-package.*uv sync --extra export"):
+        Missing().require(subject)
+
+
+def test_files_are_named_for_what_they_are(weights: Path) -> None:
+    def name(**flags: object) -> str:
+        return Subject.read(ExportConfig(weights=str(weights), **flags)).file(".onnx").name  # type: ignore[arg-type]
+
+    assert name() == "best.onnx"
+    assert name(raw=True, half=True) == "best-raw-half.onnx"
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_small_pt_is_a_checkpoint(weights: Path, tmp_path: Path, half: bool) -> None:
+    source = tmp_path / "last.pt"
+    source.write_bytes(weights.read_bytes())
+    (path,) = export.run(weights=str(source), include=["pt"], half=half, device="cpu")
+    assert path.name == ("last-half-weights.pt" if half else "last-weights.pt")
+    before, after = load_weights(source), load_weights(path)
+    assert after.names == NAMES and after.imgsz == before.imgsz == 96
+    model = model_of_weights(after, str(path))
+    for tensor, original in zip(model.state_dict().values(), before.state_dict.values(), strict=True):
+        torch.testing.assert_close(tensor, original, rtol=1e-3 if half else 0, atol=1e-3 if half else 0)
+
+
+def test_the_small_pt_of_an_original_file(shared: Path, tmp_path: Path) -> None:
+    source = tmp_path / "yolov5n.pt"
+    source.write_bytes((shared / "weights" / "yolov5n.pt").read_bytes())
+    (path,) = export.run(weights=str(source), include=["pt"], device="cpu")
+    before, after = load_weights(source), load_weights(path)
+    assert after.names == before.names and len(after.names) == 80
+    assert all(torch.equal(after.state_dict[name], tensor) for name, tensor in before.state_dict.items())
+
+
+def test_the_version_is_the_projects() -> None:
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()

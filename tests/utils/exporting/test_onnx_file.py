@@ -1,0 +1,217 @@
+"""best.onnx: one file that is the detector."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import export
+from models.detector import DetectionModel
+from models.suppression import Suppression
+from tests.utils.exporting.conftest import open_session
+from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, unmatched
+from utils.checkpoints.weights import load_weights, model_of_weights
+from utils.exporting.subject import sha256
+
+IMGSZ, IOU = 96, 0.45
+CONF = 0.375  # of the checkpoint
+NUMPY_ALONE = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "torchvision", "utils", "models", "data", "export", "cv2", "onnx"):
+            raise ImportError(name + " is not for this process")
+
+sys.meta_path.insert(0, Refused())
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+boxes, scores, classes = session.run(None, {"image": np.load(sys.argv[2])})
+np.savez(sys.argv[3], boxes=boxes, scores=scores, classes=classes)
+assert not {"torch", "utils", "models"} & set(sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(made_pt: Path) -> DetectionModel:
+    return model_of_weights(load_weights(made_pt), "best.pt").eval().fuse()
+
+
+def detections(session: Any, image: np.ndarray, **limits: float) -> dict[str, np.ndarray]:
+    """What the file finds; whole numbers are int64."""
+    feeds = {name: np.array(value, np.int64 if name == "max_det" else np.float32) for name, value in limits.items()}
+    return dict(zip(("boxes", "scores", "classes"), session.run(None, {"image": image, **feeds}), strict=True))
+
+
+def assert_equal(session: Any, model: DetectionModel, image: np.ndarray, conf: float, max_det: int = 300) -> int:
+    """What the pipeline finds is found, and nothing else; returns how much that is."""
+    rules = Suppression(conf, IOU, max_det, has_objectness=model.head.has_objectness)
+    expected = pipeline(model, image, IMGSZ, rules)
+    found = detections(session, image, conf=conf, iou=IOU, max_det=max_det)
+    assert differing(expected, found, conf) == 0
+    height, width = image.shape[:2]
+    assert (found["boxes"] >= 0).all() and (found["boxes"] <= [width, height, width, height]).all()
+    assert (np.diff(found["scores"]) <= 0).all() and (found["scores"] > conf).all()
+    return len(found["scores"])
+
+
+SIDES = st.one_of(st.integers(1, 150), st.integers(1, 1000))
+
+
+@given(height=SIDES, width=SIDES, gray=st.booleans(), conf=st.sampled_from([0.05, 0.2, 0.6]))
+@example(1, 1, False, 0.2)
+@example(3000, 4000, False, 0.4)
+@example(96, 60, True, 0.05)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_detections_equal_the_pipelines(
+    session: Any, model: DetectionModel, height: int, width: int, gray: bool, conf: float
+) -> None:
+    assert_equal(session, model, picture(height, width, height + width, gray=gray), conf)
+
+
+def test_thresholds_are_inputs_that_need_not_be_fed(session: Any, model: DetectionModel) -> None:
+    image = picture(120, 90)
+    assert [value.name for value in session.get_inputs()] == ["image"]
+    assert [value.name for value in session.get_overridable_initializers()] == ["conf", "iou", "max_det"]
+    assert assert_equal(session, model, image, 0.05) > 20
+    assert assert_equal(session, model, image, 0.1, max_det=5) == 5
+    of_defaults, asked = detections(session, image), detections(session, image, conf=0.375, iou=0.45, max_det=300)
+    np.testing.assert_array_equal(of_defaults["boxes"], asked["boxes"])
+    nothing = detections(session, image, conf=1)
+    assert nothing["boxes"].shape == (0, 4) and nothing["classes"].shape == (0,)
+
+
+def test_it_is_one_sound_file_of_standard_operators(made_onnx: Path) -> None:
+    onnx.checker.check_model(str(made_onnx), full_check=True)
+    content = onnx.load(str(made_onnx), load_external_data=False)
+    assert {imported.domain for imported in content.opset_import} <= {"", "ai.onnx"} and not content.functions
+    assert not any(tensor.external_data for tensor in content.graph.initializer)
+    assert [made.name for made in content.graph.output] == ["boxes", "scores", "classes"]
+    assert str(Path.cwd()).encode() not in made_onnx.read_bytes(), "paths of this machine"
+    assert list(made_onnx.parent.glob("*.data")) == []
+
+
+def test_it_says_what_it_is(made_onnx: Path, made_pt: Path) -> None:
+    said = {entry.key: entry.value for entry in onnx.load(str(made_onnx)).metadata_props}
+    assert json.loads(said["names"]) == list(NAMES)
+    assert said["format"] == "tessera-detector 1" and said["color"] == "RGB"
+    assert (said["imgsz"], said["stride"], said["end2end"]) == ("96", "16", "false")
+    assert float(said["conf"]) == 0.375 and json.loads(said["conf_per_class"]) == [0.25, 0.375, 0.5]
+    assert json.loads(said["metrics"])["map50"] == 0.75
+    assert said["weights_sha256"] == sha256(made_pt)
+    assert said["data"] == "shapes.yaml" and said["data_hash"] == "c0ffee"
+    assert said["torch_version"] == torch.__version__ and "Apache-2.0" in said["license"]
+
+
+def test_onnxruntime_and_numpy_are_enough(made_onnx: Path, session: Any, tmp_path: Path) -> None:
+    image = picture(200, 170)
+    np.save(tmp_path / "image.npy", image)
+    command = [sys.executable, "-I", "-c", NUMPY_ALONE, str(made_onnx)]
+    subprocess.run([*command, str(tmp_path / "image.npy"), str(tmp_path / "found.npz")], check=True, timeout=120)
+    found = np.load(tmp_path / "found.npz")
+    expected = detections(session, image)
+    assert len(found["scores"]) == len(expected["scores"]) > 0
+    np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-3)
+
+
+def test_openvino_finds_the_same(made_onnx: Path, model: DetectionModel) -> None:
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(str(made_onnx), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for size_hw in ((96, 96), (300, 200), (40, 70), (1, 1)):
+        image = picture(*size_hw)
+        answers = compiled({"image": image})
+        found = {name: answers[name] for name in ("boxes", "scores", "classes")}
+        expected = pipeline(model, image, IMGSZ, Suppression(CONF, IOU))
+        assert differing(expected, found, CONF) == 0
+
+
+@pytest.mark.slow
+def test_the_bare_network_of_any_size(made_pt: Path, model: DetectionModel) -> None:
+    (path,) = export.run(weights=str(made_pt), raw=True, device="cpu")
+    assert path.name == "best-raw.onnx"
+    session = open_session(path)
+    for batch, height, width in ((1, 32, 32), (2, 96, 160), (5, 64, 32)):
+        images = torch.rand(batch, 3, height, width)
+        with torch.no_grad():
+            decoded = model(images)[0]
+        expected = torch.cat((decoded[..., :4], decoded[..., 4:5] * decoded[..., 5:]), -1)
+        (found,) = session.run(["predictions"], {"images": images.numpy()})
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-3, rtol=1e-4)
+    said = session.get_modelmeta().custom_metadata_map
+    assert said["format"] == "tessera-network 1" and said["size_hw"] == "null"
+
+
+@pytest.mark.slow
+def test_the_bare_network_of_one_size(made_pt: Path) -> None:
+    (path,) = export.run(weights=str(made_pt), raw=True, imgsz=[64, 96], device="cpu")
+    session = open_session(path)
+    (images,) = session.get_inputs()
+    assert images.shape[1:] == [3, 64, 96] and isinstance(images.shape[0], str)
+    assert session.get_modelmeta().custom_metadata_map["size_hw"] == "[64, 96]"
+    assert len(session.run(None, {"images": np.zeros((3, 3, 64, 96), np.float32)})[0]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end2end", [False, True])
+def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
+    path = checkpoint(tmp_path / "free.pt", FREE)
+    (exported,) = export.run(weights=str(path), imgsz=IMGSZ, end2end=end2end, device="cpu")
+    model = model_of_weights(load_weights(path), "free.pt")
+    model.head.keep_inference(end2end=end2end)
+    model = model.eval().fuse()
+    session = open_session(exported)
+    kinds = {node.op_type for node in onnx.load(str(exported)).graph.node}
+    assert ("NonMaxSuppression" in kinds) != end2end
+    for size_hw in ((96, 96), (700, 300), (20, 50)):
+        image = picture(*size_hw)
+        rules = Suppression(0.05, 1.0 if end2end else IOU, has_objectness=False)
+        expected = pipeline(model, image, IMGSZ, rules)
+        found = detections(session, image, conf=0.05, iou=IOU)
+        assert len(expected.scores) > 3
+        assert differing(expected, found, 0.05) == 0
+
+
+@pytest.mark.slow
+def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: DetectionModel) -> None:
+    (path,) = export.run(weights=str(made_pt), imgsz=IMGSZ, half=True, device="cpu")
+    types = [tensor.data_type for tensor in onnx.load(str(path)).graph.initializer if len(tensor.dims) == 4]
+    assert types and set(types) == {onnx.TensorProto.FLOAT16}
+    assert path.stat().st_size < made_onnx.stat().st_size
+    session = open_session(path)
+    assert session.get_outputs()[0].type == "tensor(float)"
+    image = picture(96, 96)
+    expected = pipeline(model, image, IMGSZ, Suppression(0.2, IOU))
+    found = detections(session, image, conf=0.2)
+    # Ten bits of a feature: a hundredth of a score, a part of a pixel.
+    assert len(unmatched(expected, found, px=2, score=0.02)) <= len(expected.scores) // 5
+
+
+@pytest.mark.slow
+def test_official_weights_on_real_pictures(shared: Path, tmp_path: Path) -> None:
+    from data.source.decode import read_image
+
+    path = tmp_path / "yolov5n.pt"
+    path.write_bytes((shared / "weights" / "yolov5n.pt").read_bytes())
+    (exported,) = export.run(weights=str(path), device="cpu")
+    session = open_session(exported)
+    model = model_of_weights(load_weights(path), "yolov5n.pt").eval().fuse()
+    seen = 0
+    for file in sorted((shared / "coco128" / "images").rglob("*.jpg"))[:8]:
+        image = read_image(file)
+        expected = pipeline(model, image, 640, Suppression(0.25, 0.45))
+        found = detections(session, image, conf=0.25)
+        assert len(found["scores"]) == len(expected.scores) and unmatched(expected, found) == []
+        seen += len(expected.scores)
+    assert seen > 10

@@ -1,0 +1,118 @@
+"""The graph finds in predictions what models/suppression.py finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.suppression import Suppression, non_max_suppression
+from tests.utils.exporting.made import unmatched
+from utils.exporting.graph import Nodes, described
+from utils.exporting.postprocessing import Thresholds, detect, of_one
+from utils.types import Detections
+
+
+def graph_of(*, has_objectness: bool, suppress: bool) -> Any:
+    """Decoded predictions and thresholds to detections, in ONNX Runtime."""
+    nodes = Nodes("after")
+    decoded = described("decoded", np.float32, ["b", "a", "n"])
+    limits = Thresholds(
+        described("conf", np.float32, []), described("iou", np.float32, []), described("max_det", np.int64, [])
+    )
+    found = detect(nodes, decoded, limits, has_objectness=has_objectness, suppress=suppress)
+    outputs = of_one(nodes, found, limits.max_det)
+    named = [outputs.boxes, outputs.scores, outputs.classes]
+    for value, name in zip(named, ("boxes", "scores", "classes"), strict=True):
+        value.name = name
+        value.dtype = ir.DataType.INT64 if name == "classes" else ir.DataType.FLOAT
+        value.shape = ir.Shape([None, 4] if name == "boxes" else [None])
+    graph = ir.Graph(
+        [decoded, *limits],
+        named,
+        nodes=nodes.nodes,
+        initializers=nodes.initializers,
+        opset_imports={"": 18},
+        name="after",
+    )
+    content = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[tuple[bool, bool], Any]:
+    return {
+        (objectness, suppress): graph_of(has_objectness=objectness, suppress=suppress)
+        for objectness in (False, True)
+        for suppress in (False, True)
+    }
+
+
+def predictions(rows: int, nc: int, objectness: bool, seed: int) -> torch.Tensor:
+    """Boxes in clusters, so that some overlap; scores all different."""
+    rng = np.random.default_rng(seed)
+    middle = rng.uniform(0, 300, (max(rows // 8, 1), 2))[rng.integers(0, max(rows // 8, 1), rows)]
+    centre = middle + rng.normal(0, 6, (rows, 2))
+    scores = rng.uniform(0, 1, (rows, nc + objectness)) ** 2
+    return torch.from_numpy(np.hstack([centre, rng.uniform(8, 60, (rows, 2)), scores]).astype(np.float32))[None]
+
+
+@given(
+    rows=st.integers(1, 200),
+    nc=st.sampled_from([1, 3, 20]),
+    objectness=st.booleans(),
+    suppress=st.booleans(),
+    conf=st.sampled_from([0.0, 0.1, 0.5, 0.999]),
+    iou=st.sampled_from([0.2, 0.45, 0.7]),
+    max_det=st.sampled_from([1, 7, 300]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_detections_equal_the_suppressions(
+    graphs: dict[tuple[bool, bool], Any],
+    rows: int,
+    nc: int,
+    objectness: bool,
+    suppress: bool,
+    conf: float,
+    iou: float,
+    max_det: int,
+    seed: int,
+) -> None:
+    decoded = predictions(rows, nc, objectness, seed)
+    rules = Suppression(
+        conf, iou if suppress else 1.0, max_det, multi_label=nc > 1, has_objectness=objectness, max_candidates=10**6
+    )
+    (expected,) = non_max_suppression(decoded, rules)
+    found = run(graphs[objectness, suppress], decoded, conf, iou, max_det)
+    assert (np.diff(found["scores"]) <= 0).all()
+    assert len(found["scores"]) == len(expected.scores)
+    assert unmatched(expected, found, px=1e-3, score=1e-6) == []
+
+
+def run(session: Any, decoded: torch.Tensor, conf: float, iou: float, max_det: int) -> dict[str, np.ndarray]:
+    values = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+    feeds = {"decoded": decoded.numpy(), **{name: np.asarray(value) for name, value in values.items()}}
+    found = dict(zip(("boxes", "scores", "classes"), session.run(None, feeds), strict=True))
+    assert found["classes"].dtype == np.int64
+    return found
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+def test_nothing_is_found(graphs: dict[tuple[bool, bool], Any], suppress: bool) -> None:
+    found = run(graphs[True, suppress], predictions(50, 3, True, 0), 1.0, 0.5, 300)
+    assert found["boxes"].shape == (0, 4) and found["scores"].shape == found["classes"].shape == (0,)
+
+
+def test_a_comparison_finds_what_is_planted(graphs: dict[tuple[bool, bool], Any]) -> None:
+    decoded = predictions(100, 3, True, 0)
+    (expected,) = non_max_suppression(decoded, Suppression(0.1, 0.5))
+    moved = Detections(expected.boxes_xyxy + 0.1, expected.scores, expected.classes)
+    found = run(graphs[True, True], decoded, 0.1, 0.5, 300)
+    assert unmatched(expected, found) == [] and len(unmatched(moved, found)) == len(expected.scores) > 0

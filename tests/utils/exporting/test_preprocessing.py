@@ -1,0 +1,78 @@
+"""The graph makes of a picture what a validation makes of it, at any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.utils.exporting.made import picture, placed
+from utils.exporting.graph import Nodes, described
+from utils.exporting.preprocessing import preprocess
+
+IMGSZ, STRIDE = 96, 32
+
+
+def graph_of(imgsz: int) -> Any:
+    """Pictures (B, H, W, 3) to what the network reads, in ONNX Runtime."""
+    nodes = Nodes("before")
+    pictures = described("pictures", np.uint8, ["b", "h", "w", 3])
+    images = preprocess(nodes, pictures, imgsz, STRIDE).images
+    images.name, images.dtype, images.shape = "images", ir.DataType.FLOAT, ir.Shape([None] * 4)
+    graph = ir.Graph(
+        [pictures], [images], nodes=nodes.nodes, initializers=nodes.initializers, opset_imports={"": 18}, name="before"
+    )
+    content = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return graph_of(IMGSZ)
+
+
+def difference(session: Any, image: np.ndarray, imgsz: int) -> tuple[float, float]:
+    """Largest difference in levels, and the share of values that differ at all."""
+    expected, _ = placed(image, imgsz, STRIDE)
+    (found,) = session.run(None, {"pictures": image[None]})
+    assert found.dtype == np.float32
+    levels = np.abs(found[0].transpose(1, 2, 0) * 255 - expected.astype(np.float32))
+    return float(levels.max()), float((levels > 0.5).mean())
+
+
+SIDES = st.one_of(st.integers(1, 200), st.integers(1, 1500))
+
+
+@given(height=SIDES, width=SIDES, gray=st.booleans(), seed=st.integers(0, 99))
+@example(1, 1, False, 0)
+@example(1, 1500, False, 0)
+@example(1500, 1, True, 1)
+@example(96, 96, False, 2)
+@example(192, 192, False, 3)
+@example(288, 192, False, 4)
+@example(48, 96, False, 5)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_pixels_equal_the_pipelines(small: Any, height: int, width: int, gray: bool, seed: int) -> None:
+    most, share = difference(small, picture(height, width, seed, gray=gray), IMGSZ)
+    # Values a millionth beside a half may round otherwise: that many, and by one level, where sides are tiny.
+    assert most < 1.01, "levels"
+    assert share <= 0.05
+
+
+@pytest.mark.parametrize("size_hw", [(3000, 4000), (1080, 1920), (427, 640), (375, 500), (640, 640)])
+def test_pictures_of_cameras(size_hw: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    most, share = difference(graph_of(640), rng.integers(0, 256, (*size_hw, 3), np.uint8), 640)
+    assert most < 1.01 and share <= 0.01
+
+
+def test_pictures_of_a_batch_are_each_as_alone(small: Any) -> None:
+    images = np.stack([picture(150, 70, seed) for seed in range(3)])
+    (together,) = small.run(None, {"pictures": images})
+    alone = [small.run(None, {"pictures": image[None]})[0][0] for image in images]
+    np.testing.assert_array_equal(together, np.stack(alone))

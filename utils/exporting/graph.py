@@ -1,0 +1,112 @@
+"""Nodes of an ONNX graph, written as calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Value = Any  # of onnx_ir, which is imported where it is needed; or what NumPy makes an array of
+
+
+class Nodes:
+    """Writes nodes: `nodes.Add(a, b)` adds one, and returns its output, or a tuple where `outputs` asks for several.
+
+    An input is a value of onnx_ir, a NumPy array or number, which becomes an initializer, or None. Whole numbers of
+    Python become int64, others float32. All names begin with `prefix`, also those in branches.
+
+    Args:
+        prefix: of the names.
+        parent: whose initializers and counter a branch shares.
+
+    Attributes:
+        nodes: so far, in order.
+        initializers: the constants that they take.
+    """
+
+    def __init__(self, prefix: str, parent: Nodes | None = None) -> None:
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = [] if parent is None else parent.initializers
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {} if parent is None else parent._constants
+        self._counter: list[int] = [0] if parent is None else parent._counter
+        self._prefix = prefix
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        if not kind[0].isupper():
+            raise AttributeError(kind)
+
+        def add(*inputs: Value, outputs: int = 1, **attributes: Any) -> Any:
+            import onnx_ir as ir
+
+            made = [ir.Value(name=self._name()) for _ in range(outputs)]
+            values = [self._value(value) for value in inputs]
+            self.nodes.append(ir.node(kind, values, attributes, outputs=made, name=self._name()))
+            return made[0] if outputs == 1 else tuple(made)
+
+        return add
+
+    def cast(self, value: Value, dtype: type[np.generic]) -> Value:
+        """The value as another type."""
+        import onnx_ir as ir
+
+        return self.Cast(value, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
+
+    def choose(
+        self, condition: Value, where_true: Callable[[Nodes], Value], where_false: Callable[[Nodes], Value]
+    ) -> Value:
+        """The output of one of two branches, of which the other is not computed.
+
+        Args:
+            condition: bool, one element.
+            where_true, where_false: write a branch into the nodes they are given, and return its output.
+        """
+        return self.If(
+            condition, then_branch=self._branch("then", where_true), else_branch=self._branch("else", where_false)
+        )
+
+    def _branch(self, name: str, write: Callable[[Nodes], Value]) -> Any:
+        import onnx_ir as ir
+
+        branch = Nodes(self._prefix, self)
+        output = write(branch)
+        return ir.Graph([], [output], nodes=branch.nodes, name=f"{self._prefix}_{name}{self._name()}")
+
+    def _name(self) -> str:
+        self._counter[0] += 1
+        return f"{self._prefix}_{self._counter[0]}"
+
+    def _value(self, value: Value) -> Any:
+        import onnx_ir as ir
+
+        if value is None or isinstance(value, ir.Value):
+            return value
+        array = _array(value)
+        key = str(array.dtype), array.shape, array.tobytes()
+        if key not in self._constants:
+            name = self._name()
+            made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            made.dtype, made.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+            self._constants[key] = made
+            self.initializers.append(made)
+        return self._constants[key]
+
+
+def _array(value: Any) -> Any:
+    array = np.asarray(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return array
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+
+
+def described(name: str, dtype: type[np.generic], shape: Sequence[int | str | None]) -> Any:
+    """A value to be an input or output of a graph.
+
+    Args:
+        name: of the value.
+        dtype: of its elements.
+        shape: a number, or a word for a size that varies.
+    """
+    import onnx_ir as ir
+
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype))), shape=ir.Shape(list(shape)))

@@ -1,0 +1,66 @@
+"""What an exported file says of itself: flat strings, the same in every format that can hold some.
+
+names                   JSON list, the index of a class is its place
+format                  "tessera-detector 1": pictures in, boxes out; or "tessera-network 1": the bare network
+color                   "RGB", of the pictures or images that go in
+imgsz, stride           long side in pixels that pictures are brought to; multiple that their sides are padded to
+size_hw                 JSON [height, width] that a bare network is fixed to, or null
+end2end                 "true" where rows predict each object once, and nothing is suppressed
+conf, iou, max_det      thresholds where none are given
+conf_per_class          JSON list, where the F1 of each class was best; or null
+metrics                 JSON of the validation that chose the weights; or null
+pixels                  JSON of the rule for levels of more than 8 bits; or null
+weights_sha256          of the checkpoint
+data, data_hash         the dataset YAML that it was trained on, and the digest of its training images
+tessera_version, torch_version, license
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from utils.checkpoints.format import load_any_checkpoint
+from utils.checkpoints.legacy import is_legacy
+from utils.exporting.subject import Subject, sha256
+
+VERSION = "0.1.0"  # as in pyproject.toml
+WHOLE, BARE = "tessera-detector 1", "tessera-network 1"
+_GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
+
+
+def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
+    """The strings of a file.
+
+    Args:
+        subject: what is exported.
+        whole: the file takes pictures, not the network's images.
+    """
+    legacy = is_legacy(subject.path)
+    state: dict[str, Any] = {} if legacy else load_any_checkpoint(subject.path)
+    thresholds = subject.measured["thresholds"] or {}
+    of_weights = "weights: as their original YOLOv5 file" if legacy else "weights: as their trainer says"
+    values: dict[str, Any] = {
+        "names": list(subject.model.names),
+        "format": WHOLE if whole else BARE,
+        "color": "RGB",
+        "imgsz": subject.imgsz,
+        "stride": subject.model.stride,
+        "size_hw": None if whole else subject.size_hw,
+        "end2end": not subject.model.head.needs_suppression,
+        "conf": subject.defaults.conf,
+        "iou": subject.defaults.iou,
+        "max_det": subject.defaults.max_det,
+        "conf_per_class": thresholds.get("class_confidences"),
+        "metrics": subject.measured["metrics"],
+        "pixels": state.get("pixels"),
+        "weights_sha256": sha256(subject.path),
+        "data": subject.weights.data,
+        "data_hash": state.get("dataset_hash", ""),
+        "tessera_version": VERSION,
+        "torch_version": torch.__version__,
+        "license": subject.config.license or f"{_GRAPH_LICENSE}; {of_weights}",
+    }
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}

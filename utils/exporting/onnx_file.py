@@ -1,0 +1,72 @@
+"""`best.onnx`: the whole detector in one file, or with `--raw` the bare network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.exporting.formats import Format
+from utils.exporting.metadata import VERSION, describe
+from utils.exporting.network import Network, export_network, inference_copy
+from utils.exporting.subject import Subject
+from utils.exporting.whole import export_whole
+from utils.files import atomic_write
+
+_LARGEST = 2**31 - 1  # bytes of a protobuf
+
+
+class Onnx(Format):
+    """ONNX: read by ONNX Runtime, OpenVINO, TensorRT, Triton and others."""
+
+    name, suffix, extra = "onnx", ".onnx", "export"
+    packages = ("onnx", "onnx_ir", "onnxscript")
+    variants = frozenset({"raw", "half", "end2end"})
+
+    def write(self, subject: Subject, path: Path) -> Path:
+        """As Format."""
+        content = onnx_bytes(subject)
+        try:
+            with atomic_write(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot write the export: {error.strerror or error}. Make room, or the folder writable."
+            ) from error
+        return path
+
+
+def onnx_bytes(subject: Subject, *, raw: bool | None = None) -> bytes:
+    """The file's content, checked.
+
+    Args:
+        subject: what is exported.
+        raw: the bare network; None = as the flags say.
+
+    Raises:
+        UserError: it is larger than an ONNX file can be.
+    """
+    import onnx
+
+    model = onnx_model(subject, raw=subject.config.raw if raw is None else raw)
+    content: bytes = model.SerializeToString()
+    if len(content) > _LARGEST:
+        raise UserError(f"{subject.path}: {len(content):,} bytes as ONNX, at most {_LARGEST:,} fit into one file.")
+    onnx.checker.check_model(content, full_check=True)
+    return content
+
+
+def onnx_model(subject: Subject, *, raw: bool) -> Any:
+    """An onnx.ModelProto, with its metadata."""
+    import onnx_ir as ir
+
+    config = subject.config
+    model = inference_copy(subject.model, half=config.half)
+    network = Network(model, half=config.half, joined=raw)
+    if raw:
+        made = export_network(network, subject.size_hw, opset=config.opset)
+    else:
+        made = export_whole(network, subject.imgsz, subject.defaults, opset=config.opset)
+    made.producer_name, made.producer_version = "tessera", VERSION
+    made.metadata_props.update(describe(subject, whole=not raw))
+    return ir.to_proto(made)

@@ -1,0 +1,99 @@
+"""From decoded predictions to detections, as nodes of an ONNX graph: models/suppression.py in standard operators.
+
+Legend: B pictures, A predictions of a picture, R of them that may pass, C classes, D detections.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from utils.exporting.graph import Nodes, Value
+from utils.exporting.preprocessing import Placed
+
+
+class Thresholds(NamedTuple):
+    """conf, iou: float32 scalars; max_det: int64 scalar."""
+
+    conf: Value
+    iou: Value
+    max_det: Value
+
+
+class Found(NamedTuple):
+    """Detections of all pictures, descending by score.
+
+    Attributes:
+        boxes: float32 (D, 4), x1, y1, x2, y2 in the network's pixels.
+        scores: float32 (D,).
+        classes: int64 (D,).
+        pictures: int64 (D,), which picture each is of.
+    """
+
+    boxes: Value
+    scores: Value
+    classes: Value
+    pictures: Value
+
+
+def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool, suppress: bool) -> Found:
+    """What is found: every class above `conf` of every prediction, without those that a better one overlaps.
+
+    Predictions are sorted out first by a score that none of their classes exceeds, and with them nearly all: the rest
+    costs in proportion to what is left.
+
+    Args:
+        g: the nodes.
+        decoded: float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C).
+        limits: thresholds.
+        has_objectness: whether decoded rows have an objectness.
+        suppress: whether several predictions find an object (`Head.needs_suppression`).
+
+    Returns:
+        Detections, at most `max_det` of each class of each picture.
+    """
+    first_class = 5 if has_objectness else 4
+    # No class probability exceeds 1.
+    bound = _columns(g, decoded, 4, 5) if has_objectness else g.ReduceMax(_columns(g, decoded, 4), [2])
+    best = g.ReduceMax(bound, [0, 2], keepdims=0)
+    passing = g.Squeeze(g.NonZero(g.Greater(best, limits.conf)), [0])
+    rows = g.Gather(decoded, passing, axis=1)
+    scores = _columns(g, rows, first_class)
+    if has_objectness:
+        scores = g.Mul(scores, _columns(g, rows, 4, 5))
+    centres, half = _columns(g, rows, 0, 2), g.Div(_columns(g, rows, 2, 4), 2.0)
+    boxes = g.Concat(g.Sub(centres, half), g.Add(centres, half), axis=2)
+    scores = g.Transpose(scores, perm=[0, 2, 1])
+    if suppress:
+        iou, conf, most = (g.Reshape(limit, [1]) for limit in (limits.iou, limits.conf, limits.max_det))
+        chosen = g.NonMaxSuppression(boxes, scores, most, iou, conf)
+    else:
+        chosen = g.Transpose(g.NonZero(g.Greater(scores, limits.conf)), perm=[1, 0])
+    values = g.GatherND(scores, chosen)
+    values, order = g.TopK(values, g.Shape(values), axis=0, outputs=2)
+    chosen = g.Gather(chosen, order, axis=0)
+    pictures, classes, places = (g.Squeeze(part, [1]) for part in g.Split(chosen, axis=1, num_outputs=3, outputs=3))
+    where = g.Concat(g.Unsqueeze(pictures, [1]), g.Unsqueeze(places, [1]), axis=1)
+    return Found(g.GatherND(boxes, where), values, classes, pictures)
+
+
+def of_one(g: Nodes, found: Found, most: Value) -> Found:
+    """The best of a single picture."""
+    end = g.Reshape(most, [1])
+    return Found(*(g.Slice(part, [0], end) for part in found))
+
+
+def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
+    """Boxes (D, 4) in pixels of the pictures, clipped to them (models.suppression.undo_letterbox)."""
+    size = g.Concat(placed.before.width, placed.before.height, axis=0)
+    size = g.cast(g.Concat(size, size, axis=0), np.float32)
+    after = g.Concat(placed.after.width, placed.after.height, axis=0)
+    scale = g.Div(g.cast(g.Concat(after, after, axis=0), np.float32), size)
+    corner = g.cast(g.Concat(placed.left, placed.top, placed.left, placed.top, axis=0), np.float32)
+    return g.Min(g.Max(g.Div(g.Sub(boxes, corner), scale), 0.0), size)
+
+
+def _columns(g: Nodes, rows: Value, start: int, end: int = 2**31 - 1) -> Value:
+    """Part of the last of three dimensions."""
+    return g.Slice(rows, [start], [end], [2])

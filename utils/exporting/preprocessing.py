@@ -1,0 +1,81 @@
+"""From pictures to what the network reads, as nodes of an ONNX graph: what a validation does to each picture.
+
+The long side becomes `imgsz` (data.feed.shapes.loaded_sizes); the shape is the picture's own
+(data.feed.shapes.validation_shapes); it is centred on grey (data.augment.scene.letterbox). All in whole numbers below
+2^31 for sides up to 65,000 px, since some runtimes compute int64 in 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from utils.exporting.graph import Nodes, Value
+from utils.exporting.resizing import Size, enlarge, shrink
+from utils.types import FILL
+
+
+class Placed(NamedTuple):
+    """Pictures as the network reads them, and where they lie in that.
+
+    Attributes:
+        images: float32 (B, 3, H', W') in 0 … 1.
+        before: size of the pictures.
+        after: size that they were brought to.
+        left, top: int64 (1,).
+    """
+
+    images: Value
+    before: Size
+    after: Size
+    left: Value
+    top: Value
+
+
+def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Placed:
+    """Resize, pad and scale pictures of one size.
+
+    Args:
+        g: the nodes.
+        pictures: uint8 (B, H, W, 3) RGB.
+        imgsz: long side in pixels.
+        stride: sides become multiples of it.
+    """
+    shape = g.Shape(pictures)
+    before = Size(g.Slice(shape, [1], [2]), g.Slice(shape, [2], [3]))
+    longest = g.Max(*before)
+    after = Size(*(_loaded(g, side, longest, imgsz) for side in before))
+    resized = g.choose(
+        g.Greater(longest, [imgsz]),
+        lambda branch: shrink(branch, pictures, before, after),
+        lambda branch: branch.choose(
+            branch.Less(longest, [imgsz]),
+            lambda inner: enlarge(inner, pictures, before, after),
+            lambda inner: inner.Transpose(pictures, perm=[0, 3, 1, 2]),
+        ),
+    )
+    padded = Size(*(_padded(g, side, longest, imgsz, stride) for side in before))
+    spare = Size(*(g.Sub(whole, side) for whole, side in zip(padded, after, strict=True)))
+    top, left = (g.Div(side, [2]) for side in spare)
+    margins = g.Concat([0, 0], top, left, [0, 0], g.Sub(spare.height, top), g.Sub(spare.width, left), axis=0)
+    letterboxed = g.Pad(resized, margins, np.array(FILL, np.uint8))
+    return Placed(g.Div(g.cast(letterboxed, np.float32), 255.0), before, after, left, top)
+
+
+def _loaded(g: Nodes, side: Value, longest: Value, imgsz: int) -> Value:
+    """side · imgsz / longest, half to even, at least 1."""
+    twice = g.Mul(longest, [2])
+    scaled = g.Add(g.Mul(side, [2 * imgsz]), longest)
+    up = g.Div(scaled, twice)
+    is_half = g.Equal(g.Mul(up, twice), scaled)
+    is_odd = g.Equal(g.Mod(up, [2]), [1])
+    return g.Max(g.Sub(up, g.cast(g.And(is_half, is_odd), np.int64)), [1])
+
+
+def _padded(g: Nodes, side: Value, longest: Value, imgsz: int, stride: int) -> Value:
+    """ceil(side · imgsz / longest / stride + 1/2) · stride."""
+    unit = g.Mul(longest, [stride])
+    twice = g.Mul(unit, [2])
+    cells = g.Div(g.Add(g.Mul(side, [2 * imgsz]), g.Sub(g.Mul(unit, [3]), [1])), twice)
+    return g.Mul(cells, [stride])

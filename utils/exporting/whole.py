@@ -1,0 +1,73 @@
+"""The whole detector as one ONNX graph: pictures in, detections out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from utils.exporting.graph import Nodes, Value, described
+from utils.exporting.network import OPSET, Network, export_network
+from utils.exporting.postprocessing import Found, Thresholds, detect, in_pictures, of_one
+from utils.exporting.preprocessing import preprocess
+from utils.exporting.subject import Defaults
+
+
+def export_whole(network: Network, imgsz: int, defaults: Defaults, *, opset: int = OPSET) -> Value:
+    """A model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in that picture's pixels.
+
+    Args:
+        network: not joined.
+        imgsz: long side in pixels that pictures are brought to.
+        defaults: of the inputs conf, iou and max_det, which need not be fed.
+        opset: of the standard operators.
+    """
+    import onnx_ir as ir
+
+    model = export_network(network, output="decoded", opset=opset)
+    graph = model.graph
+    (images,), (decoded,) = graph.inputs, graph.outputs
+    limits = Thresholds(
+        _optional("conf", np.float32(defaults.conf)),
+        _optional("iou", np.float32(defaults.iou)),
+        _optional("max_det", np.int64(defaults.max_det)),
+    )
+
+    before = Nodes("before")
+    image = described("image", np.uint8, ["height", "width", 3])
+    placed = preprocess(before, before.Unsqueeze(image, [0]), imgsz, network.model.stride)
+    ir.convenience.replace_all_uses_with(images, placed.images)
+
+    after = Nodes("after")
+    head = network.model.head
+    found = detect(after, decoded, limits, has_objectness=head.has_objectness, suppress=head.needs_suppression)
+    found = of_one(after, found, limits.max_det)
+    outputs = Found(in_pictures(after, found.boxes, placed), found.scores, found.classes, found.pictures)
+    _describe(outputs.boxes, "boxes", np.float32, ["n", 4])
+    _describe(outputs.scores, "scores", np.float32, ["n"])
+    _describe(outputs.classes, "classes", np.int64, ["n"])
+
+    graph.insert_before(graph[0], before.nodes)
+    graph.extend(after.nodes)
+    graph.inputs[:] = [image, *limits]
+    graph.outputs[:] = [outputs.boxes, outputs.scores, outputs.classes]
+    for value in (*before.initializers, *after.initializers, *limits):
+        graph.register_initializer(value)
+    graph.name = "detector"
+    return model
+
+
+def _optional(name: str, default: np.generic) -> Value:
+    """An input that has a default: a graph's input that is an initializer too."""
+    import onnx_ir as ir
+
+    value = described(name, type(default), [])
+    value.const_value = ir.tensor(np.asarray(default), name=name)
+    return value
+
+
+def _describe(value: Value, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> None:
+    import onnx_ir as ir
+
+    value.name = name
+    value.dtype, value.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))

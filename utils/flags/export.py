@@ -1,0 +1,75 @@
+"""The flags of export.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.errors import ConfigError
+from utils.flags.options import Former, Options, option
+from utils.text import shown
+
+FORMER_EXPORT = {
+    # The graph is dynamic, folded and has its suppression in it; sizes are fixed with --raw --imgsz.
+    **dict.fromkeys(("--dynamic", "--simplify", "--nms", "--inplace", "--verbose", "--optimize", "--keras"), Former()),
+    **dict.fromkeys(("--per-tensor", "--train", "--mlmodel"), Former()),
+    **dict.fromkeys(("--batch-size", "--workspace", "--topk-per-class", "--cache"), Former(valued=True)),
+    "--agnostic-nms": Former(remedy="the file suppresses class by class. Export with --raw and suppress outside."),
+    "--topk-all": Former(valued=True, remedy="give --max-det instead."),
+}
+
+
+@dataclass(frozen=True)
+class ExportConfig(Options):
+    """Export a detector."""
+
+    former = FORMER_EXPORT
+
+    weights: str = option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
+    include: tuple[str, ...] = option(("onnx",), "formats", many=True)
+    imgsz: tuple[int, ...] = option(
+        (),
+        "long side in pixels (default: as trained); with --raw the one size, a side or height and width (default: any)",
+        "--img",
+        "--img-size",
+        kind=int,
+        low=32,
+        high=8192,
+        many=True,
+    )
+    raw: bool = option(False, "the bare network: letterboxed images in, predictions out", kind=bool)
+    half: bool = option(False, "weights and features in float16", kind=bool)
+    int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
+    end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
+    conf_thres: str = option(
+        "", "confidence above which something is found (default: where F1 is best, else 0.25)", "--conf"
+    )
+    iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
+    max_det: int = option(300, "detections a picture", kind=int, low=1, high=30_000)
+    data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
+    max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
+    device: str = option("", "what exports are measured on: cpu, 0 or mps")
+    opset: int = option(18, "version of ONNX's operators", kind=int, low=18, high=23)
+    license: str = option("", "licence of the weights, for the metadata")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.imgsz) > 2 or (len(self.imgsz) == 2 and not self.raw):
+            found = " ".join(map(str, self.imgsz))
+            raise ConfigError(
+                f"--imgsz {found}: expected one number, the long side, or with --raw two, height and width. The "
+                "other side follows from each picture."
+            )
+        if self.half and self.int8:
+            raise ConfigError("--half --int8: a file is either. Leave one of them out.")
+        if self.conf_thres:
+            try:
+                sound = 0 <= float(self.conf_thres) <= 1
+            except ValueError:
+                sound = False
+            if not sound:
+                raise ConfigError(f"--conf-thres: found {shown(self.conf_thres)}, expected a number from 0 to 1.")
+
+    @classmethod
+    def program(cls) -> str:
+        """As Options."""
+        return "export.py"
