@@ -15,6 +15,7 @@ import yaml
 from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.files import atomic_write, remove_leftovers
+from utils.flags.detect import DetectConfig
 from utils.ranks.world import World
 
 
@@ -40,7 +41,7 @@ def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Pa
 
 
 @contextmanager
-def new_run(flags: TrainConfig | ValConfig, world: World) -> Iterator[Path]:
+def new_run(flags: TrainConfig | ValConfig | DetectConfig, world: World) -> Iterator[Path]:
     """The folder of a new run, as `open_run`; a new one that is still empty at the end is removed again."""
     run = open_run(flags.project, flags.name, flags.exist_ok, world)
     try:

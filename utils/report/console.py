@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from utils.text import printable
 
-_PACKAGES = frozenset({"__main__", "train", "val", "data", "models", "utils"})
+_PACKAGES = frozenset({"__main__", "train", "val", "detect", "export", "data", "models", "utils"})
 
 
 def setup_logging(rank: int, size: int) -> None:

@@ -1,0 +1,196 @@
+"""Find objects in pictures, videos and streams.
+
+    uv run detect.py --weights runs/train/exp/weights/best.pt --source pictures/
+    uv run detect.py --weights yolov5n.pt --source street.mp4 --classes car truck --save-json
+    uv run detect.py --weights best.onnx --source rtsp://camera/stream --conf-thres auto
+
+A picture is decoded, resized and padded, its boxes are suppressed and put back by the functions of val.py: at equal
+thresholds both find the same. A source that cannot be read is one line, the rest goes on, and the exit code is 3.
+
+From Python: `detect.run(weights="best.pt", source="pictures/")` takes the names of the flags, and
+`for result in Detector("best.pt")("pictures/")` gives results without writing anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from utils.flags.detect import DetectConfig
+from utils.startup import check_command_line, end_process
+
+if __name__ == "__main__":
+    check_command_line(DetectConfig)
+
+from tqdm import tqdm
+
+from utils.checkpoints.folder import new_run
+from utils.errors import ConfigError
+from utils.inference.detector import Detector
+from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from utils.inference.places import Places
+from utils.inference.sources.frames import SourceEvent
+from utils.inference.sources.sources import open_sources
+from utils.inference.tally import Tally
+from utils.machine.out_of_memory import explain_out_of_memory
+from utils.ranks.failures import run_rank
+from utils.ranks.launch import open_world
+from utils.ranks.world import World
+from utils.report.console import setup_logging
+from utils.report.pictures import Style
+
+__all__ = ["Detector", "Summary", "main", "run"]
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = 3  # exit code where sources could not be read
+OUT_OF_MEMORY_REMEDIES = "Give a smaller --imgsz or --half, or free memory that other processes hold."
+
+
+class Summary(NamedTuple):
+    """What a run of detect.py found.
+
+    Attributes:
+        pictures: pictures and frames.
+        detections: on all of them.
+        failures: one line for each source that could not be read, or not to its end.
+        folder: where the results are; None where none were to be written.
+    """
+
+    pictures: int
+    detections: int
+    failures: tuple[str, ...]
+    folder: Path | None
+
+
+def detect(config: DetectConfig, world: World) -> Summary:
+    """Find objects in config.source; print and write what the flags ask for."""
+    if world.size > 1:
+        raise ConfigError("detect.py is one process: start it without a launcher, once for each part of the pictures.")
+    detector = Detector(
+        config.weights,
+        imgsz=config.imgsz or None,
+        conf_thres=config.confidence,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        classes=config.classes or None,
+        agnostic_nms=config.agnostic_nms,
+        augment=config.augment,
+        half=config.half,
+        device=config.device,
+    )
+    tally, places = Tally(detector.names), Places()
+    log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
+    sources = open_sources(
+        config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
+    )
+    with ExitStack() as stack:
+        run = stack.enter_context(new_run(config, world))
+        outputs = open_outputs(config, detector, run)
+        for output in outputs:
+            stack.callback(output.close)
+        stack.enter_context(
+            explain_out_of_memory(
+                world.accelerator, lambda: f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES
+            )
+        )
+        items = tqdm(
+            stack.enter_context(sources), total=sources.pictures, unit="picture", disable=None, mininterval=0.5
+        )
+        for item in items:
+            if isinstance(item, SourceEvent):
+                report(item, tally)
+                for output in outputs:
+                    output.event(item)
+                continue
+            result = detector.detect(item)
+            tally.add(result.classes, result.speed_ms)
+            place = places.of(item)
+            for output in outputs:
+                output.add(result, item, place)
+    for line in tally.lines(detector.imgsz):
+        print(line)
+    if outputs:
+        print(f"Results in {run}")
+    if tally.failures:
+        log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")
+    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), run if outputs else None)
+
+
+def open_outputs(config: DetectConfig, detector: Detector, run: Path) -> list[Output]:
+    """The files that the flags ask for."""
+    outputs: list[Output] = []
+    if not config.nosave:
+        style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
+        outputs.append(PictureFiles(run, style, config.vid_stride))
+    if config.save_txt:
+        outputs.append(LabelFiles(run / "labels", config.save_conf))
+    if config.save_crop:
+        outputs.append(CropFiles(run / "crops"))
+    if config.save_csv:
+        outputs.append(CsvFile(run / "predictions.csv"))
+    if config.save_json:
+        outputs.append(JsonLines(run / "predictions.jsonl", described(config, detector)))
+    return outputs
+
+
+def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
+    """The first line of predictions.jsonl."""
+    rules = detector.pipeline.rules
+    return {
+        "weights": config.weights,
+        "names": list(detector.names),
+        "imgsz": detector.imgsz,
+        "conf": rules.conf,
+        "class_confs": list(rules.class_confs) or None,
+        "iou": rules.iou,
+        "max_det": rules.max_det,
+        "agnostic": rules.agnostic,
+    }
+
+
+def describe_confidence(config: DetectConfig, detector: Detector) -> str:
+    """Which confidence is asked for, and why."""
+    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.pipeline.rules.conf
+    if wanted == "auto" and model.class_confidences:
+        return "the best confidence of each class"
+    if isinstance(wanted, float):
+        return f"confidence above {conf:g}"
+    reason = "where its validation had the best F1" if model.confidence else "as it does not say which is best"
+    return f"confidence above {conf:.3g}, {reason} (--conf-thres)"
+
+
+def report(event: SourceEvent, tally: Tally) -> None:
+    """One line for what happened to a source."""
+    if event.is_failure:
+        tally.failures.append(event.message)
+        log.warning(event.message)
+    elif event.media == "stream":
+        log.info(event.message)
+
+
+def run(**kwargs: Any) -> Summary:
+    """Detect from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags, the sources or the weights.
+    """
+    config = DetectConfig(**DetectConfig.named(kwargs))
+    with open_world(config.device) as world:
+        setup_logging(world.rank, world.size)
+        return detect(config, world)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, summary = run_rank(lambda: run(**DetectConfig.from_args(arguments)))
+    return UNREADABLE if summary is not None and summary.failures else code
+
+
+if __name__ == "__main__":
+    end_process(main())

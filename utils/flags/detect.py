@@ -1,0 +1,92 @@
+"""The flags of detect.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from utils.errors import ConfigError
+from utils.flags.options import Former, Options, option
+from utils.text import shown
+
+FORMER_DETECT = {
+    **dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), Former()),
+    "--data": Former(valued=True),
+}
+
+
+@dataclass(frozen=True)
+class DetectConfig(Options):
+    """Find objects in pictures, videos and streams."""
+
+    former = FORMER_DETECT
+
+    weights: str = option("yolov5n.pt", "checkpoint, ours or a YOLOv5 .pt; or a file of export.py")
+    source: tuple[str, ...] = option(
+        (), "pictures, videos, folders, globs, lists (.txt), addresses, camera numbers; - = standard input", many=True
+    )
+    imgsz: int = option(
+        0, "long side, pixels; 0 = what the weights were trained at", "--img", "--img-size", kind=int, low=0, high=8192
+    )
+    conf_thres: str = option(
+        "", "smallest confidence; auto = the best of each class (default: the weights' best, else 0.25)", "--conf"
+    )
+    iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
+    max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
+    device: str = option("", "cpu, 0 or mps")
+    save_txt: bool = option(False, "write a label file for each picture", kind=bool)
+    save_csv: bool = option(False, "write predictions.csv", kind=bool)
+    save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
+    save_conf: bool = option(False, "with confidences in the label files", kind=bool)
+    save_crop: bool = option(False, "write each detection as a picture of its own", kind=bool)
+    nosave: bool = option(False, "write no pictures and videos with boxes", kind=bool)
+    classes: tuple[str, ...] = option((), "find these alone: numbers or names", many=True)
+    agnostic_nms: bool = option(False, "boxes of different classes suppress each other", kind=bool)
+    augment: bool = option(False, "test-time augmentation", kind=bool)
+    project: str = option("runs/detect", "folder of runs")
+    name: str = option("exp", "name of the run's folder")
+    exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
+    line_thickness: int = option(0, "pixels; 0 = what suits the picture", kind=int, low=0, high=200)
+    hide_labels: bool = option(False, "draw boxes without names", kind=bool)
+    hide_conf: bool = option(False, "draw names without confidences", kind=bool)
+    half: bool = option(False, "half precision", kind=bool)
+    vid_stride: int = option(1, "of videos and streams, each so-many-th frame", kind=int, low=1)
+    every_frame: bool = option(False, "of streams, all frames in order instead of the newest one", kind=bool)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.imgsz < 32:
+            raise ConfigError(f"--imgsz: found {self.imgsz}, allowed is 32 to 8192, or 0.")
+        if not self.source:
+            raise ConfigError(
+                "--source: found nothing, expected a picture, a video, a folder, a glob, an address, a camera's number "
+                "or -."
+            )
+        if self.save_conf and not self.save_txt:
+            raise ConfigError("--save-conf adds confidences to label files, which --save-txt writes. Give both.")
+        if not self.name.strip("/. "):
+            raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
+        _ = self.confidence
+
+    @classmethod
+    def program(cls) -> str:
+        """As Options."""
+        return "detect.py"
+
+    @property
+    def confidence(self) -> float | Literal["auto"] | None:
+        """`--conf-thres` as a `Detector` takes it.
+
+        Raises:
+            ConfigError: it is neither a number from 0 to 1 nor auto.
+        """
+        text = self.conf_thres.strip().lower()
+        if text in ("", "auto"):
+            return "auto" if text else None
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 1:
+            raise ConfigError(f"--conf-thres: found {shown(self.conf_thres)}, expected a number from 0 to 1, or auto.")
+        return number
