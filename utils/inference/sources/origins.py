@@ -265,7 +265,7 @@ def _endings() -> str:
 def _name_of_address(address: str) -> str:
     try:
         parts = urlsplit(address)
-        host, path = parts.hostname or "", unquote(parts.path)
+        host, path = parts.netloc.rpartition("@")[2], unquote(parts.path)
     except ValueError:
         host, path = "address", ""
     last = path.rstrip("/").rpartition("/")[2]

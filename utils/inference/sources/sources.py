@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from utils.errors import ConfigError, UserError
 from utils.files import LONGEST_PATH
+from utils.inference.sources.addresses import ask
 from utils.inference.sources.frames import Frame, Pixels, SourceEvent
+from utils.inference.sources.live import read_streams
 from utils.inference.sources.origins import Origin, find_origins, of_line
 from utils.inference.sources.stdin import read_stdin
+from utils.inference.sources.stream import PATIENCE, Patience
 from utils.inference.sources.video import read_video
 from utils.text import one_line
 
@@ -28,6 +32,7 @@ def open_sources(
     vid_stride: int = 1,
     every_frame: bool = False,
     stdin: IO[bytes] | None = None,
+    patience: Patience = PATIENCE,
 ) -> Sources:
     """Find what `--source` names; nothing is read before the first iteration.
 
@@ -39,6 +44,7 @@ def open_sources(
         vid_stride: of videos and streams, each `vid_stride`-th frame.
         every_frame: of streams, all frames in order instead of the newest one.
         stdin: what "-" reads; None = the process's.
+        patience: when a stream is given up, for a time or for good.
 
     Raises:
         UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
@@ -48,7 +54,7 @@ def open_sources(
     origins = find_origins(specs)
     if not origins:
         raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
-    return Sources(origins, read, vid_stride, every_frame, stdin)
+    return Sources(origins, read, vid_stride, every_frame, stdin, patience)
 
 
 class Sources:
@@ -58,15 +64,22 @@ class Sources:
 
     Args:
         origins: what to read.
-        read, vid_stride, every_frame, stdin: as in `open_sources`.
+        read, vid_stride, every_frame, stdin, patience: as in `open_sources`.
     """
 
     def __init__(
-        self, origins: Sequence[Origin], read: ReadPicture, vid_stride: int, every_frame: bool, stdin: IO[bytes] | None
+        self,
+        origins: Sequence[Origin],
+        read: ReadPicture,
+        vid_stride: int,
+        every_frame: bool,
+        stdin: IO[bytes] | None,
+        patience: Patience,
     ) -> None:
         assert vid_stride >= 1, vid_stride
         self.origins = origins
-        self._read, self._vid_stride, self._every_frame, self._stdin = read, vid_stride, every_frame, stdin
+        self._read, self._vid_stride, self._every_frame = read, vid_stride, every_frame
+        self._stdin, self._patience = stdin, patience
         self._stack = ExitStack()
 
     @property
@@ -93,14 +106,26 @@ class Sources:
         self.close()
 
     def _all(self) -> Generator[Item, None, None]:
+        streams: list[Origin] = []
         for origin in self.origins:
-            yield from self._items(origin)
+            if origin.form in ("stream", "camera"):
+                streams.append(origin)
+            else:
+                yield from self._items(origin, streams)
+        yield from read_streams(
+            streams, every_frame=self._every_frame, vid_stride=self._vid_stride, patience=self._patience
+        )
 
-    def _items(self, origin: Origin) -> Iterator[Item]:
+    def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
+        """What is no stream; an address that turns out to be one goes to `streams`."""
         if origin.form == "picture":
             yield self._picture(origin, Path(origin.where))
         elif origin.form == "stdin":
-            yield from self._from_stdin(origin)
+            yield from self._from_stdin(origin, streams)
+        elif origin.form == "address":
+            yield from self._from_address(origin, streams)
+        elif origin.form in ("stream", "camera"):  # named over standard input
+            streams.append(origin)
         elif origin.form == "video":
             yield from read_video(origin, self._vid_stride)
         else:
@@ -114,14 +139,28 @@ class Sources:
         except UserError as error:
             return _unreadable(origin, str(error))
 
-    def _from_stdin(self, origin: Origin) -> Iterator[Item]:
+    def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
+        try:
+            found = ask(origin.where)
+        except UserError as error:
+            yield _unreadable(origin, str(error))
+            return
+        if found is None:
+            streams.append(replace(origin, form="stream"))
+        elif isinstance(found, bytes):
+            yield self._picture(origin, found)
+        else:
+            with found:
+                yield from read_video(origin, self._vid_stride, found.name)
+
+    def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         stdin = sys.stdin.buffer if self._stdin is None else self._stdin
         try:
             for found in read_stdin(stdin):
                 if isinstance(found, bytes):
                     yield self._picture(origin, found)
                 else:
-                    yield from self._items(of_line(found))
+                    yield from self._items(of_line(found), streams)
         except ConfigError:
             raise
         except (UserError, OSError) as error:

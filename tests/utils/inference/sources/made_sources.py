@@ -19,7 +19,7 @@ def read(picture: Path | bytes) -> Pixels:
     """A door that takes files and encoded bytes."""
     if isinstance(picture, Path):
         return read_image(picture)
-    image = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+    image = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR) if picture else None
     if image is None:
         raise UserError("the bytes do not decode")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

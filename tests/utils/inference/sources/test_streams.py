@@ -1,0 +1,186 @@
+"""Streams from servers on loopback that stall, break and return; each frame carries its number."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.make import write_image
+from tests.utils.inference.sources.made_sources import events, frames, items, number_of, read, write_video
+from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
+from utils.inference.sources.frames import Frame, SourceEvent
+from utils.inference.sources.sources import open_sources
+from utils.inference.sources.stream import Patience
+
+SILENT = 600.0
+LONG = Patience(open_s=60, read_s=60, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+READ_S = 2.0
+SHORT = Patience(open_s=60, read_s=READ_S, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+
+
+def kinds(found: list[Frame | SourceEvent]) -> list[str]:
+    """The kinds of the events, in order."""
+    return [event.kind for event in events(found)]
+
+
+def test_every_frame_in_order_through_stall_break_and_return() -> None:
+    """It stalls for 3 s, which is too long, and the server has gone when it is called again, and comes back."""
+    with mjpeg_server([20, 3.0, 1], REFUSE, REFUSE, [20, SILENT]) as server:
+        found = []
+        with open_sources(server.url, read=read, every_frame=True, patience=SHORT) as sources:
+            for item in sources:
+                found.append(item)
+                if len(frames(found)) == 40:
+                    break
+        assert server.connections == 4
+    assert kinds(found) == ["opened", "gap", "reconnected"]
+    opened, gap, reconnected = events(found)
+    got = frames(found)
+    assert [frame.frame for frame in got] == list(range(40)), "numbers go on"
+    assert gap.frame == reconnected.frame == 20 and gap.seconds is not None and gap.seconds >= READ_S * 0.9
+    assert reconnected.seconds is not None and reconnected.seconds >= gap.seconds
+    written = [number_of(frame.pixels) for frame in got]
+    assert written[:20] == list(range(20)) and np.diff(written[20:]).tolist() == [1] * 19 and written[20] >= 20
+    order = [item.kind if isinstance(item, SourceEvent) else item.frame for item in found]
+    assert order == ["opened", *range(20), "gap", "reconnected", *range(20, 40)]
+    times = [frame.time_s for frame in got if frame.time_s is not None]
+    assert times[0] == 0 and times == sorted(times) and times[20] - times[19] >= READ_S * 0.9
+    assert all(frame.wall_s is not None and abs(frame.wall_s - time.time()) < 600 for frame in got)
+    assert {(frame.source, frame.media, frame.dropped) for frame in got} == {(server.url, "stream", 0)}
+    assert opened.facts is not None and opened.facts.size_hw == got[0].pixels.shape[:2]
+    line = gap.to_dict()
+    assert line["event"] == "gap" and line["frame"] == 20 and {"time_s", "wall_s", "seconds", "message"} <= set(line)
+
+
+def test_a_short_stall_is_a_gap_without_a_new_connection() -> None:
+    patience = Patience(open_s=60, read_s=60, stall_s=0.4, pause_s=0.01, give_up_s=60)
+    with mjpeg_server([20, 1.5, 10, SILENT]) as server:
+        found = []
+        with open_sources(server.url, read=read, every_frame=True, patience=patience) as sources:
+            for item in sources:
+                found.append(item)
+                if len(frames(found)) == 30:
+                    break
+        assert server.connections == 1
+    assert "gap" in kinds(found) and "reconnected" not in kinds(found)
+    assert [frame.frame for frame in frames(found)] == [number_of(frame.pixels) for frame in frames(found)]
+    (gap,) = (event for event in events(found) if event.frame == 20 and event.kind == "gap")
+    assert gap.seconds is not None and gap.seconds > 0.4
+
+
+def test_the_newest_frame_and_how_many_were_dropped() -> None:
+    with mjpeg_server([100, SILENT], pause_s=0.001) as server:
+        got = []
+        with open_sources(server.url, read=read, patience=LONG) as sources:
+            for item in sources:
+                if isinstance(item, Frame):
+                    got.append(item)
+                    time.sleep(0.05)
+                    if item.frame == 99:
+                        break
+    assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got]
+    assert all(second.frame - first.frame == second.dropped + 1 for first, second in pairwise(got))
+    assert sum(frame.dropped + 1 for frame in got) == 100 and len(got) < 100
+
+
+def test_whoever_wants_every_frame_is_waited_for() -> None:
+    with mjpeg_server([60, SILENT], pause_s=0.001) as server:
+        got = []
+        with open_sources(server.url, read=read, every_frame=True, vid_stride=2, patience=LONG) as sources:
+            for frame in sources:
+                if isinstance(frame, Frame):
+                    got.append(frame)
+                    time.sleep(0.01)
+                    if len(got) == 30:
+                        break
+    assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got] == list(range(0, 60, 2))
+    assert all(frame.dropped == 0 for frame in got)
+
+
+def test_a_stream_that_does_not_come_back_is_given_up() -> None:
+    patience = Patience(open_s=60, read_s=60, pause_s=0.01, longest_pause_s=0.05, give_up_s=0.3)
+    with mjpeg_server([5]) as server:
+        found = items(server.url, every_frame=True, patience=patience)
+    assert kinds(found) == ["opened", "gap", "ended"] and not any(event.is_failure for event in events(found))
+    assert "given up" in events(found)[-1].message and len(frames(found)) == 5
+
+
+def test_a_stream_that_never_comes_is_unreadable(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"rtsp://me:secret@127.0.0.1:{taken.getsockname()[1]}/live"
+        write_image(tmp_path / "a.jpg")
+        found = items([address, tmp_path / "a.jpg"], patience=LONG)
+    assert [isinstance(item, Frame) for item in found] == [True, False], "files first"
+    (event,) = events(found)
+    assert event.kind == "unreadable" and "tried 3 times" in event.message
+    assert "me:***@127.0.0.1" in event.source and "secret" not in event.message + event.source + str(event.name)
+
+
+def test_a_camera_that_is_not_there() -> None:
+    (event,) = items("9763", patience=LONG)
+    assert isinstance(event, SourceEvent) and event.kind == "unreadable" and event.source == "9763"
+    assert "no camera of number 9763" in event.message
+
+
+def test_several_streams_of_a_list_each_get_their_turn(tmp_path: Path) -> None:
+    with mjpeg_server([30, SILENT]) as one, mjpeg_server([30, SILENT]) as two, mjpeg_server() as gone:
+        (tmp_path / "a.streams").write_text(f"{one.url}\n# the second\n{two.url}\n\n{gone.url}\n")
+        found = []
+        with open_sources(tmp_path / "a.streams", read=read, every_frame=True, patience=LONG) as sources:
+            for item in sources:
+                found.append(item)
+                if len(frames(found)) == 60 and len(events(found)) == 3:
+                    break
+    for server in (one, two):
+        got = [item for item in frames(found) if item.source == server.url]
+        assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got] == list(range(30))
+    assert {event.kind for event in events(found) if event.source == gone.url} == {"unreadable"}
+    assert len({item.name for item in found}) == 3, "the addresses differ in their ports alone"
+
+
+def test_closing_ends_the_threads_at_once() -> None:
+    before = threading.active_count()
+    with mjpeg_server([30, SILENT], pause_s=0.02) as server:
+        within = threading.active_count()
+        with open_sources(server.url, read=read, patience=LONG) as sources:
+            found = iter(sources)
+            while not isinstance(next(found), Frame):
+                pass
+            assert threading.active_count() > within
+        until = time.monotonic() + 60
+        while any(thread.name.startswith("stream ") for thread in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert next(found, None) is None
+    until = time.monotonic() + 60
+    while threading.active_count() > before:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_transport_stream_over_tcp(tmp_path: Path) -> None:
+    ffmpeg = shutil.which("ffmpeg")
+    if ffmpeg is None:
+        pytest.skip("needs the program ffmpeg, which is not installed")
+    video = write_video(tmp_path / "a.mp4", range(30))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["-c:v", "mpeg2video", "-q:v", "2", "-f", "mpegts", f"tcp://127.0.0.1:{port}?listen=1"]
+    with subprocess.Popen([ffmpeg, "-nostdin", "-loglevel", "quiet", "-i", video, *flags]) as server:
+        patience = Patience(open_s=60, read_s=60, tries=600, pause_s=0.1, longest_pause_s=0.1, give_up_s=0.1)
+        found = items(f"tcp://127.0.0.1:{port}", every_frame=True, patience=patience)
+        assert server.wait(60) == 0
+    got = frames(found)
+    assert kinds(found) == ["opened", "gap", "ended"]
+    assert [frame.frame for frame in got] == list(range(len(got)))
+    assert [number_of(frame.pixels) for frame in got] == list(range(30))

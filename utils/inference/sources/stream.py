@@ -1,0 +1,190 @@
+"""One stream or camera, read by a thread of its own: time-outs, gaps, reconnections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from utils.inference.sources.capture import Capture
+from utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
+from utils.inference.sources.origins import Origin
+from utils.text import one_line
+
+MOST_WAITING = 8  # frames of a stream that wait to be taken, where each of them is wanted
+_STALL_TIMES = 10  # of the usual time between two frames
+_USUAL = 0.1  # weight of the newest frame in that time
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a stream is given up, for a time or for good.
+
+    Attributes:
+        open_s: longest time to connect, and to the first frame.
+        read_s: longest time without a frame; then it is connected anew.
+        stall_s: a shorter time without a frame is reported as a gap from here on, if it is ten times the usual one.
+        tries: how often a stream that has not delivered yet is asked; cameras once.
+        pause_s: before a connection is tried again; it doubles each time.
+        longest_pause_s: what it grows to.
+        give_up_s: a stream that has delivered ends after so many seconds without a frame.
+    """
+
+    open_s: float = 10.0
+    read_s: float = 5.0
+    stall_s: float = 2.0
+    tries: int = 3
+    pause_s: float = 0.5
+    longest_pause_s: float = 15.0
+    give_up_s: float = 600.0
+
+
+PATIENCE = Patience()
+
+
+class StreamReader:
+    """Reads a stream until it is over or stopped; what has come waits in `waiting`.
+
+    Args:
+        origin: the stream or camera.
+        ready: guards `waiting` and `is_over` of all readers, and is notified when they change.
+        every_frame: wait for the one who takes the frames, instead of replacing the one that waits by a newer one.
+        vid_stride: each so many-th frame is given.
+        patience: time-outs.
+
+    Attributes:
+        waiting: frames and events in order; the pixels of the frames are BGR.
+        is_over: nothing more will come.
+        failure: a defect that ended it.
+    """
+
+    def __init__(
+        self, origin: Origin, ready: threading.Condition, *, every_frame: bool, vid_stride: int, patience: Patience
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"stream {origin.place}", daemon=True)
+        self.origin, self.patience = origin, patience
+        self.waiting: deque[Frame | SourceEvent] = deque()
+        self.is_over = False
+        self.failure: BaseException | None = None
+        self._ready, self._every_frame, self._vid_stride = ready, every_frame, vid_stride
+        self._stopped = threading.Event()
+        self._number = 0
+        self._started: float | None = None  # when the first frame came
+        self._last = 0.0  # when the last one came
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end; it does so at the latest when its time-out is over."""
+        self._stopped.set()
+        with self._ready:
+            self._ready.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, if it was started."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            with self._ready:
+                self.is_over = True
+                self._ready.notify_all()
+
+    def _read(self) -> None:
+        tries, pause = 0, self.patience.pause_s
+        while not self._stopped.is_set():
+            number = self._number
+            facts = self._one_connection()
+            if self._stopped.is_set():
+                return
+            if self._number > number:
+                pause = self.patience.pause_s
+                if facts is not None and facts.frames is not None:  # it has an end, and this is it
+                    self._event("ended", f"ended after {self._number:,} frames")
+                    return
+                self._event("gap", "no frame comes, it is connected anew", seconds=time.monotonic() - self._last)
+            elif self._started is None:
+                tries += 1
+                if tries >= self.patience.tries or self.origin.form == "camera":
+                    self._event("unreadable", self._why())
+                    return
+            elif time.monotonic() - self._last > self.patience.give_up_s:
+                lost_s = time.monotonic() - self._last
+                self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {self._number:,} frames")
+                return
+            self._stopped.wait(pause)
+            pause = min(2 * pause, self.patience.longest_pause_s)
+
+    def _one_connection(self) -> VideoFacts | None:
+        """Frames until none comes; what the stream says of itself, None where it is not there."""
+        where = int(self.origin.where) if self.origin.form == "camera" else self.origin.where
+        with Capture(where, open_s=self.patience.open_s, read_s=self.patience.read_s) as capture:
+            if not capture.is_open:
+                return None
+            facts, is_new, usual_s = capture.facts, True, 0.0
+            asked = time.monotonic()
+            while not self._stopped.is_set() and capture.grab():
+                now = time.monotonic()
+                if is_new:
+                    self._say_that_it_is_there(now, facts)
+                else:
+                    waited_s = now - asked
+                    if waited_s > max(self.patience.stall_s, _STALL_TIMES * usual_s):
+                        self._event("gap", f"no frame for {waited_s:.1f} s", seconds=waited_s)
+                    usual_s += _USUAL * (waited_s - usual_s) if usual_s else waited_s
+                is_new, self._last = False, now
+                if self._number % self._vid_stride == 0 and (pixels := capture.retrieve()) is not None:
+                    time_s, wall_s = self._times(now)
+                    source, place = self.origin.source, self.origin.place
+                    self._put(Frame(pixels, source, "stream", place, self._number, time_s, wall_s))
+                self._number += 1
+                asked = time.monotonic()
+            return facts
+
+    def _say_that_it_is_there(self, now: float, facts: VideoFacts) -> None:
+        if self._started is None:
+            self._started = now
+            self._event("opened", "opened", facts=facts)
+        else:
+            lost_s = now - self._last
+            self._event("reconnected", f"it is there again after {lost_s:.1f} s", seconds=lost_s, facts=facts)
+
+    def _put(self, frame: Frame) -> None:
+        """Let a frame wait, in the place of an older one or after all others."""
+        with self._ready:
+            if self._every_frame:
+                while len(self.waiting) >= MOST_WAITING and not self._stopped.is_set():
+                    self._ready.wait()
+            elif self.waiting and isinstance(older := self.waiting[-1], Frame):
+                self.waiting.pop()
+                frame = replace(frame, dropped=older.dropped + 1)
+            self.waiting.append(frame)
+            self._ready.notify_all()
+
+    def _event(
+        self, kind: Kind, message: str, *, seconds: float | None = None, facts: VideoFacts | None = None
+    ) -> None:
+        origin, (time_s, wall_s) = self.origin, self._times(time.monotonic())
+        said = f"{one_line(origin.source, 4096)}: {message}"
+        event = SourceEvent(
+            origin.source, kind, said, "stream", origin.place, self._number, time_s, wall_s, seconds, facts
+        )
+        with self._ready:
+            self.waiting.append(event)
+            self._ready.notify_all()
+
+    def _times(self, now: float) -> tuple[float | None, float]:
+        return None if self._started is None else now - self._started, time.time()
+
+    def _why(self) -> str:
+        if self.origin.form == "camera":
+            return f"no camera of number {self.origin.where} gives a picture."
+        return f"no frame comes from it, tried {self.patience.tries} times. Check the address and the network."
