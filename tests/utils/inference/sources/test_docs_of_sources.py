@@ -1,0 +1,32 @@
+"""What docs/sources.md says of suffixes, times and kinds is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from utils.inference.sources.addresses import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
+from utils.inference.sources.frames import Kind
+from utils.inference.sources.origins import VIDEO_SUFFIXES
+from utils.inference.sources.stream import MOST_WAITING, PATIENCE
+from utils.types import IMAGE_SUFFIXES
+
+PAGE = (Path(__file__).parents[4] / "docs" / "sources.md").read_text()
+
+
+def test_suffixes() -> None:
+    for what, suffixes in (("a picture", IMAGE_SUFFIXES), ("a video", VIDEO_SUFFIXES)):
+        (row,) = re.findall(rf"\| {what}: ([\w ]+)", PAGE)
+        assert set(row.split()) == {suffix[1:] for suffix in suffixes}
+
+
+def test_times_and_limits() -> None:
+    assert (MOST_PICTURE_BYTES, MOST_VIDEO_BYTES) == (1 << 30, 32 << 30)
+    assert (PATIENCE.stall_s, PATIENCE.read_s, PATIENCE.open_s, PATIENCE.give_up_s) == (2, 5, 10, 600)
+    assert (PATIENCE.tries, PATIENCE.pause_s, PATIENCE.longest_pause_s, MOST_WAITING) == (3, 0.5, 15, 8)
+
+
+def test_events() -> None:
+    kinds = re.findall(r"^\| `(\w+)` \|", PAGE.partition("| event | when |")[2], flags=re.MULTILINE)
+    assert set(kinds) == set(get_args(Kind)) - {"damaged"}
