@@ -14,7 +14,7 @@ from utils.exporting.preprocessing import Placed
 
 
 class Thresholds(NamedTuple):
-    """conf, iou: float32 scalars; max_det: int64 scalar."""
+    """conf, iou: float32 (1,); max_det: int64 (1,)."""
 
     conf: Value
     iou: Value
@@ -66,8 +66,7 @@ def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool
     boxes = g.Concat(g.Sub(centres, half), g.Add(centres, half), axis=2)
     scores = g.Transpose(scores, perm=[0, 2, 1])
     if suppress:
-        iou, conf, most = (g.Reshape(limit, [1]) for limit in (limits.iou, limits.conf, limits.max_det))
-        chosen = g.NonMaxSuppression(boxes, scores, most, iou, conf)
+        chosen = g.NonMaxSuppression(boxes, scores, limits.max_det, limits.iou, limits.conf)
     else:
         chosen = g.Transpose(g.NonZero(g.Greater(scores, limits.conf)), perm=[1, 0])
     values = g.GatherND(scores, chosen)
@@ -80,8 +79,7 @@ def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool
 
 def of_one(g: Nodes, found: Found, most: Value) -> Found:
     """The best of a single picture."""
-    end = g.Reshape(most, [1])
-    return Found(*(g.Slice(part, [0], end) for part in found))
+    return Found(*(g.Slice(part, [0], most) for part in found))
 
 
 def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:

@@ -61,8 +61,8 @@ def _optional(name: str, default: np.generic) -> Value:
     """An input that has a default: a graph's input that is an initializer too."""
     import onnx_ir as ir
 
-    value = described(name, type(default), [])
-    value.const_value = ir.tensor(np.asarray(default), name=name)
+    value = described(name, type(default), [1])
+    value.const_value = ir.tensor(np.array([default]), name=name)
     return value
 
 

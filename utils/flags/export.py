@@ -44,7 +44,7 @@ class ExportConfig(Options):
         "", "confidence above which something is found (default: where F1 is best, else 0.25)", "--conf"
     )
     iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
-    max_det: int = option(300, "detections a picture", kind=int, low=1, high=30_000)
+    max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
     max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
     device: str = option("", "what exports are measured on: cpu, 0 or mps")

@@ -24,7 +24,7 @@ def graph_of(*, has_objectness: bool, suppress: bool) -> Any:
     nodes = Nodes("after")
     decoded = described("decoded", np.float32, ["b", "a", "n"])
     limits = Thresholds(
-        described("conf", np.float32, []), described("iou", np.float32, []), described("max_det", np.int64, [])
+        described("conf", np.float32, [1]), described("iou", np.float32, [1]), described("max_det", np.int64, [1])
     )
     found = detect(nodes, decoded, limits, has_objectness=has_objectness, suppress=suppress)
     outputs = of_one(nodes, found, limits.max_det)
@@ -98,7 +98,7 @@ def test_detections_equal_the_suppressions(
 
 def run(session: Any, decoded: torch.Tensor, conf: float, iou: float, max_det: int) -> dict[str, np.ndarray]:
     values = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-    feeds = {"decoded": decoded.numpy(), **{name: np.asarray(value) for name, value in values.items()}}
+    feeds = {"decoded": decoded.numpy(), **{name: np.array([value]) for name, value in values.items()}}
     found = dict(zip(("boxes", "scores", "classes"), session.run(None, feeds), strict=True))
     assert found["classes"].dtype == np.int64
     return found
