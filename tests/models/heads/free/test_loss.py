@@ -77,7 +77,7 @@ def test_nothing_depends_on_how_a_batch_is_cut(cuts: list[range]) -> None:
         mine = [p.detach()[cut.start : cut.stop].requires_grad_() for p in whole]
         shares.append((cut, mine, criterion.assign(rows, len(cut), SIZE_HW)))
         found = matched(criterion, mine, rows)
-        assert found == pytest.approx({(i - cut.start, c): t for (i, c), t in scores.items() if i in cut}, rel=1e-6)
+        assert found == pytest.approx({(i - cut.start, c): t for (i, c), t in scores.items() if i in cut}, rel=1e-5)
         units += sum(round(score * UNIT) for score in found.values())
         criterion(mine, shares[-1][2], None, lambda units: asked.append(units) or (lambda: units))
     total = torch.stack(asked).sum(0)
@@ -88,8 +88,8 @@ def test_nothing_depends_on_how_a_batch_is_cut(cuts: list[range]) -> None:
         part, its_parts = criterion(mine, assignment, None, lambda units: lambda: total)
         found_parts += its_parts
         for grad, wanted in zip(torch.autograd.grad(part, mine), expected, strict=True):
-            torch.testing.assert_close(grad, wanted[cut.start : cut.stop], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(found_parts, parts, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(grad, wanted[cut.start : cut.stop], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found_parts, parts, rtol=1e-5, atol=1e-8)
 
 
 def test_an_empty_batch_learns_that_it_is_empty() -> None:
@@ -152,7 +152,7 @@ def test_in_parts_the_matches_are_the_same() -> None:
     one, other = (criterion._match(predictions, assignment)[1][0].matches for assignment in (whole, parts))
     assert torch.equal(one.cells, other.cells) and one.targets.any()
     # A CPU's vector instructions round otherwise than what is left for the end of a tensor.
-    torch.testing.assert_close(one.targets, other.targets, rtol=1e-6, atol=0)
+    torch.testing.assert_close(one.targets, other.targets, rtol=1e-5, atol=0)
 
 
 def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None:
