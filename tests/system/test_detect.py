@@ -125,6 +125,16 @@ def test_every_kind_of_file(weights: Path, folder: Path) -> None:
     assert run(weights, folder).folder == out.with_name("exp2")
 
 
+def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -> None:
+    (folder / "000.png").write_bytes(b"\xff\xd8\xff broken")
+    written = lines_of(run(weights, folder, save_json=True, nosave=True))
+    page = (Path(detect.__file__).parent / "docs" / "detect.md").read_text()
+    shown = [json.loads(line) for line in page.splitlines() if line.startswith("{")]
+    failed, found = (next(line for line in written[1:] if key in line) for key in ("event", "detections"))
+    assert [[*line] for line in shown] == [[*line] for line in (written[0], found, failed)]
+    assert [*shown[1]["detections"][0]] == [*found["detections"][0]]
+
+
 def test_nothing_is_written_where_nothing_was_asked_for(weights: Path, folder: Path) -> None:
     summary = run(weights, folder, nosave=True)
     assert summary.folder is None and summary.pictures == len(SIZES)
@@ -195,7 +205,7 @@ def test_a_corrupt_picture_among_a_hundred(weights: Path, tmp_path: Path) -> Non
         (["--source", "EMPTY", "--imgsz", "16"], 2, "--imgsz: found 16, allowed is 32 to 8192"),
         (["--source", "EMPTY", "--max-det", "0"], 2, "--max-det: found 0"),
         (["--source", "EMPTY", "--vid-stride", "0"], 2, "--vid-stride: found 0"),
-        (["--source", "EMPTY", "--save-conf"], 2, "--save-conf adds confidences to label files"),
+        (["--source", "EMPTY", "--hide-conf", "yes"], 2, "unknown argument 'yes'"),
         (["--source", "EMPTY", "--sorce", "x"], 2, "unknown argument '--sorce'. Did you mean '--source'?"),
         (["--source", "PICTURE", "--project", "TEXT"], 1, "text.pt"),
         (["--source", "PICTURE", "--name", "."], 2, "--name '.': expected a name"),
