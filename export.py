@@ -28,6 +28,8 @@ if __name__ == "__main__":
 from utils.errors import ConfigError
 from utils.exporting.formats import Format, chosen
 from utils.exporting.onnx_file import Onnx
+from utils.exporting.parity.content import size_of
+from utils.exporting.parity.verify import Original, verify
 from utils.exporting.small_pt import SmallPt
 from utils.exporting.subject import Subject
 from utils.ranks.failures import run_rank
@@ -41,7 +43,11 @@ FORMATS: tuple[Format, ...] = (Onnx(), SmallPt())
 
 
 def export(config: ExportConfig, world: World) -> list[Path]:
-    """Write what config.include names; return the files."""
+    """Write what config.include names, and run it beside the checkpoint; return the files.
+
+    Raises:
+        UserError: a mistake in the flags; or a file finds something else than the checkpoint.
+    """
     setup_logging(world.rank, world.size)
     formats = chosen(config.include, FORMATS)
     subject = Subject.read(config)
@@ -51,8 +57,10 @@ def export(config: ExportConfig, world: World) -> list[Path]:
     written = []
     for one in formats:
         path = one.write(subject, subject.file(one.suffix))
-        log.info(f"{one.name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB)")
         written.append(path)
+    original = Original(subject.path, subject.model, subject.weights, subject.imgsz)
+    verify(original, written, world, data=config.data, max_drop=config.max_drop)
     return written
 
 

@@ -26,11 +26,12 @@ _FOLDER = REPO / "data"
 LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
 
 
-def load_spec(data: str | Path) -> DatasetSpec:
+def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     """Read a dataset YAML and make sure that its folder is there.
 
     Args:
         data: the YAML, as given or from the repository's data/, with or without ".yaml".
+        obtain: download or generate a dataset that is not there; else it is an error.
 
     Returns:
         The specification; all entries are absolute. An entry may still be missing: `build_index` raises when it is
@@ -52,7 +53,9 @@ def load_spec(data: str | Path) -> DatasetSpec:
         )
     if stated is not None and not isinstance(stated, str):
         raise ConfigError(f"{found.at('path')}: path: found {shown(stated)}, expected a folder.")
-    place = Place(yaml_path, f"{found.at('path')}: path", stated, entries, archives, refused, generate)
+    where = f"{found.at('path')}: path"
+    means = (archives, refused, generate) if obtain else ((), "", None)
+    place = Place(yaml_path, where, stated, entries, *means)
     root = place.find()
     splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")

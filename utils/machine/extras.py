@@ -13,6 +13,10 @@ from utils.errors import UserError
 _TELEMETRY = "openvino_telemetry"
 
 
+class MissingExtra(UserError):
+    """A package of an extra is not installed, or does not load."""
+
+
 def import_extra(module: str, extra: str, what: str) -> Any:
     """A module of an optional package.
 
@@ -24,14 +28,14 @@ def import_extra(module: str, extra: str, what: str) -> Any:
         what: needs it, for the message, such as "best.onnx".
 
     Raises:
-        UserError: it is not installed, or does not load.
+        MissingExtra: it is not installed, or does not load.
     """
     try:
         with _without_telemetry():
             return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
-        raise UserError(
+        raise MissingExtra(
             f"{what}: needs the package {package}, which does not load here ({error}). Install it with: uv sync "
             f"--extra {extra}"
         ) from error

@@ -50,7 +50,7 @@ class OnnxDetector(ExportedDetector):
     def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
         asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        shaped = {name: value.reshape([1] * len(self._inputs[name].shape)) for name, value in asked.items()}
+        shaped = {name: np.full([1] * len(self._inputs[name].shape), value) for name, value in asked.items()}
         return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
 
 

@@ -1,0 +1,94 @@
+"""Detections are matched by class and place, and those that a threshold may cut do not count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.exporting.parity.agreement import EXACT, Agreement, compare, joined
+from utils.types import Detections
+
+
+def made(*rows: tuple[float, float, float, float, float, int]) -> Detections:
+    """x1, y1, x2, y2, score, class."""
+    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
+    return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
+
+
+def compared(a: Detections, b: Detections, conf: float = 0.1, max_det: int = 300, scale: float = 1.0) -> Agreement:
+    return compare(a, b, conf=conf, max_det=max_det, scale=scale, margin=2e-3)
+
+
+CAT, DOG = (10, 10, 50, 50, 0.9, 0), (12, 10, 50, 50, 0.8, 1)
+
+
+def test_the_same_detections_agree_in_any_order_of_equal_scores() -> None:
+    a, b = made(CAT, DOG, (200, 0, 220, 9, 0.5, 0)), made(CAT, DOG, (200, 0, 220, 9, 0.5, 0))
+    found = compared(a, b)
+    assert (found.detections, found.matched, found.box_px, found.score) == (6, 6, 0, 0)
+
+
+def test_differences_are_in_pixels_of_the_network() -> None:
+    found = compared(made(CAT), made((10, 10.5, 50, 50, 0.88, 0)), scale=0.25)
+    assert found.box_px == pytest.approx(0.125) and found.score == pytest.approx(0.02, abs=1e-6)
+    assert found.exceeds(EXACT) == (
+        "half of the boxes differ by more than 0.125 px, at most 0.01 is allowed; "
+        "half of the scores differ by more than 0.02, at most 0.0001 is allowed"
+    )
+    assert found.exceeds(EXACT._replace(box_px=0.1)).startswith("boxes differ by up to 0.125 px, at most 0.1")
+
+
+def test_another_class_and_another_place_are_no_partners() -> None:
+    found = compared(made(CAT, DOG), made((10, 10, 50, 50, 0.9, 1), (90, 10, 130, 50, 0.8, 1)))
+    assert (found.detections, found.matched) == (4, 2), "the dog with the box on it"
+    assert "50.0% of the detections are found by both" in found.exceeds(EXACT)
+
+
+def test_boxes_without_an_area_have_partners() -> None:
+    flat = (10, 0, 40, 0, 0.9, 0), (10, 0, 40, 0, 0.7, 0)
+    assert compared(made(*flat), made(*flat)).share == 1
+
+
+def test_what_a_threshold_may_cut_does_not_count() -> None:
+    weak = (300, 300, 340, 340, 0.101, 0)
+    assert compared(made(CAT, weak), made(CAT))[:2] == (2, 2)
+    assert compared(made(CAT, (300, 300, 340, 340, 0.11, 0)), made(CAT)).share < 1
+    last, other = (300, 300, 340, 340, 0.5, 0), (400, 300, 440, 340, 0.4995, 0)
+    assert compared(made(CAT, last), made(CAT, other), max_det=2).share == 1, "one of two that nearly tie"
+    assert compared(made(CAT, last), made(CAT, other), max_det=3).share < 1
+
+
+def test_what_a_threshold_should_have_cut_counts() -> None:
+    weak, more = (300, 300, 340, 340, 0.05, 0), (400, 300, 440, 340, 0.6, 0)
+    assert compared(made(CAT), made(CAT, weak)).share < 1
+    assert compared(made(CAT), made(CAT, more), max_det=1).share < 1
+
+
+def test_nothing_agrees_with_nothing_and_not_with_something() -> None:
+    assert compared(made(), made()).share == 1 and not compared(made(), made()).exceeds(EXACT)
+    assert compared(made(), made(CAT)).exceeds(EXACT) and compared(made(CAT), made()).exceeds(EXACT)
+    assert joined([]).share == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 40))
+def test_it_does_not_matter_which_is_the_reference(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def sampled() -> Detections:
+        corner = rng.uniform(0, 60, (count, 2))
+        boxes = np.concatenate([corner, corner + rng.uniform(5, 40, (count, 2))], 1)
+        scores = -np.sort(-rng.uniform(0.1, 1, count))
+        return Detections(
+            torch.from_numpy(boxes).float(),
+            torch.from_numpy(scores).float(),
+            torch.from_numpy(rng.integers(0, 3, count)),
+        )
+
+    a, b = sampled(), sampled()
+    one, other = compared(a, b), compared(b, a)
+    assert one.matched % 2 == 0 and one.matched <= one.detections <= 2 * count
+    assert (one.detections, one.matched) == pytest.approx((other.detections, other.matched), abs=2 * count // 10 + 2)

@@ -1,0 +1,129 @@
+"""The table that an export ends with, and the files that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.source.shapes import render_image
+from tests.utils.exporting.made import NAMES
+from utils.errors import UserError
+from utils.exporting.parity import verify as verification
+from utils.exporting.parity.accuracy import Accuracy
+from utils.exporting.parity.content import precision_of
+from utils.exporting.parity.pictures import ASPECTS, gather
+from utils.exporting.parity.verify import Original, verify
+from utils.exporting.subject import Subject
+from utils.flags.export import ExportConfig
+from utils.machine import extras
+from utils.machine.extras import import_extra
+from utils.machine.opencv import cv2
+from utils.ranks.world import World
+
+IMGSZ = 96
+
+
+@pytest.fixture(scope="module")
+def original(made_pt: Path) -> Original:
+    subject = Subject.read(ExportConfig(weights=str(made_pt), imgsz=[IMGSZ]))
+    return Original(subject.path, subject.model, subject.weights, subject.imgsz)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few drawn pictures of three classes."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "images").mkdir()
+    (folder / "labels").mkdir()
+    for number in range(6):
+        image, classes, boxes = render_image("val", number, size=120)
+        height, width = image.shape[:2]
+        cv2.imwrite(str(folder / "images" / f"{number}.png"), image[..., ::-1])
+        rows = [
+            f"{c % 3} {(x1 + x2) / 2 / width} {(y1 + y2) / 2 / height} {(x2 - x1) / width} {(y2 - y1) / height}"
+            for c, (x1, y1, x2, y2) in zip(classes.tolist(), boxes.tolist(), strict=True)
+        ]
+        (folder / "labels" / f"{number}.txt").write_text("\n".join(rows))
+    path = folder / "three.yaml"
+    path.write_text(yaml.safe_dump({"path": str(folder), "train": "images", "val": "images", "names": list(NAMES)}))
+    return path
+
+
+def damaged(path: Path, target: Path) -> Path:
+    """The file with weights of the first convolution that are a little larger."""
+    onnx = import_extra("onnx", "export", "a test")
+    model = onnx.load(path)
+    weights = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 4)
+    weights.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weights) * 1.05, weights.name))
+    onnx.save(model, target)
+    return target
+
+
+def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
+    original: Original, made_onnx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify(original, [made_onnx], World())
+    said = capsys.readouterr().out.splitlines()
+    assert "drawn shapes" in said[0] and len(said) == 4
+    assert said[2].startswith("best.pt") and said[3].startswith("best.onnx")
+    assert said[3].split()[-2:] == ["100.0%", "float32"]
+
+
+def test_map_and_what_is_lost_are_in_the_table_where_the_data_is_there(
+    original: Original, made_onnx: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify(original, [made_onnx], World(), data=str(data))
+    first, _, network, file = capsys.readouterr().out.splitlines()
+    assert "6 pictures of val, and 7 crops" in first
+    assert network.count(" to ") == 1 and file.count(" to ") == 2, "its interval, and that of what it lost"
+
+
+def test_a_file_with_other_weights_is_refused(original: Original, made_onnx: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
+        verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World())
+    assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
+
+
+def test_a_file_that_loses_more_than_is_allowed_is_refused(
+    original: Original, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
+    monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
+    verify(original, [made_onnx], World(), data=str(data), max_drop=0.03)
+    with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 may be lost \(--max-drop\)"):
+        verify(original, [made_onnx], World(), data=str(data))
+
+
+def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
+    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = extras.importlib.import_module
+
+    def without(module: str) -> object:
+        if module == "onnxruntime":
+            raise ModuleNotFoundError("No module named 'onnxruntime'")
+        return real(module)
+
+    monkeypatch.setattr(extras.importlib, "import_module", without)
+    verify(original, [made_onnx], World())
+    assert "best.onnx: not verified here: " in capsys.readouterr().out
+
+
+def test_numbers_are_read_from_the_file_itself(made_onnx: Path, tmp_path: Path) -> None:
+    onnx = import_extra("onnx", "export", "a test")
+    model = onnx.load(made_onnx)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 4:
+            half = onnx.numpy_helper.to_array(tensor).astype("float16")
+            tensor.CopyFrom(onnx.numpy_helper.from_array(half, tensor.name))
+    onnx.save(model, tmp_path / "half.onnx")
+    assert precision_of(tmp_path / "half.onnx").startswith("float16 9")
+    assert precision_of(made_onnx) == "float32"
+
+
+def test_pictures_have_at_least_six_aspects() -> None:
+    pictures = gather(None, 160).pictures
+    aspects = {round(picture.shape[1] / picture.shape[0], 1) for picture in pictures}
+    assert len(aspects) >= 6 and len(pictures) > len(ASPECTS)

@@ -1,0 +1,1 @@
+"""Exports are measured beside the network that they were made of: the same pictures, boxes, scores and mAP."""

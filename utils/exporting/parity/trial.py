@@ -1,0 +1,86 @@
+"""Two pipelines on the same pictures, at two sets of thresholds: a file that ignores them is caught by the second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
+from utils.inference.backend import Backend, PictureBackend
+from utils.inference.pipeline import Pipeline, suppression_of
+from utils.types import Detections
+
+Picture = NDArray[np.uint8]
+
+
+class Thresholds(NamedTuple):
+    """Of one round: on every picture, or on every `step`-th."""
+
+    conf: float
+    iou: float
+    max_det: int
+    step: int = 1
+
+
+ROUNDS = (Thresholds(0.05, 0.6, 300), Thresholds(0.35, 0.3, 3, 2))
+UNSURE_ROUNDS = (Thresholds(0.001, 0.6, 300), Thresholds(0.003, 0.3, 3, 2))  # of a model that is sure of nothing
+
+
+class Trial(NamedTuple):
+    """What a network found, round by round and picture by picture, and how long a picture of the last round took."""
+
+    rounds: tuple[Thresholds, ...]
+    found: tuple[tuple[Detections, ...], ...]
+    milliseconds: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was found."""
+        return not any(len(one) for pictures in self.found for one in pictures)
+
+
+def try_out(
+    backend: Backend | PictureBackend,
+    pictures: Sequence[Picture],
+    imgsz: int,
+    thresholds: tuple[Thresholds, ...] = ROUNDS,
+) -> Trial:
+    """Let a network find what it finds; its first round also compiles what it compiles for each shape.
+
+    Args:
+        backend: what computes.
+        pictures: uint8 (H, W, 3) RGB.
+        imgsz: their long side becomes this.
+        thresholds: of the rounds.
+
+    Raises:
+        UserError: it cannot be computed.
+    """
+    rounds = []
+    times: list[float] = []
+    for asked in thresholds:
+        rules = suppression_of(backend, conf=asked.conf, iou=asked.iou, max_det=asked.max_det)
+        pipeline = Pipeline(backend, rules, imgsz)
+        found, times = [], []
+        for picture in pictures[:: asked.step]:
+            started = time.perf_counter()
+            found.append(pipeline(picture).detections)
+            times.append(1000 * (time.perf_counter() - started))
+        rounds.append(tuple(found))
+    return Trial(thresholds, tuple(rounds), statistics.median(times))
+
+
+def agreement(reference: Trial, trial: Trial, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance) -> Agreement:
+    """How far two trials on the same pictures agree."""
+    parts = []
+    for asked, expected, found in zip(reference.rounds, reference.found, trial.found, strict=True):
+        for picture, one, other in zip(pictures[:: asked.step], expected, found, strict=True):
+            scale = imgsz / max(picture.shape[:2])
+            compared = compare(one, other, conf=asked.conf, max_det=asked.max_det, scale=scale, margin=allowed.margin)
+            parts.append(compared)
+    return joined(parts)
