@@ -71,6 +71,12 @@ def detect(config: DetectConfig, world: World) -> Summary:
     """Find objects in config.source; print and write what the flags ask for."""
     if world.size > 1:
         raise ConfigError("detect.py is one process: start it without a launcher, once for each part of the pictures.")
+    if not config.source:
+        raise ConfigError(
+            "--source: found nothing, expected a picture, a video, a folder, a glob, an address, a camera."
+        )
+    if config.save_conf and not config.save_txt:
+        log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
     detector = Detector(
         config.weights,
         imgsz=config.imgsz or None,

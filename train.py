@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -314,6 +315,8 @@ def finish(
         report_validation(
             found, index, context.folder, imgsz=context.imgsz, verbose=len(index.names) <= 20, plots=journal.renders
         )
+        print(f"Detect: uv run detect.py --weights {shlex.quote(str(saver.best))} --source …")
+        print(f"Export: uv run export.py --weights {shlex.quote(str(saver.best))}")
     journal.finish(best_epoch, saver.best)
     world.barrier()
     return found.metrics

@@ -78,6 +78,11 @@ def validate(config: ValConfig, world: World) -> Metrics:
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
+    if weights.pixels != spec.pixels:
+        log.warning(
+            f"{weights.source} was trained with `pixels: {weights.pixels or 'none'}`, but {spec.yaml_path} has "
+            f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
+        )
 
     imgsz, size_hw = image_size(model, config)
     if weights.imgsz not in (None, imgsz):
@@ -138,7 +143,9 @@ def open_model(config: ValConfig, world: World) -> tuple[Weights, Model]:
     exported = open_exported(config.weights, world.accelerator)
     log.info(f"{config.weights}: {exported.runtime}")
     source = exported.description.path.name
-    return Weights({}, {}, exported.names, source, exported.description.data, exported.imgsz), exported
+    return Weights(
+        {}, {}, exported.names, source, exported.description.data, exported.imgsz, pixels=exported.pixels
+    ), exported
 
 
 def image_size(model: Model, config: ValConfig) -> tuple[int, tuple[int, int] | None]:

@@ -13,6 +13,7 @@ import pytest
 from data.feed.sampler import EpochOrder, EpochSampler
 from utils import environment
 from utils.config import Hyp, TrainConfig, ValConfig
+from utils.flags.detect import DetectConfig
 from utils.flags.export import ExportConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,10 +98,10 @@ def test_files_modules_and_targets_are_there(path: Path) -> None:
 
 def test_every_command_of_the_readme_is_understood() -> None:
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^(?!`).*\b(train|val|export)\.py (--[^#\n]*)", text, flags=re.MULTILINE)
+    commands = re.findall(r"^(?!`).*\b(train|val|detect|export)\.py (--[^#\n]*)", text, flags=re.MULTILINE)
     assert len(commands) >= 9
     for command, flags in commands:
-        config = {"train": TrainConfig, "val": ValConfig, "export": ExportConfig}[command]
+        config = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}[command]
         config(**config.from_args(shlex.split(flags)))
 
 

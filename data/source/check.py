@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from data.source.decode import read_image
+from data.source.decode import read_levels
 from data.source.headers import TAIL, ends_early
 from data.source.index import problem_report, refuse_unusable, unknown_class
 from data.source.listing import Listing, list_images
 from data.source.scan import ClassNames, Stretch, scan
 from utils.errors import UserError
 from utils.machine.limits import usable_cpus
+from utils.pixels import PixelRule, to_uint8
 from utils.text import first_of, shown
 from utils.types import DatasetIndex, DatasetSpec
+
+_DARK = 128  # a split whose deep pictures become no brighter uses seven bits of eight, or fewer
 
 
 @dataclass
@@ -103,7 +107,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, progress: bool
         if not single_cls:
             _check_categories(check, spec, listing)
         _check_boxes(check, listing, scanned)
-        for path, content in _check_pixels(check, split, listing, scanned, progress).items():
+        for path, content in _check_pixels(check, spec, split, listing, scanned, progress).items():
             owners.setdefault(content, {}).setdefault(split, path)
     for split in ("train", "val"):
         if split not in spec.splits:
@@ -163,19 +167,24 @@ def doubts(index: DatasetIndex) -> list[str]:
 
 
 class _Decoded(NamedTuple):
+    """A decoded image; `brightest` is its largest level of more than 8 bits, and the byte that became of it."""
+
     digest: bytes
     size_hw: tuple[int, int]
     is_cut: bool
+    brightest: tuple[float, int] | None
 
 
 def _check_pixels(
-    check: DatasetCheck, split: str, listing: Listing, scanned: Stretch, progress: bool
+    check: DatasetCheck, spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch, progress: bool
 ) -> dict[str, bytes]:
     """Decode every image that would be used; path as shown → digest of the file."""
     digests: dict[str, bytes] = {}
     paths = [image for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
+    deep: list[tuple[float, int]] = []
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        results = tqdm(pool.map(_decode, paths), f"Decoding {split}", len(paths), disable=not progress)
+        decoding = pool.map(partial(_decode, rule=spec.pixels), paths)
+        results = tqdm(decoding, f"Decoding {split}", len(paths), disable=not progress)
         for path, size, decoded in zip(paths, scanned.sizes_hw.tolist(), results, strict=True):
             shown = listing.shown(path)
             if isinstance(decoded, str):
@@ -188,20 +197,32 @@ def _check_pixels(
             elif decoded.is_cut:
                 check.notes.append(f"{shown}: the end of the file is missing; what decodes is used")
             digests[shown] = decoded.digest
+            if decoded.brightest is not None:
+                deep.append(decoded.brightest)
+    level, byte = max(deep, default=(0.0, 0))
+    if level > 0 and max(byte for _, byte in deep) < _DARK:
+        check.notes.append(
+            f"{split}: of {_count(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, which "
+            f"becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in {spec.yaml_path.name}"
+        )
     return digests
 
 
-def _decode(path: str) -> _Decoded | str:
+def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
     """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
     try:
-        image = read_image(Path(path))
+        levels = read_levels(Path(path))
         raw = Path(path).read_bytes()
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
         return f"cannot be read ({error.strerror})."
     digest = hashlib.blake2b(raw, digest_size=16).digest()
-    return _Decoded(digest, (image.shape[0], image.shape[1]), ends_early(raw, raw[-TAIL:]))
+    brightest = None
+    if levels.dtype != np.uint8:
+        largest = float(np.max(levels, where=np.isfinite(levels), initial=0))
+        brightest = largest, int(to_uint8(levels, rule).max())
+    return _Decoded(digest, (levels.shape[0], levels.shape[1]), ends_early(raw, raw[-TAIL:]), brightest)
 
 
 def _check_shared(check: DatasetCheck, owners: dict[bytes, dict[str, str]]) -> None:

@@ -96,7 +96,7 @@ class Job:
         """Let the ranks and their loader workers print where each of their threads is."""
         tell_where(self.processes())
 
-    def left_over(self, within_s: float = 10) -> list[str]:
+    def left_over(self, within_s: float = 60) -> list[str]:
         """Command lines of the processes that are still there after so many seconds; [] as soon as none is."""
         end = time.monotonic() + within_s
         while (pids := self.processes()) and time.monotonic() < end:
@@ -169,7 +169,7 @@ def train(
 
 def assert_no_shared_memory_but(before: set[str]) -> None:
     """Whether no more is left in /dev/shm than was there before."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while (new := shared_memory() - before) and time.monotonic() < end:  # of locks that other jobs make and unlink
         time.sleep(0.05)
     assert not new, new

@@ -29,12 +29,18 @@ from tests.system.launch import ROOT, free_port, run_command
 from utils.checkpoints.weights import OFFICIAL_NAMES, load_weights, resolve_weights
 from utils.config import TrainConfig, ValConfig, load_hyp
 from utils.errors import UserError
+from utils.flags.detect import DetectConfig
 from utils.flags.options import Options
 
 PAGE = ROOT / "docs" / "migrating.md"
 SMALL_TRAIN = "--imgsz 64 --epochs 1 --batch-size 4 --workers 0 --device cpu --noplots --loggers none"
 SMALL_VAL = "--imgsz 64 --workers 0 --device cpu"
-SMALL = {"train.py": SMALL_TRAIN, "val.py": SMALL_VAL, "export.py": "--imgsz 64 --device cpu"}
+SMALL = {
+    "train.py": SMALL_TRAIN,
+    "val.py": SMALL_VAL,
+    "detect.py": "--imgsz 64 --device cpu",
+    "export.py": "--imgsz 64 --device cpu",
+}
 BAD = "BAD"
 
 
@@ -106,7 +112,13 @@ COMMANDS = (
     ),
     Row("python val.py --weights yolov5x.pt yolov5l6.pt --data coco.yaml", "one model is measured, not an ensemble"),
     Row("python val.py --weights yolov5s.pt --data coco.yaml --task study", "run it once for each `--imgsz`"),
-    Row("python detect.py --weights yolov5s.pt --source 0", "pictures are not predicted here; only train and val"),
+    Row("python detect.py --weights yolov5s.pt --source datasets/coco128/images/train2017 --save-txt"),
+    Row("python detect.py --weights yolov5s.pt --source 'datasets/coco128/images/*/*.jpg' --img 640 --conf 0.25"),
+    Row(
+        "python detect.py --weights runs/train/exp/weights/best.pt --source datasets/coco128/images/val2017",
+        "without `--conf-thres` it is the confidence of the best F1, `--imgsz` that of the training",
+    ),
+    Row("python detect.py --weights yolov5s.pt", "there is no `data/images`: give `--source`"),
     Row(
         "python export.py --weights yolov5s.pt --include onnx",
         "the file takes a picture and answers with boxes; `--raw` gives the bare network",
@@ -156,6 +168,23 @@ VAL_FLAGS = (
     Row("--save-json", "for any dataset; with a COCO JSON its own ids"),
     *map(Row, ("--project runs/val", "--name exp", "--exist-ok", "--half")),
 )
+DETECT_FLAGS = (
+    Row("--weights yolov5s.pt", "the default is yolov5n.pt"),
+    Row("--weights yolov5s.pt yolov5m.pt", "one model, not an ensemble"),
+    *map(Row, ("--source bus.jpg", "--source 0", "--source rtsp://camera/stream")),
+    Row("--source data/images", "there is no default"),
+    Row("--imgsz 640", "the default is what the weights were trained at"),
+    Row("--imgsz 640 480", "one number, the long side"),
+    Row("--conf-thres 0.25", "the default is the confidence of the best F1, 0.25 for YOLOv5's files; or `auto`"),
+    *map(Row, ("--iou-thres 0.45", "--max-det 1000", "--device 0", "--device cpu")),
+    *map(Row, ("--save-txt", "--save-conf")),
+    Row("--save-csv", "more columns: frame and corners"),
+    Row("--save-crop", aside="the box itself, without a margin"),
+    *map(Row, ("--nosave", "--classes 0 2 3", "--agnostic-nms", "--augment")),
+    *map(Row, ("--project runs/detect", "--name exp", "--exist-ok")),
+    Row("--line-thickness 3", "the default is what suits the picture"),
+    *map(Row, ("--hide-labels", "--hide-conf", "--half", "--vid-stride 2")),
+)
 MODELS = (
     *(f"yolov5{size}{p6}" for p6 in ("", "6") for size in "nsmlx"),
     *("hub/yolov3", "hub/yolov3-spp", "hub/yolov3-tiny", "hub/yolov5-bifpn", "hub/yolov5-fpn", "hub/yolov5-p2"),
@@ -185,7 +214,7 @@ WEIGHTS = (
 
 def scratch(folder: Path, original: Path) -> dict[str, str]:
     """Make `folder` look like the repository, with drawn images and all checkpoints; returns variables to run with."""
-    for name in ("train.py", "val.py", "data", "models"):
+    for name in ("train.py", "val.py", "detect.py", "export.py", "data", "models"):
         (folder / name).symlink_to(ROOT / name)
     weights, datasets = folder / "cache" / "weights", folder / "datasets"
     weights.mkdir(parents=True)
@@ -294,6 +323,7 @@ def page(commands: Sequence[str], folder: Path) -> str:
             table("Commands", "command", commands),
             table("Flags of train.py", "flag", flags_table(TrainConfig, TRAIN_FLAGS)),
             table("Flags of val.py", "flag", flags_table(ValConfig, VAL_FLAGS)),
+            table("Flags of detect.py", "flag", flags_table(DetectConfig, DETECT_FLAGS)),
             table("Models", "file", [*map(build, MODELS)], "parameters at 80 classes"),
             table("Hyperparameters, datasets, checkpoints", "file", files_table(folder)),
         )

@@ -10,6 +10,7 @@ from tests.system.migrating import (
     BAD,
     COMMANDS,
     DATA,
+    DETECT_FLAGS,
     HYPS,
     MODELS,
     PAGE,
@@ -23,6 +24,7 @@ from tests.system.migrating import (
     scratch,
 )
 from utils.config import TrainConfig, ValConfig
+from utils.flags.detect import DetectConfig
 
 
 def row_of(typed: str) -> Row:
@@ -33,6 +35,7 @@ def row_of(typed: str) -> Row:
 def test_the_page_is_that_of_the_program() -> None:
     lines = PAGE.read_text().splitlines()
     flags = [*flags_table(TrainConfig, TRAIN_FLAGS), *flags_table(ValConfig, VAL_FLAGS)]
+    flags += flags_table(DetectConfig, DETECT_FLAGS)
     assert [line for line in flags if line not in lines] == []
     names = [row.typed for row in (*COMMANDS, *PYTHON, *HYPS, *DATA, *WEIGHTS)] + [f"models/{m}.yaml" for m in MODELS]
     assert [name for name in names if not any(line.startswith(f"| `{name}` | ") for line in lines)] == []
@@ -47,6 +50,7 @@ def test_some_of_its_commands(shared: Path, tmp_path: Path) -> None:
         "python train.py --data coco128.yaml --weights yolov5s.pt --quad",
         "python val.py --imgsz 64 --batch 32 --weights runs/train/exp/weights/best.pt",
         "python val.py --weights yolov5x.pt yolov5l6.pt",
+        "python detect.py --weights yolov5s.pt --source datasets/coco128",
     ):
         row = row_of(typed)
         assert row.line(run(row, tmp_path, env)) in lines

@@ -12,7 +12,7 @@ from utils.exporting.subject import Subject
 from utils.machine.extras import import_extra
 from utils.text import shown
 
-VARIANTS = ("raw", "half", "int8", "end2end")  # flags that not every format can follow
+VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 
 class Format(ABC):

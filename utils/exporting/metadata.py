@@ -5,6 +5,7 @@ format                  "tessera-detector 1": pictures in, boxes out; or "tesser
 color                   "RGB", of the pictures or images that go in
 imgsz, stride           long side in pixels that pictures are brought to; multiple that their sides are padded to
 size_hw                 JSON [height, width] that a bare network is fixed to, or null
+batched                 "true" where it takes pictures of one size together
 end2end                 "true" where rows predict each object once, and nothing is suppressed
 conf, iou, max_det      thresholds where none are given
 conf_per_class          JSON list, where the F1 of each class was best; or null
@@ -49,6 +50,7 @@ def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
         "imgsz": subject.imgsz,
         "stride": subject.model.stride,
         "size_hw": None if whole else subject.size_hw,
+        "batched": whole and subject.config.batched,
         "end2end": not subject.model.head.needs_suppression,
         "conf": subject.defaults.conf,
         "iou": subject.defaults.iou,

@@ -21,7 +21,7 @@ class Onnx(Format):
 
     name, suffix, extra = "onnx", ".onnx", "export"
     packages = ("onnx", "onnx_ir", "onnxscript")
-    variants = frozenset({"raw", "half", "end2end"})
+    variants = frozenset({"raw", "half", "end2end", "batched"})
 
     def write(self, subject: Subject, path: Path) -> Path:
         """As Format."""
@@ -66,7 +66,7 @@ def onnx_model(subject: Subject, *, raw: bool) -> Any:
     if raw:
         made = export_network(network, subject.size_hw, opset=config.opset)
     else:
-        made = export_whole(network, subject.imgsz, subject.defaults, opset=config.opset)
+        made = export_whole(network, subject.imgsz, subject.defaults, batched=config.batched, opset=config.opset)
     made.producer_name, made.producer_version = "tessera", VERSION
     made.metadata_props.update(describe(subject, whole=not raw))
     return ir.to_proto(made)

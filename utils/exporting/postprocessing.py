@@ -82,6 +82,35 @@ def of_one(g: Nodes, found: Found, most: Value) -> Found:
     return Found(*(g.Slice(part, [0], most) for part in found))
 
 
+def of_each(g: Nodes, found: Found, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
+    """The best of every picture, side by side.
+
+    Args:
+        g: the nodes.
+        found: of all pictures.
+        most: of a picture, int64 (1,).
+        count: B, int64 (1,).
+
+    Returns:
+        Boxes (B, n, 4), scores (B, n) and classes (B, n), n as many as the picture with the most has; and counts, int64
+        (B,), how many are a picture's own. Behind them boxes and scores are 0, classes −1.
+    """
+    numbers = g.Range(0, g.Squeeze(count, [0]), 1)
+    owned = g.cast(g.Equal(g.Unsqueeze(found.pictures, [1]), g.Unsqueeze(numbers, [0])), np.int64)  # (D, B)
+    place = g.Sub(g.ReduceSum(g.Mul(g.CumSum(owned, 0), owned), [1], keepdims=0), [1])
+    kept = g.Squeeze(g.NonZero(g.Less(place, most)), [0])
+    boxes, scores, classes, pictures = (g.Gather(part, kept, axis=0) for part in found)
+    counts = g.Min(g.ReduceSum(owned, [0], keepdims=0), most)
+    where = g.Concat(g.Unsqueeze(pictures, [1]), g.Unsqueeze(g.Gather(place, kept, axis=0), [1]), axis=1)
+    shape = g.Concat(count, g.ReduceMax(counts, keepdims=1), axis=0)
+    return (
+        g.ScatterND(g.Expand(0.0, g.Concat(shape, [4], axis=0)), where, boxes),
+        g.ScatterND(g.Expand(0.0, shape), where, scores),
+        g.ScatterND(g.Expand(-1, shape), where, classes),
+        counts,
+    )
+
+
 def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
     """Boxes (D, 4) in pixels of the pictures, clipped to them (models.suppression.undo_letterbox)."""
     size = g.Concat(placed.before.width, placed.before.height, axis=0)

@@ -103,7 +103,7 @@ class Subject:
             raw: whether it is the bare network; None = as the flags say.
         """
         variants = {"raw": self.config.raw if raw is None else raw, "half": self.config.half, "int8": self.config.int8}
-        variants["end2end"] = self.config.end2end
+        variants |= {"end2end": self.config.end2end, "batched": self.config.batched}
         words = [self.path.stem, *(word for word, asked in variants.items() if asked)]
         return self.path.with_name("-".join(words) + suffix)
 

@@ -57,13 +57,6 @@ class DetectConfig(Options):
         super().__post_init__()
         if 0 < self.imgsz < 32:
             raise ConfigError(f"--imgsz: found {self.imgsz}, allowed is 32 to 8192, or 0.")
-        if not self.source:
-            raise ConfigError(
-                "--source: found nothing, expected a picture, a video, a folder, a glob, an address, a camera's number "
-                "or -."
-            )
-        if self.save_conf and not self.save_txt:
-            raise ConfigError("--save-conf adds confidences to label files, which --save-txt writes. Give both.")
         if not self.name.strip("/. "):
             raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         _ = self.confidence

@@ -37,6 +37,7 @@ class ExportConfig(Options):
         many=True,
     )
     raw: bool = option(False, "the bare network: letterboxed images in, predictions out", kind=bool)
+    batched: bool = option(False, "several pictures of one size at once: images (B, H, W, 3)", kind=bool)
     half: bool = option(False, "weights and features in float16", kind=bool)
     int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
     end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
@@ -59,6 +60,8 @@ class ExportConfig(Options):
                 f"--imgsz {found}: expected one number, the long side, or with --raw two, height and width. The "
                 "other side follows from each picture."
             )
+        if self.raw and self.batched:
+            raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
         if self.half and self.int8:
             raise ConfigError("--half --int8: a file is either. Leave one of them out.")
         if self.conf_thres:

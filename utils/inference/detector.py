@@ -73,9 +73,7 @@ class Detector:
             model = weights
         else:
             model = open_model(str(weights), choose_accelerator(device, Launch()), augment=augment, half=half)
-        self.names = model.names
-        multiple = max(model.stride, 32)
-        self.imgsz = model.imgsz if imgsz is None else -(-imgsz // multiple) * multiple
+        self.names, self.imgsz = model.names, usable_imgsz(model, imgsz)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         rules = suppression_of(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
@@ -157,6 +155,22 @@ class Detector:
                     raise UserError(item.message)
                 else:
                     log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
+
+
+def usable_imgsz(model: Backend | PictureBackend, imgsz: int | None) -> int:
+    """The long side in pixels that a model can take, as asked for, or nearly so with a warning.
+
+    Args:
+        model: the model.
+        imgsz: as asked for; None = what it was trained at, or made for.
+    """
+    fixed = model.imgsz if isinstance(model, PictureBackend) else max(model.size_hw or (0,))
+    multiple = max(model.stride, 32)
+    usable = fixed or -(-(imgsz or model.imgsz) // multiple) * multiple
+    if imgsz not in (None, usable):
+        reason = f"{model.source} was made for another size" if fixed else f"it is not a multiple of {multiple}"
+        log.warning(f"--imgsz {imgsz}: {reason}; using {usable}.")
+    return usable
 
 
 def thresholds(

@@ -265,7 +265,7 @@ def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> N
         process.start()
     said = dict(results.get(timeout=60) for _ in ranks)
     for process in ranks:
-        process.join(30)
+        process.join(60)
     assert [process.exitcode for process in ranks] == [0, 0]
     if broken:
         assert all("2.png" in message for message in said.values())

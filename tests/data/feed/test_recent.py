@@ -195,7 +195,7 @@ def test_a_process_killed_while_it_decodes_leaves_a_free_slot(store: Counted, mo
         read(recent, 0)
 
     with another_process(dies) as (process, _):
-        process.join(30)
+        process.join(60)
         assert process.exitcode == -signal.SIGKILL
     assert recent._owners.tolist() == [0] and free(recent, 0)
     store.loaded.clear()

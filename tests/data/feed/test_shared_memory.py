@@ -96,9 +96,9 @@ class NodeOfTwo(SimpleNamespace):
 
     def node_gather(self, value: Any) -> list[Any]:
         self._given[self._number] = value
-        self._in_step.wait(20)
+        self._in_step.wait(60)
         values = [self._given[0], self._given[1]]
-        self._in_step.wait(20)
+        self._in_step.wait(60)
         return values
 
     def node_first(self, value: Any) -> Any:

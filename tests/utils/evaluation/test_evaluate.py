@@ -113,9 +113,9 @@ class Meeting(World):
             return [value]
         self.exchanges += 1
         self._values[self.rank] = value
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         everyone = [self._values[rank] for rank in range(self.size)]
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         return everyone
 
 

@@ -60,6 +60,7 @@ def test_each_mistake_is_one_message(weights: Path, tmp_path: Path) -> None:
     assert "the long side" in refusal(weights=str(weights), imgsz=[64, 96])
     assert "a number from 0 to 1" in refusal(weights=str(weights), conf_thres="much")
     assert "pt has no such variant" in refusal(weights=str(weights), include=["pt"], raw=True)
+    assert "any number" in refusal(weights=str(weights), raw=True, batched=True)
     assert "either" in refusal(weights=str(weights), half=True, int8=True)
     assert "--max-det" in refusal(weights=str(weights), topk_all=100)
     assert list(weights.parent.glob("*")) == [weights]

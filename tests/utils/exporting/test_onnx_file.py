@@ -164,6 +164,22 @@ def test_the_bare_network_of_one_size(made_pt: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_batch_of_pictures(made_pt: Path, session: Any) -> None:
+    (path,) = export.run(weights=str(made_pt), imgsz=IMGSZ, batched=True, device="cpu")
+    assert path.name == "best-batched.onnx"
+    batched = open_session(path)
+    images = np.stack([picture(150, 110, seed) for seed in range(3)])
+    boxes, scores, classes, counts = batched.run(None, {"images": images, "conf": np.array([0.1], np.float32)})
+    assert counts.max() == boxes.shape[1] > 0
+    for number, image in enumerate(images):
+        alone = detections(session, image, conf=0.1)
+        count = counts[number]
+        np.testing.assert_array_equal(classes[number, :count], alone["classes"])
+        np.testing.assert_allclose(scores[number, :count], alone["scores"], atol=1e-4)
+        np.testing.assert_allclose(boxes[number, :count], alone["boxes"], atol=0.01)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("end2end", [False, True])
 def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
     path = checkpoint(tmp_path / "free.pt", FREE)

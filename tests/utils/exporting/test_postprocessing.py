@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from models.suppression import Suppression, non_max_suppression
 from tests.utils.exporting.made import unmatched
 from utils.exporting.graph import Nodes, described
-from utils.exporting.postprocessing import Thresholds, detect, of_one
+from utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
 from utils.types import Detections
 
+OUTPUTS = (
+    ("boxes", ir.DataType.FLOAT, 2),
+    ("scores", ir.DataType.FLOAT, 1),
+    ("classes", ir.DataType.INT64, 1),
+    ("counts", ir.DataType.INT64, 1),
+)
 
-def graph_of(*, has_objectness: bool, suppress: bool) -> Any:
+
+def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> Any:
     """Decoded predictions and thresholds to detections, in ONNX Runtime."""
     nodes = Nodes("after")
     decoded = described("decoded", np.float32, ["b", "a", "n"])
@@ -27,12 +34,14 @@ def graph_of(*, has_objectness: bool, suppress: bool) -> Any:
         described("conf", np.float32, [1]), described("iou", np.float32, [1]), described("max_det", np.int64, [1])
     )
     found = detect(nodes, decoded, limits, has_objectness=has_objectness, suppress=suppress)
-    outputs = of_one(nodes, found, limits.max_det)
-    named = [outputs.boxes, outputs.scores, outputs.classes]
-    for value, name in zip(named, ("boxes", "scores", "classes"), strict=True):
-        value.name = name
-        value.dtype = ir.DataType.INT64 if name == "classes" else ir.DataType.FLOAT
-        value.shape = ir.Shape([None, 4] if name == "boxes" else [None])
+    if batched:
+        count = nodes.Slice(nodes.Shape(decoded), [0], [1])
+        named = list(of_each(nodes, found, limits.max_det, count))
+    else:
+        named = list(of_one(nodes, found, limits.max_det))[:3]
+    for value, (name, dtype, sides) in zip(named, OUTPUTS, strict=False):
+        value.name, value.dtype = name, dtype
+        value.shape = ir.Shape([None] * (sides + batched * (name != "counts")))
     graph = ir.Graph(
         [decoded, *limits],
         named,
@@ -99,7 +108,7 @@ def test_detections_equal_the_suppressions(
 def run(session: Any, decoded: torch.Tensor, conf: float, iou: float, max_det: int) -> dict[str, np.ndarray]:
     values = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
     feeds = {"decoded": decoded.numpy(), **{name: np.array([value]) for name, value in values.items()}}
-    found = dict(zip(("boxes", "scores", "classes"), session.run(None, feeds), strict=True))
+    found = dict(zip((name for name, *_ in OUTPUTS), session.run(None, feeds), strict=False))
     assert found["classes"].dtype == np.int64
     return found
 
@@ -116,3 +125,25 @@ def test_a_comparison_finds_what_is_planted(graphs: dict[tuple[bool, bool], Any]
     moved = Detections(expected.boxes_xyxy + 0.1, expected.scores, expected.classes)
     found = run(graphs[True, True], decoded, 0.1, 0.5, 300)
     assert unmatched(expected, found) == [] and len(unmatched(moved, found)) == len(expected.scores) > 0
+
+
+@pytest.mark.parametrize("max_det", [3, 300])
+def test_pictures_of_a_batch_are_each_as_alone(graphs: dict[tuple[bool, bool], Any], max_det: int) -> None:
+    batched = graph_of(has_objectness=True, suppress=True, batched=True)
+    decoded = torch.cat([predictions(60, 3, True, seed) for seed in range(4)])
+    decoded[1, :, 4] = 0  # nothing is found there
+    found = run(batched, decoded, 0.3, 0.5, max_det)
+    assert found["counts"].shape == (4,) and found["counts"][1] == 0
+    assert found["boxes"].shape == (4, found["counts"].max(), 4)
+    for picture, count in enumerate(found["counts"]):
+        alone = run(graphs[True, True], decoded[picture : picture + 1], 0.3, 0.5, max_det)
+        assert len(alone["scores"]) == count <= max_det
+        for name, part in alone.items():
+            np.testing.assert_array_equal(found[name][picture, :count], part)
+        assert (found["classes"][picture, count:] == -1).all() and not found["boxes"][picture, count:].any()
+
+
+def test_a_batch_in_which_nothing_is_found() -> None:
+    batched = graph_of(has_objectness=False, suppress=False, batched=True)
+    found = run(batched, predictions(20, 3, False, 0).repeat(2, 1, 1), 1.0, 0.5, 300)
+    assert found["boxes"].shape == (2, 0, 4) and found["counts"].tolist() == [0, 0]

@@ -1,0 +1,95 @@
+"""Images of more than 8 bits: one rule wherever they are read, kept by the index, the cache and --check-data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.feed.cache import open_images
+from data.feed.images import ImageStore
+from data.source.check import check_dataset
+from data.source.decode import decode_levels, read_image, read_levels
+from data.source.index import build_index
+from data.source.spec import load_spec
+from utils.environment import cache_dir
+from utils.errors import ConfigError
+from utils.pixels import PixelRule, to_uint8
+from utils.ranks.world import World
+
+TWELVE_BITS = PixelRule("range", 0, 4095)
+
+
+def ramp(shape: tuple[int, ...] = (24, 32, 3), brightest: int = 4095) -> np.ndarray:
+    """Levels of 12 bits in 16, every channel another."""
+    levels = np.linspace(0, brightest, int(np.prod(shape))).round().astype(np.uint16).reshape(shape)
+    return levels[::-1]
+
+
+def write(path: Path, levels: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), levels if levels.ndim == 2 else levels[..., ::-1])
+    return path
+
+
+def dataset(folder: Path, brightest: int = 4095, more: str = "") -> Path:
+    for split in ("train", "val"):
+        write(folder / "set" / "images" / split / "a.png", ramp(brightest=brightest - (split == "val")))
+        label = folder / "set" / "labels" / split / "a.txt"
+        label.parent.mkdir(parents=True)
+        label.write_text("0 0.5 0.5 0.5 0.5\n")
+    yaml = folder / "deep.yaml"
+    yaml.write_text(f"path: {folder / 'set'}\ntrain: images/train\nval: images/val\nnames: [a]\n{more}")
+    return yaml
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".ppm"])
+@pytest.mark.parametrize("rule", [None, TWELVE_BITS, PixelRule("percentile", 1, 99.5)], ids=str)
+def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule | None) -> None:
+    path = write(tmp_path / f"a{suffix}", ramp())
+    np.testing.assert_array_equal(read_levels(path), ramp())
+    np.testing.assert_array_equal(read_image(path, 1, rule), to_uint8(ramp(), rule))
+    np.testing.assert_array_equal(decode_levels(np.fromfile(path, np.uint8), "it"), ramp())
+
+
+def test_grey_of_16_bits(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.png", ramp((24, 32)))
+    np.testing.assert_array_equal(
+        read_image(path, 1, TWELVE_BITS), np.repeat(to_uint8(ramp((24, 32)), TWELVE_BITS)[..., None], 3, 2)
+    )
+
+
+def test_floating_tiff(tmp_path: Path) -> None:
+    floats = np.random.default_rng(0).random((10, 12, 3), np.float32)
+    path = write(tmp_path / "a.tif", floats)
+    np.testing.assert_array_equal(read_image(path), np.rint(floats * 255).astype(np.uint8))
+
+
+def test_the_rule_of_the_yaml_reaches_the_store_and_its_cache(tmp_path: Path) -> None:
+    plain = build_index(load_spec(dataset(tmp_path / "plain")), "train")
+    index = build_index(load_spec(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n")), "train")
+    again = build_index(load_spec(tmp_path / "ruled" / "deep.yaml"), "train")
+    assert plain.pixels is None and index.pixels == again.pixels == TWELVE_BITS
+    assert index.content_hash() == again.content_hash() != plain.content_hash()
+    assert ImageStore(plain, 32, "area").load(0).max() == 15 and ImageStore(index, 32, "area").load(0).max() == 255
+    with open_images(index, 32, "disk", "area", World()) as store:
+        np.testing.assert_array_equal(store.load(0), ImageStore(index, 32, "area").load(0))
+    (cache,) = (cache_dir() / "images").glob("*.bin")
+    assert "range-0-4095" in cache.name
+
+
+def test_a_wrong_rule_names_its_line(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, more="pixels: {range: [4095, 0]}\n")
+    with pytest.raises(ConfigError, match=r"deep\.yaml:5: pixels: found \{'range': \[4095, 0\]\}, expected"):
+        load_spec(yaml)
+
+
+def test_dark_images_are_noted(tmp_path: Path) -> None:
+    notes = check_dataset(load_spec(dataset(tmp_path / "dark"))).notes
+    assert len(notes) == 2
+    assert "train: of 1 image with more than 8 bits, the brightest level is 4095, which becomes 15 of 255" in notes[0]
+    assert "`pixels: {range: [0, 4095]}` in deep.yaml" in notes[0]
+    assert not check_dataset(load_spec(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n"))).notes
+    assert not check_dataset(load_spec(dataset(tmp_path / "bright", brightest=65535))).notes

@@ -1,0 +1,272 @@
+"""detect.py: what val.py finds, in files; sources that cannot be read; one message for a mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import detect
+import val
+from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
+from utils.errors import UserError
+from utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
+from utils.inference.sources.frames import Frame, SourceEvent
+from utils.types import CocoIds
+
+SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("weights") / "best.pt", ANCHORED)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six pictures with labels; one has 16 bits."""
+    for number, size_hw in enumerate(SIZES):
+        path = tmp_path / "set" / "images" / "val" / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = picture(*size_hw, seed=number)
+        cv2.imwrite(str(path), pixels[..., ::-1].astype(np.uint16) * 200 if number == 5 else pixels[..., ::-1])
+        label = tmp_path / "set" / "labels" / "val" / f"{number:03}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text("0 0.5 0.5 0.5 0.5\n")
+    return tmp_path / "set" / "images" / "val"
+
+
+def run(weights: Path, folder: Path, **flags: Any) -> detect.Summary:
+    """Detect on the CPU; results go beside the pictures' set."""
+    given = {
+        "weights": str(weights),
+        "source": str(folder),
+        "device": "cpu",
+        "project": str(folder.parents[2] / "runs"),
+    }
+    return detect.run(**{**given, **flags})
+
+
+def lines_of(summary: detect.Summary) -> list[dict[str, Any]]:
+    assert summary.folder is not None
+    return [json.loads(line) for line in (summary.folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) -> None:
+    """Byte for byte, where the network sees the same batches: one picture each."""
+    yaml = folder.parents[2] / "set.yaml"
+    yaml.write_text(
+        f"path: {folder.parents[1]}\nval: images/val\nnames: {list(NAMES)}\npixels: {{range: [0, 51000]}}\n"
+    )
+    flags = {"conf_thres": 0.3, "iou_thres": 0.5, "max_det": 40, "imgsz": 96, "save_json": True}
+    runs = str(folder.parents[2] / "runs")
+    val.run(
+        weights=str(weights), data=str(yaml), batch_size=1, workers=0, device="cpu", project=runs, name="val", **flags
+    )
+    expected = (Path(runs) / "val" / "predictions.json").read_text()
+
+    detector = detect.Detector(weights, conf_thres=0.3, iou_thres=0.5, max_det=40, imgsz=96, device="cpu")
+    detector.pipeline.backend.pixels = val.load_spec(yaml).pixels  # as a training on this set would have kept it
+    results = list(detector(folder))
+    ids = CocoIds(tuple(coco_image_ids([Path(result.source).stem for result in results])), (0, 1, 2))
+    rows = CocoRows.collect({number: result.as_detections() for number, result in enumerate(results)})
+    assert json.loads(expected) == list(coco_results(rows, ids)) and len(rows.scores) > 20
+
+    # And through the file of JSON lines.
+    summary = run(weights, folder, nosave=True, **flags)
+    assert summary.pictures == len(SIZES) and summary.failures == () and summary.folder is not None
+    header, *lines = lines_of(summary)
+    assert header["schema"] == "tessera-detections 1" and header["names"] == list(NAMES)
+    assert (header["conf"], header["iou"], header["max_det"], header["imgsz"]) == (0.3, 0.5, 40, 96)
+    converted = [
+        {
+            "image_id": int(Path(line["source"]).stem),
+            "category_id": row["class"],
+            "bbox": [round(v, 5) for v in _xywh(row["box_xyxy"])],
+            "score": row["score"],
+        }
+        for line in lines
+        for row in line["detections"]
+    ]
+    deep = len(SIZES) - 1  # read without the rule here
+    assert [row for row in converted if row["image_id"] != deep] == [
+        row for row in json.loads(expected) if row["image_id"] != deep
+    ]
+
+
+def _xywh(box_xyxy: list[float]) -> list[float]:
+    x1, y1, x2, y2 = (float(np.float32(v)) for v in box_xyxy)
+    return [x1, y1, x2 - x1, y2 - y1]
+
+
+def test_every_kind_of_file(weights: Path, folder: Path) -> None:
+    summary = run(weights, folder, save_txt=True, save_conf=True, save_csv=True, save_crop=True, save_json=True)
+    results = list(detect.Detector(weights, device="cpu")(folder))
+    assert summary.folder is not None and summary.detections == sum(map(len, results)) > 10
+    out = summary.folder
+    for result in results:
+        name = Path(result.source).name
+        drawn = cv2.imread(str(out / name))
+        np.testing.assert_array_equal(drawn[..., ::-1], result.draw())
+        rows = [line.split() for line in (out / "labels" / name).with_suffix(".txt").read_text().splitlines()]
+        assert [(int(row[0]), len(row)) for row in rows] == [(c, 6) for c in result.classes]
+        for number, box in enumerate(result):
+            assert (out / "crops" / box.name / f"{Path(name).stem}_{number}.jpg").is_file()
+    with (out / "predictions.csv").open(newline="") as file:
+        header, *table = csv.reader(file)
+    assert header[:3] == ["Image Name", "Prediction", "Confidence"] and len(table) == summary.detections
+    assert [line["source"] for line in lines_of(summary)[1:]] == [result.source for result in results]
+    assert run(weights, folder).folder == out.with_name("exp2")
+
+
+def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -> None:
+    (folder / "000.png").write_bytes(b"\xff\xd8\xff broken")
+    written = lines_of(run(weights, folder, save_json=True, nosave=True))
+    page = (Path(detect.__file__).parent / "docs" / "detect.md").read_text()
+    shown = [json.loads(line) for line in page.splitlines() if line.startswith("{")]
+    failed, found = (next(line for line in written[1:] if key in line) for key in ("event", "detections"))
+    assert [[*line] for line in shown] == [[*line] for line in (written[0], found, failed)]
+    assert [*shown[1]["detections"][0]] == [*found["detections"][0]]
+
+
+def test_nothing_is_written_where_nothing_was_asked_for(weights: Path, folder: Path) -> None:
+    summary = run(weights, folder, nosave=True)
+    assert summary.folder is None and summary.pictures == len(SIZES)
+    assert not list((folder.parents[2] / "runs").iterdir())
+
+
+def test_pictures_of_one_name_keep_apart(weights: Path, tmp_path: Path) -> None:
+    pixels = picture(60, 60)
+    for place in ("a/x.png", "b/x.png", "b/X.bmp", "b/x.v2.png"):
+        path = tmp_path / "in" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    files = sorted(str(path) for path in (tmp_path / "in").rglob("*.*"))
+    project = str(tmp_path / "runs")
+    one = detect.run(weights=str(weights), source=files, project=project, save_txt=True, device="cpu")
+    assert one.folder is not None
+    found = sorted(str(path.relative_to(one.folder)) for path in one.folder.rglob("*.*"))
+    assert len(found) == 8 and len({name.casefold() for name in found}) == 8
+    tree = detect.run(weights=str(weights), source=str(tmp_path / "in"), project=project, device="cpu")
+    assert tree.folder is not None
+    assert {str(path.relative_to(tree.folder).parent) for path in tree.folder.rglob("*.*")} == {"a", "b"}
+
+
+def test_the_rest_goes_on_and_the_exit_code_is_3(
+    weights: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "002.png").write_bytes(b"\xff\xd8\xff broken")
+    flags = ["--weights", str(weights), "--source", str(folder), "--device", "cpu", "--project", str(tmp_path / "r")]
+    assert detect.main([*flags, "--save-json"]) == 3
+    said = capsys.readouterr()
+    assert said.err.count("002.png") == 1 and "1 of the sources could not be read" in said.err
+    assert "5 pictures: " in said.out and "ms inference" in said.out and "Traceback" not in said.err
+    lines = [json.loads(line) for line in (tmp_path / "r" / "exp" / "predictions.jsonl").read_text().splitlines()]
+    assert [line.get("event") for line in lines].count("unreadable") == 1 and len(lines) == 1 + len(SIZES)
+    assert detect.main([*flags, "--classes", "circle"]) == 3
+    (folder / "002.png").unlink()
+    assert detect.main(flags) == 0
+
+
+def test_a_corrupt_picture_among_a_hundred(weights: Path, tmp_path: Path) -> None:
+    for number in range(100):
+        Image.fromarray(picture(12, 12, number)).save(tmp_path / f"{number:03}.png")
+    (tmp_path / "040.png").write_bytes((tmp_path / "040.png").read_bytes()[:60])
+    found = detect.run(weights=str(weights), source=str(tmp_path), nosave=True, imgsz=32, device="cpu")
+    assert found.pictures + len(found.failures) == 100 and len(found.failures) == 1
+    assert "040.png" in found.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--source", "nowhere.jpg"], 1, "--source nowhere.jpg: no such file or folder"),
+        (["--source", "nowhere/*.jpg"], 1, "no picture and no video matches"),
+        (["--source", "EMPTY"], 1, "the folder holds no picture and no video"),
+        (["--source", "gopher://x/y"], 1, "found an address that starts with gopher://"),
+        (["--source", "TEXT"], 1, "neither a picture nor a video"),
+        ([], 2, "--source: found nothing"),
+        (["--source", "EMPTY", "--weights", "none.pt"], 1, "--weights none.pt: no such file"),
+        (["--source", "EMPTY", "--weights", "TEXT"], 1, "damaged, or not a checkpoint: found text"),
+        (["--source", "EMPTY", "--weights", "EMPTY"], 1, "found a folder, expected a checkpoint"),
+        (["--source", "EMPTY", "--device", "7"], 2, "there is no CUDA device 7"),
+        (["--source", "EMPTY", "--device", "tpu"], 2, "--device tpu: expected cpu, mps"),
+        (["--source", "EMPTY", "--classes", "circel"], 2, "there is no class 'circel'. Did you mean 'circle'?"),
+        (["--source", "EMPTY", "--classes", "12"], 2, "there is no class '12'. Expected numbers from 0 to 2"),
+        (["--source", "EMPTY", "--conf-thres", "2"], 2, "--conf-thres: found '2', expected a number from 0 to 1"),
+        (["--source", "EMPTY", "--conf-thres", "high"], 2, "--conf-thres: found 'high'"),
+        (["--source", "EMPTY", "--iou-thres", "1.5"], 2, "--iou-thres: found 1.5, allowed is 0 to 1"),
+        (["--source", "EMPTY", "--imgsz", "16"], 2, "--imgsz: found 16, allowed is 32 to 8192"),
+        (["--source", "EMPTY", "--max-det", "0"], 2, "--max-det: found 0"),
+        (["--source", "EMPTY", "--vid-stride", "0"], 2, "--vid-stride: found 0"),
+        (["--source", "EMPTY", "--hide-conf", "yes"], 2, "unknown argument 'yes'"),
+        (["--source", "EMPTY", "--sorce", "x"], 2, "unknown argument '--sorce'. Did you mean '--source'?"),
+        (["--source", "PICTURE", "--project", "TEXT"], 1, "text.pt"),
+        (["--source", "PICTURE", "--name", "."], 2, "--name '.': expected a name"),
+    ],
+)
+def test_one_message_for_a_mistake(
+    weights: Path, tmp_path: Path, flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"EMPTY": tmp_path / "empty", "TEXT": tmp_path / "text.pt", "PICTURE": tmp_path / "picture.png"}
+    places["EMPTY"].mkdir()
+    places["TEXT"].write_text("hello")
+    Image.fromarray(picture(20, 20)).save(places["PICTURE"])
+    given = [str(places.get(word, word)) for word in flags]
+    more = [] if "--weights" in flags else ["--weights", str(weights)]
+    more += [] if "--device" in flags else ["--device", "cpu"]
+    more += [] if "--project" in flags else ["--project", str(tmp_path / "runs")]
+    assert detect.main([*given, *more]) == code
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1
+    assert not list(tmp_path.glob("runs/*")), "nothing half-made stays behind"
+
+
+def test_former_flags_are_named_once(weights: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(weights, folder, nosave=True, view_img=True, data="coco128.yaml")
+    assert "known from YOLOv5, without effect here" in caplog.text
+
+
+def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = type("Ranks", (), {"size": 2})()
+    with pytest.raises(UserError, match=r"detect\.py is one process"):
+        detect.detect(detect.DetectConfig(weights=str(weights), source=(str(folder),)), world)
+
+
+def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Numbers, times and events of a source, as it gives them."""
+    name = Path("street.avi")
+    frames = [
+        SourceEvent("street.avi", "opened", "street.avi: opened", "video", name, 0),
+        *(Frame(picture(64, 96, n), "street.avi", "video", name, 3 * n, n / 10) for n in range(4)),
+        SourceEvent("street.avi", "damaged", "street.avi: ended early", "video", name, 12),
+    ]
+
+    class Made:
+        pictures = None
+
+        def __enter__(self) -> list[Any]:
+            return frames
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(detect, "open_sources", lambda *given, **options: Made())
+    found = detect.run(
+        weights=str(weights), source="street.avi", project=str(tmp_path), save_txt=True, save_json=True, device="cpu"
+    )
+    assert found.pictures == 4 and found.failures == ("street.avi: ended early",)
+    lines = lines_of(found)
+    assert [line.get("event", line.get("frame")) for line in lines[1:]] == ["opened", 0, 3, 6, 9, "damaged"]
+    assert [line["time_s"] for line in lines[2:6]] == [0, 0.1, 0.2, 0.3]
+    assert found.folder is not None
+    assert {path.name for path in found.folder.glob("labels/*")} == {f"street_{n}.txt" for n in (0, 3, 6, 9)}
+    video = cv2.VideoCapture(str(found.folder / "street.mp4"))
+    assert video.isOpened() and video.get(cv2.CAP_PROP_FRAME_WIDTH) == 96
+    video.release()

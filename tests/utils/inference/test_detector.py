@@ -1,0 +1,279 @@
+"""Detection from Python: equal through every door and in every thread, typed results, no setting changed."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
+from utils.errors import ConfigError, UserError
+from utils.inference.detector import Detector, class_numbers
+from utils.inference.network import TorchNetwork
+from utils.inference.results import Result
+from utils.machine.accelerator import Accelerator
+
+SIZES = ((90, 120), (33, 140), (128, 40), (1, 1), (300, 200), (7, 400))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("weights") / "best.pt", ANCHORED)
+
+
+@pytest.fixture(scope="module")
+def detector(weights: Path) -> Detector:
+    return Detector(weights, device="cpu")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}.png" for number in range(len(SIZES))]
+    for number, (path, size_hw) in enumerate(zip(paths, SIZES, strict=True)):
+        Image.fromarray(picture(*size_hw, seed=number)).save(path)
+    return paths
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    np.testing.assert_array_equal(one.boxes_xyxy, other.boxes_xyxy)
+    np.testing.assert_array_equal(one.scores, other.scores)
+    np.testing.assert_array_equal(one.classes, other.classes)
+    assert one.size_hw == other.size_hw
+
+
+def test_the_weights_say_how_they_are_used(detector: Detector) -> None:
+    assert detector.names == NAMES and detector.imgsz == 96
+    assert detector.pipeline.rules.conf == 0.375 and not detector.pipeline.rules.class_confs
+
+
+def test_results_are_typed_and_sorted_and_inside(detector: Detector, files: list[Path]) -> None:
+    results = list(detector(files[0].parent))
+    assert [Path(result.source) for result in results] == files and sum(map(len, results)) > 20
+    for result, (height, width) in zip(results, SIZES, strict=True):
+        assert result.size_hw == (height, width) and result.frame is result.time_s is result.pixels is None
+        assert result.boxes_xyxy.dtype == result.scores.dtype == np.float32 and result.classes.dtype == np.int64
+        assert result.boxes_xyxy.shape == (len(result), 4) and (np.diff(result.scores) <= 0).all()
+        assert (result.scores > 0.375).all() and (result.boxes_xyxy >= 0).all()
+        assert (result.boxes_xyxy <= (width, height, width, height)).all()
+        with pytest.raises(ValueError, match="read-only"):
+            result.scores[:] = 0
+        with pytest.raises(AttributeError):
+            result.source = "other"  # type: ignore[misc]
+
+
+def test_every_door_gives_the_same(detector: Detector, files: list[Path]) -> None:
+    path, pixels = files[0], picture(*SIZES[0], seed=0)
+    (expected,) = detector(path)
+    assert len(expected) > 3
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    alpha = np.dstack((pixels, np.zeros(pixels.shape[:2], np.uint8)))
+    doors: list[Any] = [str(path), path.read_bytes(), Image.open(path), pixels, alpha, tensor, pixels / 255]
+    for door in doors:
+        (found,) = detector(door)
+        assert_equal(found, expected)
+        (in_a_list,) = detector([door])
+        assert_equal(in_a_list, expected)
+    (found,) = detector(pixels[..., ::-1], color="bgr")
+    assert_equal(found, expected)
+    (swapped,) = detector(pixels[..., ::-1])
+    assert not np.array_equal(swapped.scores, expected.scores)
+    mixed = list(detector([path, pixels, Image.open(path)]))
+    assert [result.source for result in mixed] == [str(path), "picture 1", "picture 2"]
+    for found in mixed:
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("described", [ANCHORED, FREE], ids=["anchored", "free"])
+def test_eight_threads_find_what_one_finds(tmp_path: Path, described: Any) -> None:
+    detector = Detector(checkpoint(tmp_path / "w.pt", described), conf_thres=0.1, device="cpu")
+    pictures = [picture(*SIZES[seed % len(SIZES)], seed=seed) for seed in range(24)]
+    serial = [result for (result,) in map(detector, pictures)]
+    with ThreadPoolExecutor(8) as pool:
+        parallel = list(pool.map(lambda pixels: next(detector(pixels)), pictures))
+    assert sum(map(len, serial)) > 50
+    for one, other in zip(serial, parallel, strict=True):
+        assert_equal(one, other)
+
+
+def test_nothing_of_the_process_is_changed(weights: Path, files: list[Path]) -> None:
+    def state() -> tuple[Any, ...]:
+        root = logging.getLogger()
+        backends = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+        return (
+            *(torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed()),
+            *(torch.are_deterministic_algorithms_enabled(), backends, cv2.getNumThreads()),
+            *(root.level, list(root.handlers), logging.getLogger("utils").level, np.geterr()),
+        )
+
+    before = state()
+    detector = Detector(weights, device="cpu")
+    assert state() == before
+    for _ in detector(files):
+        assert state() == before, "while a caller has a result"
+    assert state() == before
+
+
+def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scores(**options: Any) -> list[tuple[int, float]]:
+        results = Detector(weights, device="cpu", **options)(files[4])
+        return [(box.class_id, box.score) for result in results for box in result]
+
+    low = scores(conf_thres=0.25)
+    assert {c for c, _ in low} == {0, 1, 2}
+    # Classes do not suppress each other: what is above the threshold of its class stays.
+    assert scores(conf_thres="auto") == [(c, s) for c, s in low if s > (0.25, 0.375, 0.5)[c]]
+    assert scores() == [(c, s) for c, s in low if s > 0.375]
+    assert scores(conf_thres=0.25, classes=[0, "star"]) == [(c, s) for c, s in low if c != 1]
+    assert scores(conf_thres=0.25, classes="SQUARE") == [(c, s) for c, s in low if c == 1]
+    assert scores(conf_thres="auto", classes="2") == [(c, s) for c, s in low if c == 2 and s > 0.5]
+    assert scores(conf_thres=0.25, max_det=3) == low[:3]
+    assert len(scores(conf_thres=0.25, agnostic_nms=True)) < len(low)
+    assert scores(conf_thres=1) == []
+    unknown = TorchNetwork.open(weights, Accelerator())
+    unknown.confidence, unknown.class_confidences = None, ()
+    assert Detector(unknown).pipeline.rules.conf == 0.25
+    with caplog.at_level(logging.WARNING):
+        assert Detector(unknown, conf_thres="auto").pipeline.rules.conf == 0.25
+    assert "does not say which confidence suits each class" in caplog.text
+
+
+def test_sizes(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Detector(weights, imgsz=64, device="cpu").imgsz == 64
+    with caplog.at_level(logging.WARNING):
+        assert Detector(weights, imgsz=65, device="cpu").imgsz == 96
+    assert "--imgsz 65" in caplog.text
+
+
+def test_augmentation_finds_more_boxes(weights: Path, files: list[Path]) -> None:
+    plain, augmented = (
+        next(Detector(weights, device="cpu", iou_thres=1.0, augment=augment)(files[0])) for augment in (False, True)
+    )
+    assert len(augmented) > len(plain)
+
+
+def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files: list[Path]) -> None:
+    pixels = picture(*SIZES[4], seed=4)
+    (result,) = detector(files[4])
+    drawn = result.draw()  # the file is read once more
+    assert drawn.shape == pixels.shape and (drawn != pixels).any()
+    np.testing.assert_array_equal(result.draw(pixels), drawn)
+    bare = result.draw(pixels, labels=False, line_width=1)
+    assert (bare != pixels).sum() < (drawn != pixels).sum()
+    for crop, (x1, y1, x2, y2) in zip(result.crops(), result.boxes_xyxy.tolist(), strict=True):
+        left, top = int(x1), int(y1)
+        assert (crop == pixels[top : top + crop.shape[0], left : left + crop.shape[1]]).all()
+        assert crop.shape[1] >= x2 - x1 - 1e-3 and crop.shape[0] >= y2 - y1 - 1e-3
+    plain = result.to_dict()
+    assert (plain["source"], plain["height"], plain["width"]) == (str(files[4]), *SIZES[4])
+    rows = plain["detections"]
+    assert [row["name"] for row in rows] == [NAMES[c] for c in result.classes]
+    np.testing.assert_array_equal(np.array([row["box_xyxy"] for row in rows], np.float32), result.boxes_xyxy)
+    np.testing.assert_array_equal(np.array([row["score"] for row in rows], np.float32), result.scores)
+    assert_equal(pickle.loads(pickle.dumps(result)), result)
+    assert [box.name for box in result] == [row["name"] for row in rows] and "circle" in repr(result)
+
+
+def test_pictures_in_memory_are_kept_on_request(detector: Detector) -> None:
+    pixels = picture(60, 80)
+    (result,) = detector(pixels)
+    with pytest.raises(UserError, match=r"picture 0: the picture was not kept.*keep_pictures=True"):
+        result.draw()
+    (kept,) = detector(pixels, keep_pictures=True)
+    np.testing.assert_array_equal(kept.draw(), result.draw(pixels))
+    with pytest.raises(UserError, match="found a picture of 50 x 40 pixels, expected 80 x 60"):
+        result.crops(picture(40, 50))
+
+
+def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    files[2].write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    events = []
+    assert len(list(detector(files, on_event=events.append))) == len(files) - 1
+    assert [event.kind for event in events] == ["unreadable"] and str(files[2]) in events[0].message
+    with caplog.at_level(logging.WARNING):
+        assert len(list(detector(files))) == len(files) - 1
+    assert str(files[2]) in caplog.text
+    with pytest.raises(UserError, match=r"2\.png: found 15 bytes that do not decode"):
+        list(detector(files[2]))
+    with pytest.raises(UserError, match="no such file"):
+        detector(files[0].with_name("none.png"))  # at once, not when it is iterated
+    with pytest.raises(UserError, match="expected a picture"):
+        next(detector(3.5))  # type: ignore[arg-type]
+
+
+def test_results_hold_no_picture(detector: Detector) -> None:
+    results, pictures = [], []
+    for seed in range(10):
+        pixels = picture(40, 60, seed)
+        pictures.append(weakref.ref(pixels))
+        results += detector(pixels)
+        del pixels
+        assert not any(alive() is not None for alive in pictures)
+    assert len(results) == 10
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (
+            "circel",
+            r"there is no class 'circel'\. Did you mean 'circle'\? Expected numbers from 0 to 2, or names: circle",
+        ),
+        (3, "there is no class 3. Expected numbers from 0 to 2"),
+        (-1, "there is no class -1"),
+        ("3", "there is no class '3'"),
+        (["circle", ""], "there is no class ''"),
+        ([True], "there is no class True"),
+    ],
+)
+def test_unknown_classes(classes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        class_numbers(classes, NAMES)
+
+
+def test_a_name_that_is_a_number() -> None:
+    assert class_numbers(["7", "1", "SEVEN", "seven"], ("7", "seven", "Seven")) == (0, 1)
+    assert class_numbers([], NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"imgsz": 16}, "imgsz: found 16, allowed is 32 to 8192"),
+        ({"conf_thres": 1.5}, "conf_thres: found 1.5, expected a number from 0 to 1, or auto"),
+        ({"conf_thres": "high"}, "conf_thres: found 'high'"),
+        ({"iou_thres": -0.1}, "iou_thres: found -0.1"),
+        ({"max_det": 0}, "max_det: found 0"),
+        ({"device": "tpu"}, "--device tpu: expected cpu, mps, or numbers"),
+        ({"device": "99"}, "there is no CUDA device 99"),
+        ({"classes": "cube"}, "there is no class 'cube'"),
+    ],
+)
+def test_wrong_options(weights: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Detector(weights, **{"device": "cpu", **options})
+
+
+def test_weights_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_text("hello")
+    for name, message in (
+        ("weights.pt", "not a checkpoint"),
+        ("weight.pt", "Did you mean 'weights.pt'"),
+        ("", "folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Detector(tmp_path / name, device="cpu")
+    file = io.BytesIO()
+    torch.save({"state_dict": {}}, file)
+    (tmp_path / "other.pt").write_bytes(file.getvalue())
+    with pytest.raises(UserError, match="not a checkpoint of this program: found a dictionary with 'state_dict'"):
+        Detector(tmp_path / "other.pt", device="cpu")
