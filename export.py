@@ -32,6 +32,8 @@ from utils.exporting.parity.content import size_of
 from utils.exporting.parity.verify import Original, verify
 from utils.exporting.small_pt import SmallPt
 from utils.exporting.subject import Subject
+from utils.exporting.writers.openvino import OpenVino
+from utils.exporting.writers.torch_files import Pt2, Safetensors, TorchScript
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World
@@ -39,7 +41,7 @@ from utils.report.console import setup_logging
 
 log = logging.getLogger(__name__)
 
-FORMATS: tuple[Format, ...] = (Onnx(), SmallPt())
+FORMATS: tuple[Format, ...] = (Onnx(), OpenVino(), TorchScript(), Pt2(), Safetensors(), SmallPt())
 
 
 def export(config: ExportConfig, world: World) -> list[Path]:

@@ -15,6 +15,7 @@ from models.description import MODELS_DIR
 from models.detector import DetectionModel
 from utils.checkpoints.format import load_any_checkpoint
 from utils.checkpoints.legacy import is_legacy, load_legacy
+from utils.checkpoints.safetensors import SUFFIX, read_safetensors
 from utils.environment import cache_dir
 from utils.errors import UserError, did_you_mean
 from utils.files import special_kind
@@ -59,6 +60,8 @@ def load_weights(path: Path) -> Weights:
     Raises:
         UserError: as of `load_any_checkpoint` and `load_legacy`.
     """
+    if path.suffix.lower() == SUFFIX:
+        return Weights(**read_safetensors(path))
     if is_legacy(path):
         original = load_legacy(path)
         described = {"name": path.stem, **original.model_yaml}

@@ -36,19 +36,21 @@ class Onnx(Format):
         return path
 
 
-def onnx_bytes(subject: Subject, *, raw: bool | None = None) -> bytes:
+def onnx_bytes(subject: Subject, *, raw: bool | None = None, half: bool | None = None) -> bytes:
     """The file's content, checked.
 
     Args:
         subject: what is exported.
         raw: the bare network; None = as the flags say.
+        half: weights and features in float16; None = as the flags say.
 
     Raises:
         UserError: it is larger than an ONNX file can be.
     """
     import onnx
 
-    model = onnx_model(subject, raw=subject.config.raw if raw is None else raw)
+    config = subject.config
+    model = onnx_model(subject, raw=config.raw if raw is None else raw, half=config.half if half is None else half)
     content: bytes = model.SerializeToString()
     if len(content) > _LARGEST:
         raise UserError(f"{subject.path}: {len(content):,} bytes as ONNX, at most {_LARGEST:,} fit into one file.")
@@ -56,13 +58,13 @@ def onnx_bytes(subject: Subject, *, raw: bool | None = None) -> bytes:
     return content
 
 
-def onnx_model(subject: Subject, *, raw: bool) -> Any:
+def onnx_model(subject: Subject, *, raw: bool, half: bool) -> Any:
     """An onnx.ModelProto, with its metadata."""
     import onnx_ir as ir
 
     config = subject.config
-    model = inference_copy(subject.model, half=config.half)
-    network = Network(model, half=config.half, joined=raw)
+    model = inference_copy(subject.model, half=half)
+    network = Network(model, half=half, joined=raw)
     if raw:
         made = export_network(network, subject.size_hw, opset=config.opset)
     else:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def _openvino(path: Path) -> Counter[str]:
     for node in openvino.Core().read_model(path).get_ops():
         if node.get_type_name() == "Constant":
             value = node.output(0)
-            counts[str(value.get_element_type().to_dtype().__name__)] += math.prod(value.get_shape())
+            counts[np.dtype(value.get_element_type().to_dtype()).name] += math.prod(value.get_shape())
     return counts
 
 

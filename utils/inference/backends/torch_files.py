@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ def open_torchscript(path: Path, accelerator: Accelerator) -> TorchNetwork:
     """
     extra = {METADATA: ""}
     try:
-        module = torch.jit.load(path, accelerator.device, _extra_files=extra)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that TorchScript is deprecated
+            module = torch.jit.load(path, accelerator.device, _extra_files=extra)
     except (RuntimeError, ValueError) as error:
         raise _damaged(path, error) from error
     return TorchNetwork(Description.read(_strings(extra[METADATA]), path), accelerator, module.eval(), "TorchScript")

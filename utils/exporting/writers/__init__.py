@@ -1,0 +1,1 @@
+"""Files beside ONNX: of other runtimes, and of torch itself."""

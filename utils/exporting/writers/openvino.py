@@ -1,0 +1,57 @@
+"""`best.xml` with `best.bin`: the same graph as best.onnx, in OpenVINO's own form."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from utils.exporting.formats import Format
+from utils.exporting.onnx_file import onnx_bytes
+from utils.exporting.subject import Subject
+from utils.exporting.writers.staged import put_in_place
+from utils.inference.backends.openvino import SECTION
+from utils.machine.extras import import_extra
+
+THRESHOLDS = ("conf", "iou", "max_det")
+
+
+class OpenVino(Format):
+    """OpenVINO: Intel's processors and graphics. Thresholds are inputs that must be fed: it knows no defaults."""
+
+    name, suffix, extra = "openvino", ".xml", "openvino"
+    packages = ("onnx", "onnxscript", "openvino")
+    variants = frozenset({"raw", "half", "end2end"})
+
+    def write(self, subject: Subject, path: Path) -> Path:
+        """As Format; with `--half` the weights are stored as float16, and OpenVINO computes as its device does best."""
+        model = openvino_model(onnx_bytes(subject, half=False))
+        save_openvino(model, path, half=subject.config.half)
+        return path
+
+
+def openvino_model(content: bytes) -> Any:
+    """An ONNX file as a model of OpenVINO, with its metadata."""
+    onnx = import_extra("onnx", "export", "openvino")
+    openvino = import_extra("openvino", "openvino", "openvino")
+    proto = onnx.load_from_string(content)
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in THRESHOLDS]
+    del proto.graph.initializer[:]  # an input with a default would become a constant
+    proto.graph.initializer.extend(kept)
+    model = openvino.Core().read_model(proto.SerializeToString())
+    for entry in proto.metadata_props:
+        model.set_rt_info(entry.value, [SECTION, entry.key])
+    return model
+
+
+def save_openvino(model: Any, path: Path, *, half: bool = False) -> None:
+    """Write both files.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    openvino = import_extra("openvino", "openvino", str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        staged = Path(folder) / path.name
+        openvino.save_model(model, staged, compress_to_fp16=half)
+        put_in_place({staged.with_suffix(".bin"): path.with_suffix(".bin"), staged: path})

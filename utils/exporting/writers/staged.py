@@ -1,0 +1,29 @@
+"""Files that a library writes by name are written elsewhere first, then put in place whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.files import atomic_write
+
+
+def put_in_place(files: Mapping[Path, Path]) -> None:
+    """Copy each file to where it belongs, whole or not at all.
+
+    Args:
+        files: where each was written → where it belongs, in the order in which they should appear.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    for staged, path in files.items():
+        try:
+            with staged.open("rb") as source, atomic_write(path) as target:
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot write the export: {error.strerror or error}. Make room, or the folder writable."
+            ) from error
