@@ -87,6 +87,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
         agnostic_nms=config.agnostic_nms,
         augment=config.augment,
         half=config.half,
+        tile=config.tile,
+        overlap=config.overlap,
         device=config.device,
     )
     tally, places = Tally(detector.names), Places()
@@ -156,6 +158,8 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
         "iou": rules.iou,
         "max_det": rules.max_det,
         "agnostic": rules.agnostic,
+        "tile": config.tile or None,
+        "overlap": config.overlap if config.tile else None,
     }
 
 

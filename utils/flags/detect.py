@@ -50,6 +50,10 @@ class DetectConfig(Options):
     hide_labels: bool = option(False, "draw boxes without names", kind=bool)
     hide_conf: bool = option(False, "draw names without confidences", kind=bool)
     half: bool = option(False, "half precision", kind=bool)
+    tile: int = option(
+        0, "take larger pictures in tiles of so many pixels, and as a whole; 0 = as a whole alone", kind=int, low=0
+    )
+    overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     vid_stride: int = option(1, "of videos and streams, each so-many-th frame", kind=int, low=1)
     every_frame: bool = option(False, "of streams, all frames in order instead of the newest one", kind=bool)
 
@@ -57,6 +61,8 @@ class DetectConfig(Options):
         super().__post_init__()
         if 0 < self.imgsz < 32:
             raise ConfigError(f"--imgsz: found {self.imgsz}, allowed is 32 to 8192, or 0.")
+        if 0 < self.tile < 32:
+            raise ConfigError(f"--tile: found {self.tile}, allowed is 32 or more, or 0.")
         if not self.name.strip("/. "):
             raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         _ = self.confidence

@@ -18,6 +18,7 @@ from utils.inference.pipeline import Pipeline, picture_size, suppression_of
 from utils.inference.results import Result
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.inference.sources.sources import Sources, open_sources
+from utils.inference.tiles import TiledPipeline
 from utils.machine.choose import choose_accelerator
 from utils.text import first_of, shown
 
@@ -42,6 +43,8 @@ class Detector:
         agnostic_nms: boxes of different classes compete too.
         augment: test-time augmentation.
         half: 16 bits, where the device has them.
+        tile: larger pictures are taken in tiles of so many pixels, and as a whole; 0 = as a whole alone.
+        overlap: least share of a tile that the next one overlaps.
         device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
 
     Attributes:
@@ -66,6 +69,8 @@ class Detector:
         agnostic_nms: bool = False,
         augment: bool = False,
         half: bool = False,
+        tile: int = 0,
+        overlap: float = 0.2,
         device: str = "",
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det)
@@ -78,7 +83,8 @@ class Detector:
         rules = suppression_of(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
-        self.pipeline = Pipeline(model, rules, self.imgsz)
+        pipeline = Pipeline(model, rules, self.imgsz)
+        self.pipeline: Pipeline | TiledPipeline = TiledPipeline(pipeline, tile, overlap) if tile else pipeline
 
     def __call__(
         self,
