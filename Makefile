@@ -55,6 +55,7 @@ bench:
 	uv run python -m tests.benchmarks.scaling
 	uv run python -m tests.benchmarks.charts
 	uv run python -m tests.benchmarks.suppression
+	uv run python -m tests.benchmarks.detect
 	uv run python -m tests.benchmarks.video
 	uv run python -m tests.benchmarks.gathering
 	uv run python -m tests.benchmarks.ending

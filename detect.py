@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,11 @@ from tqdm import tqdm
 
 from utils.checkpoints.folder import new_run
 from utils.errors import ConfigError
+from utils.inference.ahead import Ahead
 from utils.inference.detector import Detector
 from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
 from utils.inference.places import Places
-from utils.inference.sources.frames import SourceEvent
+from utils.inference.sources.frames import Frame, SourceEvent
 from utils.inference.sources.sources import open_sources
 from utils.inference.tally import Tally
 from utils.machine.out_of_memory import explain_out_of_memory
@@ -106,10 +107,10 @@ def detect(config: DetectConfig, world: World) -> Summary:
                 world.accelerator, lambda: f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES
             )
         )
-        items = tqdm(
-            stack.enter_context(sources), total=sources.pictures, unit="picture", disable=None, mininterval=0.5
-        )
-        for item in items:
+        items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
+        if all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins):  # files can wait
+            items = stack.enter_context(Ahead(items))
+        for item in tqdm(items, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 report(item, tally)
                 for output in outputs:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +232,27 @@ def test_one_message_for_a_mistake(
     assert not list(tmp_path.glob("runs/*")), "nothing half-made stays behind"
 
 
+def test_nothing_is_asked_of_the_network_and_nothing_is_written_elsewhere(
+    weights: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object, **options: object) -> None:
+        raise AssertionError(f"{given}")
+
+    for owner, name in (
+        *((socket.socket, "connect"), (socket, "getaddrinfo"), (subprocess.Popen, "__init__")),
+        *((os, "system"), (os, "fork"), (os, "posix_spawn")),
+    ):
+        monkeypatch.setattr(owner, name, refused)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    before = set(tmp_path.rglob("*"))
+    found = run(weights, folder, project="results", save_txt=True, save_crop=True, save_csv=True, save_json=True)
+    assert found.folder == tmp_path / "work" / "results" / "exp"
+    assert set(tmp_path.rglob("*")) - before == {*(tmp_path / "work").rglob("*")}
+
+
 def test_former_flags_are_named_once(weights: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(weights, folder, nosave=True, view_img=True, data="coco128.yaml")
     assert "known from YOLOv5, without effect here" in caplog.text
@@ -250,7 +274,7 @@ def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: P
     ]
 
     class Made:
-        pictures = None
+        pictures, origins = None, ()
 
         def __enter__(self) -> list[Any]:
             return frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+import detect
 import train
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
@@ -78,6 +80,13 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     assert last_line in measured.out, "val.py measures what train.py reported"
     assert len(list((tmp_path / "val" / "exp" / "labels").glob("*.txt"))) == 8
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
+
+    last = [shlex.split(line) for line in outcome.out.splitlines()[-2:]]
+    best = str(run / "weights" / "best.pt")
+    assert last[0] == ["Detect:", "uv", "run", "detect.py", "--weights", best, "--source", "…"]
+    assert last[1] == ["Export:", "uv", "run", "export.py", "--weights", best]
+    found = detect.run(weights=best, source=str(data.parent / "shapes/images/val"), nosave=True, device="cpu")
+    assert found.pictures == 8, "best.pt holds all that detection needs"
 
 
 @pytest.mark.parametrize(

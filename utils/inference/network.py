@@ -12,6 +12,7 @@ from models.detector import DetectionModel
 from models.tta import predict_augmented
 from utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from utils.engine.precision import Precision, half_precision
+from utils.errors import UserError
 from utils.evaluation.evaluate import fused_copy
 from utils.inference.backend import Backend
 from utils.machine.accelerator import Accelerator
@@ -60,6 +61,10 @@ class TorchNetwork(Backend):
         """
         weights = load_weights(path)
         model = model_of_weights(weights, str(path))
+        if model.channels != 3:
+            raise UserError(
+                f"--weights {path}: reads images of {model.channels} channels, expected 3: pictures are RGB."
+            )
         model.head.keep_inference(end2end=end2end)
         return cls(model, weights, accelerator, augment=augment, half=half)
 

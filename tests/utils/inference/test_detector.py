@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
+from tests.utils.machine.stand_in import StandIn
 from utils.errors import ConfigError, UserError
 from utils.inference.detector import Detector, class_numbers
 from utils.inference.network import TorchNetwork
@@ -219,6 +220,34 @@ def test_results_hold_no_picture(detector: Detector) -> None:
         del pixels
         assert not any(alive() is not None for alive in pictures)
     assert len(results) == 10
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_five_thousand_frames(weights: Path) -> None:
+    def held() -> int:
+        rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(rows["VmRSS"].split()[0]) >> 10
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("memory is read from /proc here")
+    detector, early = Detector(weights, imgsz=32, device="cpu"), 0
+    pictures = [picture(240 + 16 * size, 320, size) for size in range(5)]
+    for number in range(5000):
+        for result in detector(np.roll(pictures[number % 5], number, 1)):
+            assert result.pixels is None
+        if number == 500:
+            early = held()
+    assert held() - early < 100, "MiB; the frames themselves are 1,200"
+
+
+def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector) -> None:
+    pixels = picture(200, 300, 5)
+    (expected,) = detector(pixels)
+    (found,) = Detector(TorchNetwork.open(weights, StandIn()))(pixels)
+    assert len(expected) > 5
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    np.testing.assert_allclose(found.boxes_xyxy, expected.boxes_xyxy, atol=1e-3)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
 
 
 @pytest.mark.parametrize(

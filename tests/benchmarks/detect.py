@@ -1,0 +1,94 @@
+"""Latency of a Detector on one picture, with the share that is not the network's, and its memory over many frames.
+
+uv run python -m tests.benchmarks.detect [--weights yolov5n.pt] [--source pictures/] [--imgsz 640] [--frames 5000]
+
+Without --source the pictures are drawn, 480 x 640 pixels. Milliseconds are medians over the pictures, each seen three
+times after a first round; seconds of CPU are beside them, for a machine that does other work as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.source.shapes import write_shapes
+from tests.benchmarks.gathering import status_kb
+from tests.benchmarks.rounds import machine
+from utils.inference.detector import Detector
+from utils.types import IMAGE_SUFFIXES
+
+ROUNDS = 3
+STAGES = ("reading", "preparation", "inference", "NMS")
+
+
+def latency(detector: Detector, paths: list[Path]) -> None:
+    """Print the medians of each stage, and what part of them is not the network."""
+    rows, cpu_s, wall_s = [], 0.0, 0.0
+    for number in range(1 + ROUNDS):
+        for path in paths:
+            wall, cpu = time.perf_counter(), time.process_time()
+            (result,) = detector(path)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            if number:
+                rows.append((1000 * wall - sum(result.speed_ms), *result.speed_ms))
+                cpu_s, wall_s = cpu_s + cpu, wall_s + wall
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    print("  " + ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in zip(STAGES, medians, strict=True)))
+    reading, preparation, inference, nms = medians
+    pipeline = preparation + inference + nms
+    print(f"  a picture in memory {pipeline:.1f} ms, {1 - inference / pipeline:.1%} of it outside the network")
+    print(f"  a picture in a file {reading + pipeline:.1f} ms, {1 - inference / (reading + pipeline):.1%} outside")
+    print(f"  {1000 * wall_s / len(rows):.1f} ms of wall clock and {1000 * cpu_s / len(rows):.1f} ms of CPU a picture")
+
+
+def memory(detector: Detector, frames: int) -> None:
+    """Print what the process holds on its way through pictures of many sizes."""
+    held = {}
+    for number, pixels in enumerate(drawn(frames), 1):
+        for result in detector(pixels):
+            assert result.pixels is None
+        if number in (100, frames // 5, frames):
+            held[number] = status_kb("VmRSS") / 1024
+    print("  " + ", ".join(f"after {number:,} {size:.1f} MiB" for number, size in held.items()))
+
+
+def drawn(count: int) -> Iterator[np.ndarray]:
+    """Noise of sizes that come again, as those of a camera do."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        size_wh = (320 + 16 * (number % 7), 240 + 16 * (number % 5))
+        yield cv2.resize(rng.integers(0, 256, (12, 16, 3), np.uint8), size_wh, interpolation=cv2.INTER_CUBIC)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--weights", default="yolov5n.pt")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--imgsz", type=int, default=640)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=5000)
+    args = parser.parse_args()
+    print(machine())
+    with tempfile.TemporaryDirectory() as folder:
+        source = args.source
+        if source is None:
+            write_shapes(Path(folder) / "shapes", train=args.pictures, val=1, size=640)
+            source = Path(folder) / "shapes" / "images" / "train"
+        paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][: args.pictures]
+        detector = Detector(args.weights, imgsz=args.imgsz, device=args.device)
+        print(f"{args.weights} at {args.imgsz} px, {len(paths)} pictures, {detector.pipeline.rules.conf:g} confidence")
+        latency(detector, paths)
+    print(f"Memory over {args.frames:,} frames at 128 px")
+    memory(Detector(args.weights, imgsz=128, device=args.device), args.frames)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Items come from a thread as they would come without it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from utils.inference.ahead import Ahead
+
+
+def test_the_same_items_in_order() -> None:
+    made_in = set()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made_in.add(threading.current_thread().name)
+            yield number
+
+    with Ahead(items()) as ahead:
+        assert list(ahead) == list(range(100))
+    assert made_in == {"reading ahead"}
+
+
+def test_an_error_comes_where_it_would() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("gone")
+
+    with Ahead(items()) as ahead:
+        found = iter(ahead)
+        assert next(found) == 1
+        with pytest.raises(OSError, match="gone"):
+            next(found)
+
+
+def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
+    made = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    before = threading.active_count()
+    with Ahead(items(), count=2) as ahead:
+        for number in ahead:
+            assert len(made) <= number + 4
+            if number == 10:
+                break
+    assert threading.active_count() == before and len(made) < 20
+    with Ahead(items()):
+        pass  # never begun
