@@ -118,10 +118,13 @@ def _forget_origins(model: Value) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's own progress."""
-    logger = logging.getLogger("torch.onnx")
-    before, logger.disabled = logger.disabled, True
+    """Without the exporter's own progress, and what older versions remark of shapes."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.disabled = before
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
