@@ -40,7 +40,8 @@ class OnnxDetector(ExportedDetector):
         self._session = session
         inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
         self._inputs = {value.name: value for value in inputs}
-        missing = {"image", "conf", "iou", "max_det"} - self._inputs.keys()
+        self._batched = "images" in self._inputs  # pictures of one size: here one at a time
+        missing = {"images" if self._batched else "image", "conf", "iou", "max_det"} - self._inputs.keys()
         if missing:
             raise UserError(
                 f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(self._inputs)}. "
@@ -51,7 +52,12 @@ class OnnxDetector(ExportedDetector):
         """As ExportedDetector."""
         asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
         shaped = {name: np.full([1] * len(self._inputs[name].shape), value) for name, value in asked.items()}
-        return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
+        if not self._batched:
+            return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
+        boxes, scores, classes, counts = self._session.run(
+            ["boxes", "scores", "classes", "counts"], {"images": picture[None], **shaped}
+        )
+        return tuple(part[0, : counts[0]] for part in (boxes, scores, classes))
 
 
 def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork | OnnxDetector:
