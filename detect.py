@@ -32,6 +32,7 @@ from utils.checkpoints.folder import new_run
 from utils.errors import ConfigError
 from utils.inference.ahead import Ahead
 from utils.inference.detector import Detector
+from utils.inference.network import TorchNetwork
 from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
 from utils.inference.places import Places
 from utils.inference.sources.frames import Frame, SourceEvent
@@ -171,7 +172,12 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
         return "the best confidence of each class"
     if isinstance(wanted, float):
         return f"confidence above {conf:g}"
-    reason = "where its validation had the best F1" if model.confidence else "as it does not say which is best"
+    if not isinstance(model, TorchNetwork):
+        reason = "the default of its export"
+    elif model.confidence:
+        reason = "where its validation had the best F1"
+    else:
+        reason = "as it does not say which is best"
     return f"confidence above {conf:.3g}, {reason} (--conf-thres)"
 
 

@@ -16,7 +16,9 @@ import detect
 import train
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from utils.checkpoints.weights import load_weights
 from utils.config import TrainConfig, load_hyp
+from utils.pixels import PixelRule
 from utils.ranks.world import World
 from utils.report.results import read_results, result_columns
 
@@ -39,6 +41,10 @@ def start(ranks: int, *args: str, timeout: float = 240) -> Outcome:
 
 
 def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> None:
+    pictures = data.parent / "shapes" / "images" / "val"
+    ruled = tmp_path / "ruled.yaml"
+    ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
+    data = ruled
     args = [a for a in flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1") if a != "--noplots"]
     args[args.index("none")] = "tensorboard"
     outcome = run_python(TRAIN, *args, "--cache", "ram")
@@ -85,8 +91,9 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     best = str(run / "weights" / "best.pt")
     assert last[0] == ["Detect:", "uv", "run", "detect.py", "--weights", best, "--source", "…"]
     assert last[1] == ["Export:", "uv", "run", "export.py", "--weights", best]
-    found = detect.run(weights=best, source=str(data.parent / "shapes/images/val"), nosave=True, device="cpu")
+    found = detect.run(weights=best, source=str(pictures), nosave=True, device="cpu")
     assert found.pictures == 8, "best.pt holds all that detection needs"
+    assert load_weights(Path(best)).pixels == PixelRule("range", 0, 4095)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("script", ["train.py", "val.py"])
+@pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py"])
 @pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--batch-sise=3", 2), ("--imgsz=-1", 2)])
 def test_help_and_wrong_flags_are_answered_without_torch(script: str, flag: str, code: int) -> None:
     done = run(script, flag)

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
 from tests.utils.machine.stand_in import StandIn
+from utils.checkpoints.format import save_checkpoint
 from utils.errors import ConfigError, UserError
 from utils.inference.detector import Detector, class_numbers
 from utils.inference.network import TorchNetwork
@@ -193,6 +194,22 @@ def test_pictures_in_memory_are_kept_on_request(detector: Detector) -> None:
     np.testing.assert_array_equal(kept.draw(), result.draw(pixels))
     with pytest.raises(UserError, match="found a picture of 50 x 40 pixels, expected 80 x 60"):
         result.crops(picture(40, 50))
+
+
+def test_the_rule_for_deep_pictures_is_in_the_weights(weights: Path, tmp_path: Path) -> None:
+    state = torch.load(weights, weights_only=True)
+    save_checkpoint(tmp_path / "ruled.pt", {**state, "pixels": {"range": [0, 4095]}})
+    torch.save({key: value for key, value in state.items() if key != "pixels"}, tmp_path / "older.pt")
+    pixels = picture(90, 120)
+    deep = np.rint(pixels * (4095 / 255)).astype(np.uint16)
+    (expected,) = Detector(weights, device="cpu")(pixels)
+    ruled, older = (Detector(tmp_path / name, device="cpu") for name in ("ruled.pt", "older.pt"))
+    cv2.imwrite(str(tmp_path / "deep.png"), deep[..., ::-1])
+    for door in (deep, tmp_path / "deep.png", (tmp_path / "deep.png").read_bytes()):
+        (found,) = ruled(door)
+        assert_equal(found, expected)
+    (dark,) = older(deep)
+    assert not np.array_equal(dark.scores, expected.scores)
 
 
 def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
