@@ -43,8 +43,11 @@ from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.label_files import LabelFileSink
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
+from utils.inference.backend import Backend, PictureBackend
 from utils.inference.backends.choose import is_exported, open_exported
 from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
+from utils.inference.network import TorchNetwork
+from utils.inference.tiles import TiledDetector
 from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from utils.ranks.failures import run_rank
@@ -99,9 +102,10 @@ def validate(config: ValConfig, world: World) -> Metrics:
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-        if isinstance(model, DetectionModel):
-            model = fused_copy(model, world.accelerator)
-            log.info(summary(model, imgsz))
+        measured = in_tiles(model, weights, config, world, imgsz) if config.tile else model
+        if isinstance(measured, DetectionModel):
+            measured = fused_copy(measured, world.accelerator)
+            log.info(summary(measured, imgsz))
         loader = stack.enter_context(
             build_val_loader(
                 store,
@@ -112,7 +116,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
                 size_hw=size_hw,
             )
         )
-        found = evaluate(model, loader, world, settings_of(config, world), sinks=sinks)
+        found = evaluate(measured, loader, world, settings_of(config, world), sinks=sinks)
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
@@ -146,6 +150,16 @@ def open_model(config: ValConfig, world: World) -> tuple[Weights, Model]:
     return Weights(
         {}, {}, exported.names, source, exported.description.data, exported.imgsz, pixels=exported.pixels
     ), exported
+
+
+def in_tiles(model: Model, weights: Weights, config: ValConfig, world: World, imgsz: int) -> TiledDetector:
+    """The detector of detect.py with the same `--tile`."""
+    backend: Backend | PictureBackend
+    if isinstance(model, DetectionModel):
+        backend = TorchNetwork(model, weights, world.accelerator, augment=config.augment, half=config.half)
+    else:
+        backend = model
+    return TiledDetector(backend, imgsz, config.tile, config.overlap)
 
 
 def image_size(model: Model, config: ValConfig) -> tuple[int, tuple[int, int] | None]:

@@ -310,6 +310,8 @@ class ValConfig(Options):
     save_txt: bool = option(False, "write a label file for each image", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_json: bool = option(False, "write COCO results", kind=bool)
+    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=0)
+    overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     project: str = option("runs/val", "folder of runs")
     name: str = option("exp", "name of the run's folder")
     exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)

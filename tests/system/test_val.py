@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,6 +15,7 @@ from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
 from data.source.index import build_index
 from data.source.spec import load_spec
+from detect import Detector
 from models.detector import DetectionModel
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import flags, make_data
@@ -70,6 +72,25 @@ def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path
     )
     one, many = (json.loads((tmp_path / name / "predictions.json").read_text()) for name in ("alone", "together"))
     assert [row["image_id"] for row in one] == [row["image_id"] for row in many]
+
+
+def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
+    """Images of 96 pixels in tiles of 64."""
+    outcome = run_python(
+        VAL, *trained, "--tile", "64", "--overlap", "0.3", "--conf", "1e-5", "--project", str(tmp_path)
+    )
+    assert outcome.code == 0, outcome.said
+    rows = json.loads((tmp_path / "exp" / "predictions.json").read_text())
+    detector = Detector(
+        trained[3], imgsz=64, conf_thres=1e-5, iou_thres=0.6, max_det=20, tile=64, overlap=0.3, device="cpu"
+    )
+    found = []
+    for result in detector(Path(trained[1]).parent / "shapes" / "images" / "val"):
+        found += [[box.x1, box.y1, box.x2 - box.x1, box.y2 - box.y1, box.score] for box in result]
+    assert found and len(rows) == len(found)
+    seen = np.array([[*row["bbox"], row["score"]] for row in rows])
+    apart = np.abs(seen[:, None] - np.array(found)[None]).max(2)
+    assert max(apart.min(0).max(), apart.min(1).max()) < 0.05, "pixels"
 
 
 def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from models.suppression import Suppression, suppress_candidates
 from utils.errors import ConfigError
+from utils.inference.backend import Backend, PictureBackend
 from utils.inference.pipeline import Found, Pipeline, picture_size
 from utils.types import Detections
 
@@ -60,10 +62,7 @@ class TiledPipeline:
     """
 
     def __init__(self, pipeline: Pipeline, tile: int, overlap: float = 0.2, *, whole: bool = True) -> None:
-        if not SMALLEST <= tile <= LARGEST:
-            raise ConfigError(f"tile: found {tile}, allowed is {SMALLEST} to {LARGEST} pixels, or 0 for no tiles.")
-        if not 0 <= overlap <= MOST_OVERLAP:
-            raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {MOST_OVERLAP:g}, a share of a tile.")
+        check_tiles(tile, overlap)
         self._pipeline, self.tile, self.overlap, self.whole = pipeline, tile, overlap, whole
         self.backend, self.rules, self.imgsz = pipeline.backend, pipeline.rules, pipeline.imgsz
 
@@ -74,6 +73,31 @@ class TiledPipeline:
             picture: uint8 (H, W, 3) RGB.
         """
         return detect_tiled(self._pipeline, picture, self.rules, tile=self.tile, overlap=self.overlap, whole=self.whole)
+
+
+class TiledDetector:
+    """A detector that takes tiles, as a validation measures files with a whole pipeline; threads may share it.
+
+    Args:
+        backend: what computes.
+        imgsz: the long side of a tile, and of the whole picture, becomes this many pixels.
+        tile, overlap: as of TiledPipeline.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    def __init__(self, backend: Backend | PictureBackend, imgsz: int, tile: int, overlap: float) -> None:
+        check_tiles(tile, overlap)
+        self._backend, self._imgsz, self._tile, self._overlap = backend, imgsz, tile, overlap
+
+    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+        """Detections of uint8 (H, W, 3) RGB in its pixels, on the host."""
+        if isinstance(self._backend, Backend):
+            iou = rules.iou if self._backend.needs_suppression else 1.0
+            rules = replace(rules, iou=iou, has_objectness=self._backend.has_objectness)
+        pipeline = Pipeline(self._backend, rules, self._imgsz)
+        return TiledPipeline(pipeline, self._tile, self._overlap)(picture).detections
 
 
 def detect_tiled(
@@ -103,6 +127,18 @@ def detect_tiled(
     joined = join(tiles, parts, size_hw, rules)
     preparation, inference, suppression = spent.tolist()
     return Found(joined, (preparation, inference, suppression + 1000 * (time.perf_counter() - started)))
+
+
+def check_tiles(tile: int, overlap: float) -> None:
+    """Refuse numbers out of range.
+
+    Raises:
+        ConfigError: names the one.
+    """
+    if not SMALLEST <= tile <= LARGEST:
+        raise ConfigError(f"tile: found {tile}, allowed is {SMALLEST} to {LARGEST} pixels, or 0 for no tiles.")
+    if not 0 <= overlap <= MOST_OVERLAP:
+        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {MOST_OVERLAP:g}, a share of a tile.")
 
 
 def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:

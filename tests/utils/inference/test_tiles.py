@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from models.suppression import Suppression
 from utils.boxes import clip_boxes
 from utils.errors import ConfigError
+from utils.evaluation.subject import PictureNetwork
 from utils.flags.detect import DetectConfig
 from utils.inference.backend import PictureBackend
 from utils.inference.detector import Detector
 from utils.inference.pipeline import Found
-from utils.inference.tiles import Tile, cut, detect_tiled, join
+from utils.inference.tiles import Tile, TiledDetector, cut, detect_tiled, join
 from utils.types import Detections
 
 RULES = Suppression(0.25, 0.45)
@@ -187,6 +188,9 @@ def test_a_detector_takes_tiles() -> None:
     detector = Detector(WhiteBoxes(), conf_thres=0.25, tile=640, overlap=0.2)
     (result,) = detector(picture)
     assert sorted(result.boxes_xyxy.tolist()) == [[100, 200, 1600, 400], [630, 10, 660, 40]]
+    measured = TiledDetector(WhiteBoxes(), 64, 640, 0.2)
+    assert isinstance(measured, PictureNetwork)
+    assert np.array_equal(measured.detect(picture, RULES).boxes_xyxy.numpy(), result.boxes_xyxy)
     assert result.size_hw == (640, 1700) and result.scores.tolist() == sorted(result.scores.tolist(), reverse=True)
 
 
