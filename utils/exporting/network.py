@@ -99,8 +99,12 @@ def export_network(
             verbose=False,
         )
     assert program is not None
-    made = ir.from_proto(program.model_proto)
+    made: Value = ir.from_proto(program.model_proto)
     _forget_origins(made)
+    (images,), (predictions,) = made.graph.inputs, made.graph.outputs
+    images.shape = ir.Shape(["batch", 3, *(size_hw or ("height", "width"))])  # without the exporter's own names
+    numbers = network.model.nc + (5 if network.model.head.has_objectness and not network.joined else 4)
+    predictions.shape = ir.Shape(["batch", "rows" if size_hw is None else predictions.shape[1], numbers])
     return made
 
 

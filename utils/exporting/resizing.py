@@ -75,19 +75,22 @@ def enlarge(g: Nodes, pictures: Value, before: Size, after: Size) -> Value:
     loses 16 bits, and the sum of both rows is rounded from quarters.
     """
     low, high, of_low, of_high = _neighbours(g, before.width, after.width, at_border=False)
-    left, right = (g.cast(g.Gather(pictures, index, axis=2), np.float32) for index in (low, high))
-    row = g.Add(g.Mul(left, g.Unsqueeze(of_low, [1])), g.Mul(right, g.Unsqueeze(of_high, [1])))
-    row = g.cast(g.Floor(g.Mul(row, 1 / 16)), np.int32)
+    sides = []
+    for index, weight in ((low, of_low), (high, of_high)):
+        values = g.Reshape(g.cast(g.Gather(pictures, index, axis=2), np.float32), [0, 0, -1])
+        sides.append(g.Mul(values, g.Reshape(g.Expand(g.Unsqueeze(weight, [1]), [1, 3]), [-1])))
+    row = g.cast(g.Floor(g.Mul(g.Add(*sides), 1 / 16)), np.int32)  # (B, H, w · 3)
     low, high, of_low, of_high = _neighbours(g, before.height, after.height, at_border=True)
     parts = [
         g.Div(
-            g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1, 2])),
+            g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1])),
             np.array(1 << 16, np.int32),
         )
         for index, weight in ((low, of_low), (high, of_high))
     ]
     total = g.Div(g.Add(g.Add(*parts), np.array(2, np.int32)), np.array(4, np.int32))
-    return g.Transpose(g.cast(total, np.uint8), perm=[0, 3, 1, 2])
+    pixels = g.Reshape(g.cast(total, np.uint8), g.Concat([0, 0], after.width, [3], axis=0))
+    return g.Transpose(pixels, perm=[0, 3, 1, 2])
 
 
 def _neighbours(g: Nodes, n: Value, d: Value, *, at_border: bool) -> tuple[Value, Value, Value, Value]:
