@@ -84,7 +84,7 @@ def test_workers_and_threads_of_a_rank_with_processors_of_its_own(
             super().__init__(most, name)
 
     monkeypatch.setattr(measurement_module, "ThreadPoolExecutor", Pool)
-    model: Any = SimpleNamespace(head=SimpleNamespace(has_objectness=True, needs_suppression=True))
+    model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
     precision: Any = None
     Measurement(model, index, world, Settings(), precision, None).add([])
