@@ -101,6 +101,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world))
         outputs = open_outputs(config, detector, run)
+        stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
         for output in outputs:
             stack.callback(output.close)
         stack.enter_context(
@@ -118,17 +119,21 @@ def detect(config: DetectConfig, world: World) -> Summary:
                     output.event(item)
                 continue
             result = detector.detect(item)
-            tally.add(result.classes, result.speed_ms)
+            tally.add(result.classes, result.speed_ms, item.dropped)
             place = places.of(item)
             for output in outputs:
                 output.add(result, item, place)
-    for line in tally.lines(detector.imgsz):
+    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), run if outputs else None)
+
+
+def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
+    """The last lines."""
+    for line in tally.lines(imgsz):
         print(line)
-    if outputs:
-        print(f"Results in {run}")
+    if folder is not None:
+        print(f"Results in {folder}")
     if tally.failures:
         log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")
-    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), run if outputs else None)
 
 
 def open_outputs(config: DetectConfig, detector: Detector, run: Path) -> list[Output]:

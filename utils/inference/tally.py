@@ -25,14 +25,15 @@ class Tally:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self.pictures = 0
+        self.pictures = self._dropped = 0
         self.failures: list[str] = []
         self.per_class = np.zeros(len(names), np.int64)
         self._speed_ms, self._started = np.zeros(3), time.perf_counter()
 
-    def add(self, classes: NDArray[np.int64], speed_ms: tuple[float, float, float]) -> None:
-        """Count a picture."""
+    def add(self, classes: NDArray[np.int64], speed_ms: tuple[float, float, float], dropped: int = 0) -> None:
+        """Count a picture, and the frames that were dropped before it."""
         self.pictures += 1
+        self._dropped += dropped
         self.per_class += np.bincount(classes, minlength=len(self.per_class))
         self._speed_ms += speed_ms
 
@@ -50,4 +51,6 @@ class Tally:
                 f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per picture "
                 f"at {imgsz} px; {rate:.1f} pictures a second with reading and writing"
             )
+        if self._dropped:
+            lines.append(f"{self._dropped:,} frames of streams were dropped for newer ones (--every-frame takes all)")
         return lines

@@ -269,5 +269,5 @@ def _name_of_address(address: str) -> str:
     except ValueError:
         host, path = "address", ""
     last = path.rstrip("/").rpartition("/")[2]
-    name = last if suffix_of(last) in _KNOWN else f"{host}_{path}"
+    name = last if suffix_of(last) in _KNOWN else f"{host}_{path}".replace(".", "_")  # else a part is its suffix
     return _NOT_IN_NAMES.sub("_", name).strip("._")[:100] or "address"
