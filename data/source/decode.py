@@ -136,17 +136,20 @@ def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
 
 
 def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
-    if _RGB is not None and reduction == 1:
-        image = cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB | cv2.IMREAD_ANYDEPTH))
-        if image is None or image.dtype == np.uint8:
-            return image
-    if reduction == 1:
-        # Not in RGB: of 16 bits, OpenCV 5.0 swaps the channels of some formats and forgets those of others.
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
-        if image is not None and image.dtype not in _LEVELS:  # such as signed ones: by OpenCV's own conversion
-            image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
-    else:
-        image = cv2.imdecode(encoded, _REDUCED[reduction])
-    if image is None or image.dtype == np.uint8:
-        return None if image is None else cast(Pixels, cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
-    return image[..., ::-1]
+    shallow = _is_shallow(encoded[:32].tobytes())
+    if shallow and _RGB is not None and reduction == 1:
+        return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
+    # Deep ones not in RGB: OpenCV 5.0 forgets to swap the channels of TIFF files of 16 bits.
+    image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR) | (0 if shallow else cv2.IMREAD_ANYDEPTH))
+    if image is not None and image.dtype not in _LEVELS:  # such as signed ones: by OpenCV's own conversion
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    if image is None or image.dtype == np.float64:  # which OpenCV does not convert
+        return None if image is None else np.ascontiguousarray(image[..., ::-1])
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def _is_shallow(head: bytes) -> bool:
+    """Whether a format has 8 bits a channel: JPEG, BMP, WebP, most PNG; of AVIF and HEIF OpenCV makes 8."""
+    if head[:8] == b"\x89PNG\r\n\x1a\n":
+        return head[24:25] != b"\x10"
+    return head[:2] in (_JPEG_START, b"BM") or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"

@@ -15,7 +15,7 @@ from data.source.decode import decode_levels, read_image, read_levels
 from data.source.index import build_index
 from data.source.spec import load_spec
 from utils.environment import cache_dir
-from utils.errors import ConfigError
+from utils.errors import ConfigError, UserError
 from utils.pixels import PixelRule, to_uint8
 from utils.ranks.world import World
 
@@ -52,6 +52,19 @@ def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule |
     np.testing.assert_array_equal(read_levels(path), ramp())
     np.testing.assert_array_equal(read_image(path, 1, rule), to_uint8(ramp(), rule))
     np.testing.assert_array_equal(decode_levels(np.fromfile(path, np.uint8), "it"), ramp())
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".ppm", ".bmp", ".jpg", ".webp", ".gif", ".pfm"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64, np.int16])
+def test_pixels_lie_in_a_row(tmp_path: Path, suffix: str, dtype: type) -> None:
+    """Whatever a file holds: the cache writes them as they lie."""
+    try:
+        encoded = cv2.imencode(suffix, ramp(brightest=255).astype(dtype))[1].tobytes()
+        (tmp_path / f"a{suffix}").write_bytes(encoded)
+        image = read_image(tmp_path / f"a{suffix}")
+    except (cv2.error, UserError):
+        pytest.skip("OpenCV does not write or read that")
+    assert image.dtype == np.uint8 and image.shape == (24, 32, 3) and image.flags.c_contiguous
 
 
 def test_grey_of_16_bits(tmp_path: Path) -> None:
