@@ -1,0 +1,22 @@
+# The commands and what they need, without weights or data. docs/deploy.md says how to build and run it.
+FROM python:3.12-slim-bookworm
+
+# cpu, or a version of CUDA such as cu128: its libraries come with torch, the driver from the host.
+ARG TORCH=cpu
+
+# What opencv-python loads.
+RUN apt-get update && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /tessera
+COPY pyproject.toml ./
+RUN pip install --no-cache-dir uv \
+    && uv pip install --system --no-cache --torch-backend "$TORCH" -r pyproject.toml \
+        --extra export --extra openvino --extra safetensors
+COPY . .
+
+# The process may have any user's number (docker run --user), so the folders that it writes to are everyone's.
+RUN useradd tessera && mkdir -p datasets runs /cache && chmod 1777 datasets runs /cache
+ENV HOME=/cache USER=tessera TESSERA_CACHE=/cache/tessera PYTHONDONTWRITEBYTECODE=1
+USER tessera
+ENTRYPOINT ["python"]
+CMD ["train.py", "--help"]
