@@ -315,8 +315,9 @@ def finish(
         report_validation(
             found, index, context.folder, imgsz=context.imgsz, verbose=len(index.names) <= 20, plots=journal.renders
         )
-        print(f"Detect: uv run detect.py --weights {shlex.quote(str(saver.best))} --source …")
-        print(f"Export: uv run export.py --weights {shlex.quote(str(saver.best))}")
+        if not (context.config.nosave and context.config.noval):  # as the trials of a search, of which no weights stay
+            print(f"Detect: uv run detect.py --weights {shlex.quote(str(saver.best))} --source …")
+            print(f"Export: uv run export.py --weights {shlex.quote(str(saver.best))}")
     journal.finish(best_epoch, saver.best)
     world.barrier()
     return found.metrics
