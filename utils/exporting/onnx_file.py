@@ -14,6 +14,16 @@ from utils.exporting.whole import export_whole
 from utils.files import atomic_write
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf
+# What a viewer of the file shows.
+_USAGE = """\
+import numpy as np, onnxruntime
+from PIL import Image
+session = onnxruntime.InferenceSession("best.onnx")
+image = np.asarray(Image.open("photo.jpg").convert("RGB"))
+boxes, scores, classes = session.run(None, {"image": image})
+"""
+_USAGE_BATCHED = "images uint8 (B, H, W, 3) RGB of one size; counts (B,) says how many of a picture's rows are found."
+_USAGE_RAW = "images float32 (B, 3, H, W) RGB in 0 … 1; predictions: cx, cy, w, h in pixels, then the classes' scores."
 
 
 class Onnx(Format):
@@ -70,5 +80,6 @@ def onnx_model(subject: Subject, *, raw: bool, half: bool) -> Any:
     else:
         made = export_whole(network, subject.imgsz, subject.defaults, batched=config.batched, opset=config.opset)
     made.producer_name, made.producer_version = "tessera", VERSION
+    made.doc_string = _USAGE_RAW if raw else _USAGE_BATCHED if config.batched else _USAGE
     made.metadata_props.update(describe(subject, whole=not raw))
     return ir.to_proto(made)

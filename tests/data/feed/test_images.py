@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data.feed import cache as cache_module
@@ -46,11 +47,14 @@ def index(tmp_path: Path) -> DatasetIndex:
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(32, 2048))
+@example(735, 3136, 32)  # in floating point just below a half
 def test_loaded_size(height: int, width: int, imgsz: int) -> None:
     loaded = tuple(loaded_sizes(np.array((height, width)), imgsz).tolist())
     assert max(loaded) == imgsz and min(loaded) >= 1
     assert abs(min(loaded) - max(min(height, width) * imgsz / max(height, width), 1)) <= 0.5 + 1e-9
     assert tuple(loaded_sizes(np.array([(height, width)], np.int32), imgsz)[0].tolist()) == loaded
+    ratio = Fraction(imgsz, max(height, width))
+    assert loaded == tuple(max(round(side * ratio), 1) for side in (height, width)), "half to even, exactly"
 
 
 @pytest.mark.parametrize("imgsz", [32, 64, 128])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import export
 from data.source.decode import read_image
@@ -131,6 +132,20 @@ def test_onnxruntime_and_numpy_are_enough(made_onnx: Path, session: Any, tmp_pat
     expected = detections(session, image)
     assert len(found["scores"]) == len(expected["scores"]) > 0
     np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-3)
+
+
+def test_the_lines_of_the_page_and_of_the_file_run(made_onnx: Path, session: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "deploy.md").read_text()
+    lines = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "best.onnx").write_bytes(made_onnx.read_bytes())
+    image = picture(120, 90)
+    Image.fromarray(image).save(tmp_path / "photo.jpg")
+    shown = np.asarray(Image.open(tmp_path / "photo.jpg"))
+    for code in (lines, onnx.load(str(made_onnx)).doc_string + "for row in boxes:\n    print(row)\n"):
+        command = [sys.executable, "-I", "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+        conf = 0.4 if code is lines else CONF
+        assert len(done.stdout.splitlines()) == len(detections(session, shown, conf=conf)["scores"]) > 0
 
 
 def test_openvino_finds_the_same(made_onnx: Path, model: DetectionModel) -> None:
