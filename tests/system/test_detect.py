@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import detect
 import val
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 from utils.errors import UserError
-from utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
+from utils.evaluation.coco import COCO_NAMES, CocoRows, coco_image_ids, coco_results
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.types import CocoIds
 
@@ -106,6 +107,34 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
 def _xywh(box_xyxy: list[float]) -> list[float]:
     x1, y1, x2, y2 = (float(np.float32(v)) for v in box_xyxy)
     return [x1, y1, x2 - x1, y2 - y1]
+
+
+@pytest.mark.slow
+def test_real_pictures_in_threads_are_what_a_validation_in_batches_finds(shared: Path, tmp_path: Path) -> None:
+    """But for the last bits of a float, and what lies that near to the threshold."""
+    paths = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:24]
+    (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in paths))
+    yaml = tmp_path / "coco.yaml"
+    yaml.write_text(f"path: {tmp_path}\nval: list.txt\nnames: {list(COCO_NAMES)}\n")
+    flags: dict[str, Any] = {"conf_thres": 0.1, "iou_thres": 0.6, "max_det": 300, "imgsz": 320, "device": "cpu"}
+    weights = str(shared / "weights" / "yolov5n.pt")
+    val.run(weights=weights, data=str(yaml), batch_size=8, workers=0, project=str(tmp_path), save_json=True, **flags)
+    expected: dict[int, list[Any]] = {int(path.stem): [] for path in paths}
+    for row in json.loads((tmp_path / "exp" / "predictions.json").read_text()):
+        expected[row["image_id"]].append(row)
+    detector = detect.Detector(weights, **flags)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda path: next(detector(path)), paths))
+    assert sum(map(len, results)) > 100
+    for path, result in zip(paths, results, strict=True):
+        rows = expected[int(path.stem)]
+        scores, wanted = result.scores, np.array([row["score"] for row in rows])
+        sure, wanted_sure = scores > 0.102, wanted > 0.102
+        assert sure.sum() == wanted_sure.sum()
+        np.testing.assert_allclose(scores[sure], wanted[wanted_sure], atol=1e-3)
+        boxes = np.array([_xywh(box) for box in result.boxes_xyxy.tolist()]).reshape(-1, 4)
+        bbox = np.array([row["bbox"] for row in rows]).reshape(-1, 4)
+        np.testing.assert_allclose(boxes[sure], bbox[wanted_sure], atol=0.05)
 
 
 def test_every_kind_of_file(weights: Path, folder: Path) -> None:
