@@ -151,9 +151,24 @@ def intersect_weights(
     if len(own) < len(model_state):
         report += f"; {len(model_state) - len(own)} left out as asked"
     if different:
-        why = "as with other classes" if 2 * len(fitting) > len(own) else "for the weights are of another architecture"
-        report += f"; the rest starts anew, {why}: {different}"
+        report += f"; the rest starts anew, {_why_not_all(own, offered)}: {different}"
     return fitting, report
+
+
+def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:
+    """What is other in a checkpoint that fits a model in part: the number of classes, the head, or more than that."""
+    fitting = {name for name in own if name in offered and own[name].shape == offered[name].shape}
+    unfit = (own.keys() | offered.keys()) - fitting
+    head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
+    if not head or any(_layer(name) not in (_layer(head), -1) for name in unfit):
+        return "for the weights are of another architecture"
+    return "as with other classes" if own.keys() == offered.keys() else "for the weights have another kind of head"
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a tensor such as "model.24.m.0.weight" belongs to; -1 where it belongs to none."""
+    found = re.match(r"model\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def warn_of_moved_classes(weights: Weights, names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 from utils.checkpoints import weights as module
@@ -69,6 +70,22 @@ def test_weights_of_another_architecture_are_called_that_and_long_reports_are_cu
     assert report.startswith(
         "1 of 10 tensors taken; the rest starts anew, for the weights are of another architecture: "
     ) and report.endswith("; and 13 more")
+
+
+def test_another_head_is_not_called_other_classes() -> None:
+    """Though most of the tensors fit in each case."""
+    own = Net().state_dict()
+    other = {name.replace("model.2.weight", "model.2.box.weight"): tensor for name, tensor in own.items()}
+    other["model.2.bias"] = torch.zeros(7)
+    report = intersect_weights(own, other)[1]
+    assert report.startswith("8 of 10 tensors taken; the rest starts anew, for the weights have another kind of head: ")
+    other = {**own, "model.1.weight": torch.zeros(5)}
+    assert "8 of 10" not in (report := intersect_weights(own, other)[1]) and "of another architecture: " in report
+    other = {**own, "model.3.weight": torch.zeros(5)}
+    assert (
+        "10 of 10 tensors taken; the rest starts anew, for the weights are of another"
+        in (intersect_weights(own, other)[1])
+    )
 
 
 def test_excluded_tensors_stay() -> None:
