@@ -125,7 +125,10 @@ COMMANDS = (
     ),
     Row("python segment/train.py --data coco128-seg.yaml --weights yolov5s-seg.pt", "boxes only; polygons are boxed"),
     Row("python classify/train.py --model yolov5s-cls.pt --data imagenet", "boxes only"),
-    Row("python benchmarks.py --weights yolov5s.pt --data coco128.yaml", "nothing is exported that it could compare"),
+    Row(
+        "python benchmarks.py --weights yolov5s.pt --data coco128.yaml",
+        "export.py measures each file that it writes beside the model",
+    ),
 )
 PYTHON = (
     Row("import train; train.run(data='coco128.yaml', imgsz=320, weights='yolov5n.pt', epochs=1, workers=0)"),

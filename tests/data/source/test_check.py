@@ -88,10 +88,10 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     labels = {"train/a": BOX + flat, "train/b": BOX, "val/c": BOX + flat + "1 0.5 0.5 0.1 0\n", "test/d": ""}
     spec = load_spec(write_dataset(tmp_path / "pets", labels))
     train, val, test = (doubts(build_index(spec, split)) for split in ("train", "val", "test"))
-    told = "without width or height: nothing is learnt from such a box; --check-data says where"
-    assert train == [f"train: 1 box {told}"]
-    told = "without width or height: such a box is an object that is never found; --check-data says where"
-    assert val == [f"val: 2 boxes {told}"]
+    said = "without width or height: nothing is learnt from such a box; --check-data says where"
+    assert train == [f"train: 1 box {said}"]
+    said = "without width or height: such a box is an object that is never found; --check-data says where"
+    assert val == [f"val: 2 boxes {said}"]
     spec = load_spec(write_dataset(tmp_path / "flat", {"train/a": flat * 2 + flat.replace("0.1", "0.2")}))
     assert doubts(build_index(spec, "train"))[-1].startswith("train: all 2 boxes without width or height")
     (message,) = test
