@@ -68,7 +68,7 @@ def test_pixels_equal_the_pipelines(small: Any, height: int, width: int, gray: b
 def test_pictures_of_cameras(size_hw: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     most, share = difference(graph_of(640), rng.integers(0, 256, (*size_hw, 3), np.uint8), 640)
-    assert most < 1.01 and share <= 0.01
+    assert most < 1.01 and share <= 0.05
 
 
 def test_pictures_of_a_batch_are_each_as_alone(small: Any) -> None:
