@@ -27,9 +27,9 @@ if __name__ == "__main__":
 
 from utils.errors import ConfigError
 from utils.exporting.formats import Format, chosen
-from utils.exporting.onnx_file import Onnx
 from utils.exporting.parity.content import size_of
 from utils.exporting.parity.verify import Original, verify
+from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
 from utils.exporting.small_pt import SmallPt
 from utils.exporting.subject import Subject
 from utils.exporting.writers.openvino import OpenVino
@@ -41,7 +41,7 @@ from utils.report.console import setup_logging
 
 log = logging.getLogger(__name__)
 
-FORMATS: tuple[Format, ...] = (Onnx(), OpenVino(), TorchScript(), Pt2(), Safetensors(), SmallPt())
+FORMATS: tuple[Format, ...] = (QuantizedOnnx(), OpenVino(), TorchScript(), Pt2(), Safetensors(), SmallPt())
 
 
 def export(config: ExportConfig, world: World) -> list[Path]:

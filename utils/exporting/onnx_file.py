@@ -35,7 +35,7 @@ class Onnx(Format):
 
     def write(self, subject: Subject, path: Path) -> Path:
         """As Format."""
-        content = onnx_bytes(subject)
+        content = self.content(subject)
         try:
             with atomic_write(path) as file:
                 file.write(content)
@@ -44,6 +44,10 @@ class Onnx(Format):
                 f"{path}: cannot write the export: {error.strerror or error}. Make room, or the folder writable."
             ) from error
         return path
+
+    def content(self, subject: Subject) -> bytes:
+        """What is in the file."""
+        return onnx_bytes(subject)
 
 
 def onnx_bytes(subject: Subject, *, raw: bool | None = None, half: bool | None = None) -> bytes:

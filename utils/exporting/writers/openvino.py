@@ -8,6 +8,7 @@ from typing import Any
 
 from utils.exporting.formats import Format
 from utils.exporting.onnx_file import onnx_bytes
+from utils.exporting.quantized.openvino_int8 import quantize
 from utils.exporting.subject import Subject
 from utils.exporting.writers.staged import put_in_place
 from utils.inference.backends.openvino import SECTION
@@ -21,11 +22,13 @@ class OpenVino(Format):
 
     name, suffix, extra = "openvino", ".xml", "openvino"
     packages = ("onnx", "onnxscript", "openvino")
-    variants = frozenset({"raw", "half", "end2end"})
+    variants = frozenset({"raw", "half", "int8", "end2end"})
 
     def write(self, subject: Subject, path: Path) -> Path:
         """As Format; with `--half` the weights are stored as float16, and OpenVINO computes as its device does best."""
         model = openvino_model(onnx_bytes(subject, half=False))
+        if subject.config.int8:
+            model = quantize(model, subject)
         save_openvino(model, path, half=subject.config.half)
         return path
 

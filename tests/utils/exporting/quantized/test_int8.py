@@ -1,0 +1,67 @@
+"""8 bits end before the head's last convolutions, and what they find is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import export
+from utils.errors import UserError
+from utils.evaluation.coco import COCO_NAMES
+from utils.exporting.parity.content import precision_of
+from utils.exporting.quantized.calibration import quantized_weights
+from utils.exporting.quantized.onnx_int8 import nodes_between
+from utils.exporting.subject import Subject
+from utils.flags.export import ExportConfig
+from utils.machine.extras import import_extra
+
+
+def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
+    """Everything from the first convolution to those before the last ones, and nothing else."""
+    onnx = import_extra("onnx", "export", "a test")
+    weights = quantized_weights(Subject.read(ExportConfig(weights=str(made_pt))))
+    graph = onnx.load(made_onnx).graph
+    inside = set(nodes_between(graph, weights))
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    outside = [node for node in convolutions if node.name not in inside]
+    assert {name for node in convolutions for name in node.input} >= weights
+    assert len(outside) == 2 and all(".4.m." in node.input[1] or ".5.m." in node.input[1] for node in outside), (
+        "a level"
+    )
+    assert not any(name.startswith(("before", "after")) for name in inside), "no resize, no suppression"
+    kinds = {node.op_type for node in graph.node if node.name in inside}
+    assert {"Conv", "Sigmoid", "Mul", "Concat", "Add"} <= kinds
+    made = {output for node in graph.node if node.name in inside for output in node.output}
+    assert all(node.input[0] in made for node in outside), "the last convolutions read bytes"
+
+
+def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
+    with pytest.raises(UserError, match=r"--int8: the dataset that best.pt was trained on is not here.*--data"):
+        export.run(weights=str(made_pt), imgsz=96, int8=True, device="cpu")
+
+
+@pytest.mark.slow
+def test_bytes_find_nearly_what_the_checkpoint_finds(shared: Path, tmp_path: Path) -> None:
+    for package in ("onnxruntime", "openvino", "nncf"):
+        pytest.importorskip(package)
+    source, data = tmp_path / "yolov5n.pt", tmp_path / "coco128.yaml"
+    source.write_bytes((shared / "weights" / "yolov5n.pt").read_bytes())
+    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
+    data.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
+    loses = r"loses 0\.0[0-5]\d* of mAP50-95, at most 1e-06 may be lost"
+    with pytest.raises(UserError, match=rf"(?s)int8\.onnx: {loses}.*int8\.xml: {loses}") as caught:
+        export.run(
+            weights=str(source),
+            include=["onnx", "openvino"],
+            int8=True,
+            imgsz=160,
+            data=str(data),
+            device="cpu",
+            max_drop=1e-6,
+        )
+    assert "differ" not in str(caught.value) and "found by both" not in str(caught.value), "within int8's tolerance"
+    for suffix in (".onnx", ".xml"):
+        assert precision_of(tmp_path / f"yolov5n-int8{suffix}").startswith("int8 9")
+    assert (tmp_path / "yolov5n-int8.onnx").stat().st_size < 0.7 * source.stat().st_size
