@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,23 @@ def test_letterbox_is_undone_and_clipped() -> None:
     undone = undo_letterbox(detections, placement, (200, 300))
     torch.testing.assert_close(undone.boxes_xyxy, torch.tensor([[0.0, 10, 100, 50], [0, 20, 300, 200]]))
     assert undone.scores is detections.scores and undone.classes is detections.classes
+
+
+@pytest.mark.parametrize("objectness", [True, False])
+def test_classes_have_thresholds_of_their_own(objectness: bool) -> None:
+    """Those below theirs count for nothing, in the limits on candidates and detections too; at 1 a class is left out."""
+    decoded = crowd(2, 200, 3, seed=9)[..., slice(None) if objectness else [0, 1, 2, 3, 5, 6, 7]]
+    each = (0.3, 1.0, 0.6)
+    rules = Suppression(0.3, 0.5, 20, has_objectness=objectness, max_candidates=100, class_confs=each)
+    first = 5 if objectness else 4
+    weight = decoded[..., 4:5] if objectness else 1.0
+    passing = decoded.clone()
+    passing[..., first:] *= decoded[..., first:] * weight > torch.tensor(each)
+    expected = non_max_suppression(passing, dataclasses.replace(rules, class_confs=()))
+    found = non_max_suppression(decoded, rules)
+    apart = [suppress_candidates(rows, rules) for rows in strongest_candidates(decoded, rules)]
+    for one, other, third in zip(found, expected, apart, strict=True):
+        assert len(one) > 5 and set(one.classes.tolist()) == {0, 2} and bool((one.scores[one.classes == 2] > 0.6).all())
+        for same in (other, third):
+            assert torch.equal(one.boxes_xyxy, same.boxes_xyxy) and torch.equal(one.scores, same.scores)
+            assert torch.equal(one.classes, same.classes)
