@@ -265,7 +265,7 @@ def test_letterbox_is_undone_and_clipped() -> None:
 
 @pytest.mark.parametrize("objectness", [True, False])
 def test_classes_have_thresholds_of_their_own(objectness: bool) -> None:
-    """Those below theirs count for nothing, in the limits on candidates and detections too; at 1 a class is left out."""
+    """What is below its own counts for nothing, in the limits on candidates too; at 1 a class is left out."""
     decoded = crowd(2, 200, 3, seed=9)[..., slice(None) if objectness else [0, 1, 2, 3, 5, 6, 7]]
     each = (0.3, 1.0, 0.6)
     rules = Suppression(0.3, 0.5, 20, has_objectness=objectness, max_candidates=100, class_confs=each)
