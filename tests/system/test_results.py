@@ -48,21 +48,8 @@ def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_
     (tmp_path / "hyp.yaml").write_text(yaml.safe_dump(hyp))
     outcome = run_python(
         *(TRAIN, "--data", str(data), "--hyp", str(tmp_path / "hyp.yaml"), "--optimizer", "AdamW", "--device", "cpu"),
-        *(
-            "--cfg",
-            "yolov5n.yaml",
-            "--imgsz",
-            "256",
-            "--batch",
-            "16",
-            "--epochs",
-            "300",
-            "--noval",
-            "--nosave",
-            "--noplots",
-            "--log",
-            "none",
-        ),
+        *("--cfg", "yolov5n.yaml", "--imgsz", "256", "--batch", "16", "--epochs", "300"),
+        *("--noval", "--nosave", "--noplots", "--log", "none"),
         *("--cache", "ram", "--project", str(tmp_path / "runs"), "--workers", "1"),
         timeout=900,
     )
