@@ -32,6 +32,8 @@ from utils.exporting.parity.verify import Original, verify
 from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
 from utils.exporting.small_pt import SmallPt
 from utils.exporting.subject import Subject
+from utils.exporting.writers.litert import LiteRt
+from utils.exporting.writers.ncnn import Ncnn
 from utils.exporting.writers.openvino import OpenVino
 from utils.exporting.writers.torch_files import Pt2, Safetensors, TorchScript
 from utils.ranks.failures import run_rank
@@ -41,7 +43,16 @@ from utils.report.console import setup_logging
 
 log = logging.getLogger(__name__)
 
-FORMATS: tuple[Format, ...] = (QuantizedOnnx(), OpenVino(), TorchScript(), Pt2(), Safetensors(), SmallPt())
+FORMATS: tuple[Format, ...] = (
+    QuantizedOnnx(),
+    OpenVino(),
+    TorchScript(),
+    Pt2(),
+    Safetensors(),
+    Ncnn(),
+    LiteRt(),
+    SmallPt(),
+)
 
 
 def export(config: ExportConfig, world: World) -> list[Path]:

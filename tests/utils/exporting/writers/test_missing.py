@@ -1,0 +1,58 @@
+"""Formats of packages that are not installed are refused before any work, and LiteRT's metadata is found again."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import export
+from tests.utils.inference.backends.made_files import STRINGS
+from utils.errors import UserError
+from utils.exporting.writers.litert import append_metadata
+from utils.inference.backends.choose import open_exported
+from utils.machine.accelerator import Accelerator
+
+
+@pytest.mark.parametrize(("name", "package"), [("ncnn", "pnnx"), ("litert", "litert-torch")])
+def test_a_package_that_is_missing_is_named_with_its_extra(made_pt: Path, name: str, package: str) -> None:
+    if find_spec(package.replace("-", "_")):
+        pytest.skip(f"{package} is installed")
+    before = set(made_pt.parent.iterdir())
+    with pytest.raises(UserError, match=rf"--include {name}: needs .*{package}.*uv sync --extra {name}"):
+        export.run(weights=str(made_pt), include=[name], imgsz=96, device="cpu")
+    assert set(made_pt.parent.iterdir()) == before
+
+
+def test_a_litert_file_without_its_runtime_or_its_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "best.tflite"
+    path.write_bytes(b"\x1c\x00\x00\x00TFL3" + bytes(200))
+    with pytest.raises(UserError, match=r"best\.tflite: no file of export\.py"):
+        open_exported(path, Accelerator())
+    append_metadata(path, STRINGS)
+    with pytest.raises(UserError, match=r"best\.tflite: (needs the package ai-edge-litert|LiteRT does not load it)"):
+        open_exported(path, Accelerator())
+
+
+def test_an_ncnn_file_without_the_files_that_belong_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "best.ncnn.param"
+    path.write_text("7767517\n")
+    with pytest.raises(UserError, match=r"best\.ncnn\.bin is not beside it"):
+        open_exported(path, Accelerator())
+    path.with_suffix(".bin").write_bytes(b"")
+    path.with_suffix(".json").write_text(json.dumps({"names": "cat"}))
+    with pytest.raises(UserError, match=r"no file of export\.py"):
+        open_exported(path, Accelerator())
+
+
+@pytest.mark.slow
+def test_ncnn_finds_what_the_checkpoint_finds(made_pt: Path, tmp_path: Path) -> None:
+    """That it does is checked by the export itself."""
+    pytest.importorskip("pnnx")
+    pytest.importorskip("ncnn")
+    source = tmp_path / "best.pt"
+    source.write_bytes(made_pt.read_bytes())
+    (path,) = export.run(weights=str(source), include=["ncnn"], imgsz=96, device="cpu")
+    assert path.name == "best.ncnn.param" and path.with_suffix(".bin").is_file()

@@ -1,0 +1,43 @@
+"""`best.tflite`: the bare network for LiteRT, converted by litert-torch; the metadata is an archive behind it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+
+from utils.exporting.formats import Format
+from utils.exporting.subject import Subject
+from utils.exporting.writers.ncnn import fixed_network
+from utils.exporting.writers.staged import put_in_place
+from utils.inference.backends.litert import METADATA
+from utils.machine.extras import import_extra
+
+
+class LiteRt(Format):
+    """LiteRT (TensorFlow Lite): phones. The network takes one size: square, or `--raw --imgsz H W`."""
+
+    name, suffix, extra = "litert", ".tflite", "litert"
+    packages = ("litert_torch",)
+    variants = frozenset({"raw", "end2end"})
+
+    def write(self, subject: Subject, path: Path) -> Path:
+        """As Format."""
+        litert_torch = import_extra("litert_torch", "litert", "--include litert")
+        network, images, metadata = fixed_network(subject)
+        with tempfile.TemporaryDirectory() as folder:
+            staged = Path(folder) / path.name
+            with torch.no_grad():
+                litert_torch.convert(network, (images,)).export(str(staged))
+            append_metadata(staged, metadata)
+            put_in_place({staged: path})
+        return path
+
+
+def append_metadata(path: Path, metadata: dict[str, str]) -> None:
+    """Add an archive to the end of a file, where readers of the network do not look."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(METADATA, json.dumps(metadata))
