@@ -107,8 +107,13 @@ def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
     """What the splits hold, by name."""
     return {
         **{f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()},
-        **{f"{split} data": f"{len(index)} images, {index.content_hash()}" for split, index in indexes.items()},
+        **{f"{split} data": _data(index) for split, index in indexes.items()},
     }
+
+
+def _data(index: DatasetIndex) -> str:
+    rule = f", `pixels: {index.pixels}`" if index.pixels else ""
+    return f"{len(index)} images, {index.content_hash()}{rule}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.data.made_index import make_index
 from utils.config import TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.flags.options import Options
-from utils.ranks.agreement import require_agreement, require_same_command
+from utils.pixels import PixelRule
+from utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
 from utils.ranks.world import World
 
 
@@ -30,6 +33,16 @@ def test_agreement_names_what_differs_and_where() -> None:
     require_agreement(mine, _Ranks([mine, mine]))
     with pytest.raises(UserError, match=r"train data: 24 images on rank 0, 2; 23 images on rank 1"):
         require_agreement(mine, _Ranks([{**mine, "train data": "23 images"}, mine]))
+
+
+def test_images_that_come_in_other_levels_are_other_data() -> None:
+    plain = make_index([(24, 32), (32, 24)])
+    ruled = dataclasses.replace(plain, pixels=PixelRule("range", 0, 4095))
+    mine, theirs = (data_fingerprint({"train": index}) for index in (plain, ruled))
+    require_agreement(theirs, _Ranks([theirs]))
+    found = r"train data: 2 images, \w+ on rank 0; 2 images, \w+, `pixels: range-0-4095` on rank 1\n"
+    with pytest.raises(UserError, match=found):
+        require_agreement(mine, _Ranks([theirs]))
 
 
 class _Gathers(World):
