@@ -256,7 +256,6 @@ def test_layer_parameters() -> None:
         ("yolov5n.yaml", (17,), 32),
         ("yolov5n.yaml", (23,), 32),
         ("tessera-n.yaml", (15, 18), 32),
-        ("yolov5n6.yaml", (23, 26), 64),
     ],
 )
 def test_the_stride_is_that_of_the_body_too(cfg: str, levels: tuple[int, ...], stride: int) -> None:
