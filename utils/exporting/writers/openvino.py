@@ -25,7 +25,7 @@ class OpenVino(Format):
     variants = frozenset({"raw", "half", "int8", "end2end"})
 
     def write(self, subject: Subject, path: Path) -> Path:
-        """As Format; with `--half` the weights are stored as float16, and OpenVINO computes as its device does best."""
+        """As Format; with `--half` the weights are stored as float16, and computed with in float32."""
         model = openvino_model(onnx_bytes(subject, half=False))
         if subject.config.int8:
             model = quantize(model, subject)

@@ -65,13 +65,17 @@ class OpenVinoDetector(ExportedDetector):
         return found["boxes"], found["scores"], found["classes"]
 
 
-def open_openvino(path: Path, accelerator: Accelerator, threads: int) -> OpenVinoNetwork | OpenVinoDetector:
+def open_openvino(
+    path: Path, accelerator: Accelerator, threads: int, *, precision: str = "f32"
+) -> OpenVinoNetwork | OpenVinoDetector:
     """Open an OpenVINO file of export.py.
 
     Args:
         path: of the .xml.
         accelerator: what it must be computed on.
         threads: that compute.
+        precision: to compute in. Left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other
+            boxes.
 
     Raises:
         UserError: OpenVINO is missing or lacks the device; the file is damaged, or another program's.
@@ -87,9 +91,8 @@ def open_openvino(path: Path, accelerator: Accelerator, threads: int) -> OpenVin
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
     try:
         model = core.read_model(path)
-        # As on other devices: else a processor with bfloat16 computes in it, and finds other boxes.
         compiled = core.compile_model(
-            model, device, {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+            model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
         )
     except RuntimeError as error:
         said = " ".join(str(error).split())[:300]

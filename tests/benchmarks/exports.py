@@ -1,0 +1,130 @@
+"""A picture through each exported file, from decoded pixels to boxes: float32, 16 bits and 8 bits, in both runtimes.
+
+uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml
+
+The baseline is what a careful program does around a bare network: OpenCV's letterbox, NumPy's suppression.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from tests.benchmarks.rounds import indexed, parser, rounds, show
+from utils.checkpoints.weights import resolve_weights
+from utils.exporting.parity.pictures import gather
+from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
+from utils.exporting.subject import Subject
+from utils.exporting.writers.openvino import OpenVino
+from utils.flags.export import ExportConfig
+from utils.inference.backend import Backend, PictureBackend
+from utils.inference.backends.choose import open_exported
+from utils.inference.backends.openvino import open_openvino
+from utils.inference.network import TorchNetwork
+from utils.inference.pipeline import Pipeline, suppression_of
+from utils.machine.accelerator import Accelerator
+
+CONF, IOU, MAX_DET = 0.25, 0.45, 300
+Pictures = Sequence[np.ndarray]
+
+
+def plain_letterbox(picture: np.ndarray, size: int) -> tuple[np.ndarray, float, int, int]:
+    """A square of float32 (1, 3, size, size), with the scale, left and top of the picture in it."""
+    height, width = picture.shape[:2]
+    scale = size / max(height, width)
+    new_w, new_h = round(width * scale), round(height * scale)
+    left, top = (size - new_w) // 2, (size - new_h) // 2
+    canvas = np.full((size, size, 3), 114, np.uint8)
+    canvas[top : top + new_h, left : left + new_w] = cv2.resize(picture, (new_w, new_h))
+    return np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32) / 255, scale, left, top
+
+
+def plain_nms(rows: np.ndarray) -> np.ndarray:
+    """Rows x1, y1, x2, y2, score, class of (A, 4 + C), class by class."""
+    index, classes = np.nonzero(rows[:, 4:] > CONF)
+    scores = rows[index, 4 + classes]
+    order = np.argsort(-scores)
+    index, classes, scores = index[order], classes[order], scores[order]
+    middle, half = rows[index, :2], rows[index, 2:4] / 2
+    boxes = np.concatenate((middle - half, middle + half), 1)
+    apart = boxes + classes[:, None] * 10_000.0
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    left, kept = np.arange(len(boxes)), []
+    while len(left) and len(kept) < MAX_DET:
+        best, others = left[0], left[1:]
+        kept.append(best)
+        low, high = np.maximum(apart[best, :2], apart[others, :2]), np.minimum(apart[best, 2:], apart[others, 2:])
+        common = np.clip(high - low, 0, None).prod(1)
+        left = others[common / (area[best] + area[others] - common) <= IOU]
+    return np.concatenate((boxes, scores[:, None], classes[:, None]), 1)[kept]
+
+
+def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
+    """The baseline."""
+
+    def run() -> int:
+        for picture in pictures:
+            image, scale, left, top = plain_letterbox(picture, size)
+            found = plain_nms(network(torch.from_numpy(image))[0].numpy())
+            found[:, :4] = (found[:, :4] - [left, top, left, top]) / scale
+        return len(pictures)
+
+    return run
+
+
+def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Callable[[], int]:
+    """A file, or the network of the checkpoint, as detect.py runs it."""
+    pipeline = Pipeline(network, suppression_of(network, conf=CONF, iou=IOU, max_det=MAX_DET), size)
+
+    def run() -> int:
+        for picture in pictures:
+            pipeline(picture)
+        return len(pictures)
+
+    return run
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.set_defaults(data="coco128.yaml")
+    flags.add_argument("--weights", default="yolov5n.pt")
+    flags.add_argument("--imgsz", type=int, default=640)
+    given = flags.parse_args()
+    cpu = Accelerator()
+    pictures = gather(indexed(given.data, "val"), given.imgsz).pictures
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "best.pt"
+        shutil.copy(resolve_weights(given.weights), checkpoint)
+
+        def written(kind: QuantizedOnnx | OpenVino, **variant: bool) -> Path:
+            subject = Subject.read(
+                ExportConfig(weights=str(checkpoint), imgsz=[given.imgsz], data=given.data, **variant)
+            )
+            return kind.write(subject, subject.file(kind.suffix))
+
+        onnx, xml = QuantizedOnnx(), OpenVino()
+        raw = open_exported(written(onnx, raw=True), cpu)
+        assert isinstance(raw, Backend)
+        float_xml = written(xml)
+        networks = {
+            "checkpoint, torch, float32": TorchNetwork.open(checkpoint, cpu),
+            "ONNX Runtime, float32": open_exported(written(onnx), cpu),
+            "ONNX Runtime, float16": open_exported(written(onnx, half=True), cpu),
+            "ONNX Runtime, int8": open_exported(written(onnx, int8=True), cpu),
+            "OpenVINO, float32": open_exported(float_xml, cpu),
+            "OpenVINO, bfloat16": open_openvino(float_xml, cpu, torch.get_num_threads(), precision="bf16"),
+            "OpenVINO, int8": open_exported(written(xml, int8=True), cpu),
+        }
+        rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}
+        baseline = "bare network, NumPy around it"
+        show(rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds), baseline, unit="pictures/s")
+
+
+if __name__ == "__main__":
+    main()
