@@ -78,8 +78,8 @@ def test_a_batch_cut_over_ranks_gives_the_whole_batch(hyp: Hyp) -> None:
         part_loss, part_items = criterion(part, assignment, counts)
         total_items += part_items
         for grad, expected in zip(torch.autograd.grad(part_loss, part), gradients, strict=True):
-            torch.testing.assert_close(grad, expected[images.start : images.stop], rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(total_items, items, rtol=1e-6, atol=1e-8)
+            torch.testing.assert_close(grad, expected[images.start : images.stop], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(total_items, items, rtol=1e-5, atol=1e-8)
 
 
 def test_memory_format_does_not_matter(hyp: Hyp) -> None:
@@ -170,7 +170,7 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(hyp: Hyp) -> N
         part = [p[images.start : images.stop] for p in predictions]
         meter.update(part, criterion.assign(mine, len(images), SIZE_HW))
     merged = meters[0].losses(meter.total() for meter in meters)
-    assert merged == pytest.approx(whole.tolist(), rel=1e-6)
+    assert merged == pytest.approx(whole.tolist(), rel=1e-5)
     assert meters[2].losses([meters[2].total()]) == (0.0, 0.0, 0.0)
 
 
