@@ -55,16 +55,16 @@ class Host:
 
     def processes(self) -> list[int]:
         """Ids of all that runs on this host."""
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=10)
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=60)
         return [int(word) for word in listed.stdout.split()]
 
     def cut_off(self) -> None:
         """Pull the cable: what is sent is lost, and no end of a connection is told."""
-        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=10)
+        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=60)
 
     def plug_in(self) -> None:
         """Put it back."""
-        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=10)
+        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=60)
 
     def power_off(self) -> None:
         """kill -9 of all that runs here."""
@@ -104,21 +104,21 @@ def two_hosts(hidden: Sequence[tuple[Path, ...]] = ((), ())) -> Iterator[tuple[H
             _ip("-n", host.namespace, "link", "set", DEVICE, "up")
             _ip("-n", host.namespace, "link", "set", "lo", "up")
         probe = hosts[0].start(["true"], cwd=Path("/"), env={}, log=Path("/tmp") / names[0])
-        if probe.wait(timeout=20) != 0:
+        if probe.wait(timeout=60) != 0:
             pytest.skip("needs the right to enter a network namespace and to set a host name")
         yield hosts[0], hosts[1]
     finally:
         for host in hosts:
             host.power_off()
         for name in names:  # the cable goes with them
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=60)
         for suffix in (".out", ".err"):
             Path("/tmp", names[0] + suffix).unlink(missing_ok=True)
 
 
 def _ip(*words: str) -> None:
     """One command of iproute2; a refusal skips the test."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=60)
     if done.returncode:
         pytest.skip(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}: network namespaces need root")
 

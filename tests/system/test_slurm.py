@@ -74,7 +74,7 @@ class Cluster:
         self._start("munged", "--foreground", "--force", f"--key-file={key}", *own)
         self._start("slurmctld", "-D", "-c")
         self._start("slurmd", "-D", "-c")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if "idle" in self.said("sinfo", "--noheader"):
                 return self

@@ -80,7 +80,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
         wait_for(last, job)
         for host in reversed(hosts):
             host.power_off()
-        outcomes = job.wait(10)
+        outcomes = job.wait(60)
         assert last.exists() and all(outcome.code for outcome in outcomes), said(outcomes)
         assert not (disks[1] / "runs").exists() or shared
         stopped = torch.load(last, weights_only=True)

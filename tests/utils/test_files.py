@@ -89,7 +89,7 @@ def test_threads_that_write_files_leave_the_processs_mask_alone(
 
     def umask(mask: int) -> int:
         found = real(mask)
-        in_step.wait(20)
+        in_step.wait(60)
         return found
 
     def write(name: str) -> None:

@@ -81,7 +81,7 @@ time.sleep(60)
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "WARNING: --quad: known from YOLOv5, without effect here.\ninterrupted\n"
 

@@ -18,7 +18,7 @@ from utils.ranks.signals import Interruption
 from utils.ranks.world import World
 from utils.types import Metrics
 
-WAIT_S = 20.0  # for a thread that should be there at once
+WAIT_S = 60.0  # for a thread that should be there at once
 METRICS = Metrics(
     precision=0.5,
     recall=0.6,

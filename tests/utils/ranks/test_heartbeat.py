@@ -42,7 +42,7 @@ def watch(store: HashStore, sign: Sign, timeout_s: float) -> tuple[Heartbeat, li
 
 
 def until(said: list[str]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not said and time.monotonic() < end:
         time.sleep(0.01)
 
@@ -79,7 +79,7 @@ def test_a_silent_rank_of_this_machine_is_killed(sleeper: subprocess.Popen[bytes
     until(said)
     one.close()
     assert said[0].startswith("rank 1 on here has not answered for")
-    assert sleeper.wait(5) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
 
 
 def test_a_silent_rank_of_another_machine_is_only_reported(sleeper: subprocess.Popen[bytes]) -> None:

@@ -125,7 +125,7 @@ def rest_of(process: subprocess.Popen[str]) -> str:
     """What the program still prints as it ends in order."""
     assert process.stderr
     text = process.stderr.read()
-    assert process.wait(30) == 0, text
+    assert process.wait(60) == 0, text
     return text
 
 

@@ -39,13 +39,13 @@ class Threads(Collectives):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self.messages += 1
-        if self._barrier.wait(30) == 0:
+        if self._barrier.wait(60) == 0:
             self._sums.clear()
-        self._barrier.wait(30)
+        self._barrier.wait(60)
         self._sums.append(tensor.clone())
-        self._barrier.wait(30)
+        self._barrier.wait(60)
         tensor.copy_(self._sums[0] + self._sums[1])
-        self._barrier.wait(30)
+        self._barrier.wait(60)
         return tensor
 
 

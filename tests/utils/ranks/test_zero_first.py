@@ -75,13 +75,13 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
     def sleep(seconds: float) -> None:
         slept[threading.get_ident()] += round(seconds * 1e6)
         if slept[threading.get_ident()] >= 1.5e6:
-            all_waited.wait(30)
-            assert over.wait(30)
+            all_waited.wait(60)
+            assert over.wait(60)
 
     def one(rank: int) -> None:
         with torch_distributed_zero_first(rank, SimpleNamespace(rank=rank, size=ranks, first_of_node=0, store=store)):
             if rank == 0:
-                all_waited.wait(30)
+                all_waited.wait(60)
 
     store = Store()
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=sleep))
