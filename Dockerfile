@@ -16,7 +16,7 @@ COPY . .
 
 # The process may have any user's number (docker run --user), so the folders that it writes to are everyone's.
 RUN useradd tessera && mkdir -p datasets runs /cache && chmod 1777 datasets runs /cache
-ENV HOME=/cache USER=tessera TESSERA_CACHE=/cache/tessera PYTHONDONTWRITEBYTECODE=1
+ENV HOME=/cache USER=tessera TESSERA_CACHE=/cache/tessera PYTHONDONTWRITEBYTECODE=1 ORT_DISABLE_TELEMETRY=1
 USER tessera
 ENTRYPOINT ["python"]
 CMD ["train.py", "--help"]

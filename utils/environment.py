@@ -62,6 +62,14 @@ def forbid_update_checks() -> None:
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
+def forbid_telemetry() -> None:
+    """Keep ONNX Runtime from reporting its use to a server, and from files in the home folder; before it is imported.
+
+    Its packages for Linux and macOS do so from 1.29 on, once they are imported; its own switch comes too late.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def make_cublas_deterministic() -> None:
     """Let cuBLAS use buffers of a fixed size, as torch demands for deterministic kernels; call before its first use."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

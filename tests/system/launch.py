@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,6 +28,13 @@ class Outcome:
     def said(self) -> str:
         """Everything it printed, for the message of a failed assertion."""
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+def forget_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take from the environment what a user's shell has not; with some of it libraries behave better."""
+    names = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "ORT_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from utils.environment import forbid_telemetry
 from utils.errors import UserError
 
 _TELEMETRY = "openvino_telemetry"
@@ -21,6 +22,7 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     """A module of an optional package.
 
     OpenVINO and its tools report their import to a server, unless the package that does so is missing: for them it is.
+    ONNX Runtime reports its use, unless a variable forbids it: it does.
 
     Args:
         module: as in an import statement, such as "onnxruntime".
@@ -30,6 +32,7 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     Raises:
         MissingExtra: it is not installed, or does not load.
     """
+    forbid_telemetry()
     try:
         with _without_telemetry():
             return importlib.import_module(module)
