@@ -30,7 +30,7 @@ def test_official_weights_measure_the_same_on_coco128_in_both_runtimes(shared: P
         val.run(weights=str(path), data=str(data), imgsz=320, project=str(tmp_path / "val"), save_json=True, **CPU)
         for path in (source, *written)
     )
-    assert expected.map > 0.2 and expected.images == 128
+    assert expected.map > 0.1 and expected.images == 128
     for metrics in found:
         assert metrics.map == pytest.approx(expected.map, abs=1e-3)
         assert metrics.map50 == pytest.approx(expected.map50, abs=1e-3)

@@ -52,18 +52,15 @@ def test_bytes_find_nearly_what_the_checkpoint_finds(shared: Path, tmp_path: Pat
     (tmp_path / "some.txt").write_text("\n".join(map(str, images)))
     content = {"path": str(tmp_path), "train": "some.txt", "val": "some.txt"}
     data.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
-    loses = r"loses 0\.0\d* of mAP50-95, at most 1e-06 may be lost"
-    with pytest.raises(UserError, match=rf"(?s)int8\.onnx: {loses}.*int8\.xml: {loses}") as caught:
-        export.run(
-            weights=str(source),
-            include=["onnx", "openvino"],
-            int8=True,
-            imgsz=160,
-            data=str(data),
-            device="cpu",
-            max_drop=1e-6,
-        )
-    assert "differ" not in str(caught.value) and "found by both" not in str(caught.value), "within int8's tolerance"
-    for suffix in (".onnx", ".xml"):
-        assert precision_of(tmp_path / f"yolov5n-int8{suffix}").startswith("int8 9")
-    assert (tmp_path / "yolov5n-int8.onnx").stat().st_size < 0.7 * source.stat().st_size
+    written = export.run(
+        weights=str(source),
+        include=["onnx", "openvino"],
+        int8=True,
+        imgsz=160,
+        data=str(data),
+        device="cpu",
+        max_drop=0.1,
+    )
+    assert [path.name for path in written] == ["yolov5n-int8.onnx", "yolov5n-int8.xml"]
+    assert all(precision_of(path).startswith("int8 9") for path in written)
+    assert written[0].stat().st_size < 0.7 * source.stat().st_size
