@@ -60,7 +60,7 @@ class Summary(NamedTuple):
         pictures: pictures and frames.
         detections: on all of them.
         failures: one line for each source that could not be read, or not to its end.
-        folder: where the results are; None where none were to be written.
+        folder: where the results are; None where there are none.
     """
 
     pictures: int
@@ -123,14 +123,15 @@ def detect(config: DetectConfig, world: World) -> Summary:
             place = places.of(item)
             for output in outputs:
                 output.add(result, item, place)
-    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), run if outputs else None)
+    folder = run if outputs and run.is_dir() else None
+    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), folder)
 
 
 def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
-    """The last lines."""
+    """The last lines. A folder without a file is removed afterwards, and not named."""
     for line in tally.lines(imgsz):
         print(line)
-    if folder is not None:
+    if folder is not None and any(path.is_file() for path in folder.rglob("*")):
         print(f"Results in {folder}")
     if tally.failures:
         log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")

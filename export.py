@@ -28,7 +28,8 @@ if __name__ == "__main__":
 from utils.errors import ConfigError
 from utils.exporting.formats import Format, chosen
 from utils.exporting.parity.content import size_of
-from utils.exporting.parity.verify import Original, verify
+from utils.exporting.parity.verify import Original, comparison_index, verify
+from utils.exporting.quantized.calibration import calibration_index
 from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
 from utils.exporting.small_pt import SmallPt
 from utils.exporting.subject import Subject
@@ -40,6 +41,7 @@ from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World
 from utils.report.console import setup_logging
+from utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -64,30 +66,33 @@ def export(config: ExportConfig, world: World) -> list[Path]:
     setup_logging(world.rank, world.size)
     formats = chosen(config.include, FORMATS)
     subject = Subject.read(config)
-    require_data(subject)
     for one in formats:
         one.require(subject)
+    original = Original(subject.path, subject.model, subject.weights, subject.imgsz)
+    index = find_data(subject, original)
     written = []
     for one in formats:
         path = one.write(subject, subject.file(one.suffix))
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB)")
         written.append(path)
-    original = Original(subject.path, subject.model, subject.weights, subject.imgsz)
-    verify(original, written, world, data=config.data, max_drop=config.max_drop)
+    verify(original, written, world, index, max_drop=config.max_drop)
     return written
 
 
-def require_data(subject: Subject) -> None:
-    """Refuse to quantise without pictures to calibrate on.
+def find_data(subject: Subject, original: Original) -> DatasetIndex | None:
+    """The images to measure on, found before any work; None where there are none.
 
     Raises:
-        ConfigError: there is no dataset.
+        UserError: `--data` is not there or has a mistake; there is nothing to calibrate a quantisation on.
     """
     if subject.config.int8 and not (subject.config.data or subject.weights.data):
         raise ConfigError(
             f"--int8: no --data given, and {subject.config.weights} does not say which dataset it was trained on. Give "
             "its YAML, such as --data coco128.yaml: quantisation is calibrated on the training pictures."
         )
+    if subject.config.int8:
+        calibration_index(subject)
+    return comparison_index(original, subject.config.data)
 
 
 def run(**kwargs: Any) -> list[Path]:

@@ -206,6 +206,15 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
     assert detect.main(flags) == 0
 
 
+def test_a_folder_that_stays_empty_is_removed_and_not_named(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "1.png").write_bytes(b"\xff\xd8\xff broken")
+    flags = ["--weights", str(weights), "--source", str(tmp_path / "1.png"), "--device", "cpu"]
+    assert detect.main([*flags, "--project", str(tmp_path / "r")]) == 3
+    assert "Results in" not in capsys.readouterr().out and list((tmp_path / "r").iterdir()) == []
+
+
 def test_a_corrupt_picture_among_a_hundred(weights: Path, tmp_path: Path) -> None:
     for number in range(100):
         Image.fromarray(picture(12, 12, number)).save(tmp_path / f"{number:03}.png")

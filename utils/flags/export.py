@@ -48,7 +48,7 @@ class ExportConfig(Options):
     max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
     max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
-    device: str = option("", "what exports are measured on: cpu, 0 or mps")
+    device: str = option("cpu", "what exports are measured on: cpu, 0 or mps")
     opset: int = option(18, "version of ONNX's operators", kind=int, low=18, high=23)
     license: str = option("", "licence of the weights, for the metadata")
 

@@ -62,6 +62,8 @@ def test_each_mistake_is_one_message(weights: Path, tmp_path: Path) -> None:
     assert "pt has no such variant" in refusal(weights=str(weights), include=["pt"], raw=True)
     assert "any number" in refusal(weights=str(weights), raw=True, batched=True)
     assert "either" in refusal(weights=str(weights), half=True, int8=True)
+    assert "no such dataset YAML" in refusal(weights=str(weights), data="no_such")
+    assert "no such dataset YAML" in refusal(weights=str(weights), data="no_such", int8=True)
     assert "--max-det" in refusal(weights=str(weights), topk_all=100)
     assert list(weights.parent.glob("*")) == [weights]
 

@@ -20,6 +20,7 @@ from utils.exporting.parity.report import Row, table
 from utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Trial, agreement, try_out
 from utils.inference.backend import Backend, PictureBackend
 from utils.inference.backends.choose import is_exported, open_exported
+from utils.inference.backends.exported import MissingDevice
 from utils.inference.network import TorchNetwork
 from utils.machine.extras import MissingExtra
 from utils.ranks.world import World
@@ -45,18 +46,15 @@ class Original:
     imgsz: int
 
 
-def verify(original: Original, files: Sequence[Path], world: World, *, data: str = "", max_drop: float = 0.01) -> None:
-    """Run every file beside the network, and print the table.
+def comparison_index(original: Original, data: str) -> DatasetIndex | None:
+    """The images that a network and its files are compared and measured on; None where there are none.
 
     Args:
         original: the network.
-        files: that were made of it, in any format.
-        world: this process.
-        data: dataset YAML to measure on; "" = the one that was trained on, where it is there.
-        max_drop: largest loss of mAP50-95 that is no failure.
+        data: dataset YAML; "" = the one that was trained on, where it is there.
 
     Raises:
-        UserError: of files that find something else than the network, or lose more: what, and by how much.
+        UserError: of `data` alone: it is not there, has a mistake, or other classes.
     """
     index = find_index(data, original.weights.data)
     if index is not None and len(index.names) != original.model.nc:
@@ -65,7 +63,25 @@ def verify(original: Original, files: Sequence[Path], world: World, *, data: str
                 f"--data {data}: names {len(index.names)} classes, but {original.path.name} knows {original.model.nc}. "
                 "Give the YAML that it was trained with."
             )
-        index = None
+        return None
+    return index
+
+
+def verify(
+    original: Original, files: Sequence[Path], world: World, index: DatasetIndex | None, *, max_drop: float = 0.01
+) -> None:
+    """Run every file beside the network, and print the table.
+
+    Args:
+        original: the network.
+        files: that were made of it, in any format.
+        world: this process.
+        index: images to measure on, those of `comparison_index`; None = compare on drawn ones.
+        max_drop: largest loss of mAP50-95 that is no failure.
+
+    Raises:
+        UserError: of files that find something else than the network, or lose more: what, and by how much.
+    """
     pictures = gather(index, original.imgsz)
     judge = Judge(original, pictures, index, world, max_drop)
     rows = [judge.network(), *(judge.file(path) for path in files)]
@@ -112,7 +128,7 @@ class Judge:
         megabytes, precision = size_of(path) / 1e6, precision_of(path)
         try:
             backend = self._open(path)
-        except MissingExtra as error:
+        except (MissingExtra, MissingDevice) as error:
             return Row(path.name, megabytes, precision=precision, unverified=str(error))
         near, milliseconds = self.compare(backend, tolerance_of(precision))
         size_hw, imgsz = _size(backend, self._original.imgsz)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from utils.errors import UserError, did_you_mean
-from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
+from utils.inference.backends.exported import ExportedDetector, ExportedNetwork, MissingDevice
 from utils.inference.backends.litert import open_litert
 from utils.inference.backends.ncnn import open_ncnn
 from utils.inference.backends.onnxruntime import open_onnx
@@ -56,5 +56,5 @@ def open_exported(
     if suffix == ".pt2":
         return open_pt2(path, accelerator)
     if not accelerator.is_host:
-        raise UserError(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")
+        raise MissingDevice(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")
     return open_ncnn(path, accelerator, threads) if suffix == ".param" else open_litert(path, accelerator, threads)

@@ -28,6 +28,10 @@ WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
 FORMATS = (WHOLE, BARE)
 
 
+class MissingDevice(UserError):
+    """The runtime of a file does not compute on the device that was asked for."""
+
+
 @dataclass(frozen=True)
 class Description:
     """The metadata of an exported file.
@@ -41,7 +45,7 @@ class Description:
         end2end: its rows predict each object once.
         size_hw: the one height and width that a bare network takes; None where any multiple of the stride will do.
         data: the dataset YAML that the weights were trained on; "" where the file does not say.
-        confidence: where the mean F1 of the validation is best; None where it is not known.
+        confidence: that its export chose, where none is asked for; None where the file does not say.
         class_confidences: where the F1 of each class is best; () where it is not known.
         pixels: how levels of more than 8 bits became 8 in training.
         strings: all that the file says.

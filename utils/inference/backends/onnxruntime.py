@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork
+from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from utils.machine.accelerator import Accelerator
 from utils.machine.extras import import_extra
 
@@ -94,9 +94,9 @@ def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork
     return OnnxNetwork(description, accelerator, session)
 
 
-def _unavailable(path: Path, wanted: str, found: Sequence[str]) -> UserError:
+def _unavailable(path: Path, wanted: str, found: Sequence[str]) -> MissingDevice:
     package = "onnxruntime-gpu in place of onnxruntime" if wanted.startswith("CUDA") else "an onnxruntime that has it"
-    return UserError(
+    return MissingDevice(
         f"{path}: the device that was asked for needs {wanted}, but ONNX Runtime offers {', '.join(found)}. Install "
         f"{package}, or give --device cpu."
     )

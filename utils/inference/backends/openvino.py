@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork
+from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from utils.machine.accelerator import Accelerator
 from utils.machine.extras import import_extra
 
@@ -83,7 +83,7 @@ def open_openvino(
     openvino = import_extra("openvino", "openvino", str(path))
     core, device = openvino.Core(), accelerator.openvino_device
     if device not in core.available_devices:
-        raise UserError(
+        raise MissingDevice(
             f"{path}: OpenVINO offers {', '.join(core.available_devices)} here, not the device that was asked for. "
             "Give --device cpu."
         )

@@ -14,7 +14,7 @@ from utils.exporting.parity import verify as verification
 from utils.exporting.parity.accuracy import Accuracy
 from utils.exporting.parity.content import precision_of
 from utils.exporting.parity.pictures import ASPECTS, gather
-from utils.exporting.parity.verify import Original, verify
+from utils.exporting.parity.verify import Original, comparison_index, verify
 from utils.exporting.subject import Subject
 from utils.flags.export import ExportConfig
 from utils.machine import extras
@@ -64,7 +64,7 @@ def damaged(path: Path, target: Path) -> Path:
 def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
     original: Original, made_onnx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World())
+    verify(original, [made_onnx], World(), None)
     said = capsys.readouterr().out.splitlines()
     assert "drawn shapes" in said[0] and len(said) == 4
     assert said[2].startswith("best.pt") and said[3].startswith("best.onnx")
@@ -74,15 +74,22 @@ def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
 def test_map_and_what_is_lost_are_in_the_table_where_the_data_is_there(
     original: Original, made_onnx: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World(), data=str(data))
+    verify(original, [made_onnx], World(), comparison_index(original, str(data)))
     first, _, network, file = capsys.readouterr().out.splitlines()
     assert "6 pictures of val, and 7 crops" in first
     assert network.count(" to ") == 1 and file.count(" to ") == 2, "its interval, and that of what it lost"
 
 
+def test_data_of_other_classes_is_a_mistake(original: Original, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": ["a", "b", "c", "d"]}))
+    with pytest.raises(UserError, match=r"--data .*other\.yaml: names 4 classes, but best\.pt knows 3"):
+        comparison_index(original, str(other))
+
+
 def test_a_file_with_other_weights_is_refused(original: Original, made_onnx: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
-        verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World())
+        verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
 
 
@@ -91,9 +98,10 @@ def test_a_file_that_loses_more_than_is_allowed_is_refused(
 ) -> None:
     lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
     monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
-    verify(original, [made_onnx], World(), data=str(data), max_drop=0.03)
+    index = comparison_index(original, str(data))
+    verify(original, [made_onnx], World(), index, max_drop=0.03)
     with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 may be lost \(--max-drop\)"):
-        verify(original, [made_onnx], World(), data=str(data))
+        verify(original, [made_onnx], World(), index)
 
 
 def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
@@ -107,8 +115,17 @@ def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
         return real(module)
 
     monkeypatch.setattr(extras.importlib, "import_module", without)
-    verify(original, [made_onnx], World())
+    verify(original, [made_onnx], World(), None)
     assert "best.onnx: not verified here: " in capsys.readouterr().out
+
+
+def test_a_file_whose_runtime_lacks_the_device_is_not_verified_and_said_so(
+    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World()
+    monkeypatch.setattr(world.accelerator, "onnx_providers", ("NoSuchExecutionProvider", "CPUExecutionProvider"))
+    verify(original, [made_onnx], world, None)
+    assert "best.onnx: not verified here: " in (said := capsys.readouterr().out) and "NoSuchExecutionProvider" in said
 
 
 def test_numbers_are_read_from_the_file_itself(made_onnx: Path, tmp_path: Path) -> None:
