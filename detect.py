@@ -38,6 +38,7 @@ from utils.inference.places import Places
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.inference.sources.sources import open_sources
 from utils.inference.tally import Tally
+from utils.inference.tracking.tracking import check_trackable
 from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
@@ -98,6 +99,9 @@ def detect(config: DetectConfig, world: World) -> Summary:
     sources = open_sources(
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
     )
+    if config.track:
+        check_trackable(sources.origins)
+    tracking = detector.tracking() if config.track else None
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world))
         outputs = open_outputs(config, detector, run)
@@ -115,10 +119,12 @@ def detect(config: DetectConfig, world: World) -> Summary:
         for item in tqdm(items, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 report(item, tally)
+                if tracking:
+                    tracking.event(item)
                 for output in outputs:
                     output.event(item)
                 continue
-            result = detector.detect(item)
+            result = tracking(detector.detect(item)) if tracking else detector.detect(item)
             tally.add(result.classes, result.speed_ms, item.dropped)
             place = places.of(item)
             for output in outputs:
@@ -148,7 +154,7 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path) -> list[Ou
     if config.save_crop:
         outputs.append(CropFiles(run / "crops"))
     if config.save_csv:
-        outputs.append(CsvFile(run / "predictions.csv"))
+        outputs.append(CsvFile(run / "predictions.csv", config.track))
     if config.save_json:
         outputs.append(JsonLines(run / "predictions.jsonl", described(config, detector)))
     return outputs
@@ -168,6 +174,7 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
         "agnostic": rules.agnostic,
         "tile": config.tile or None,
         "overlap": config.overlap if config.tile else None,
+        "track": config.track,
     }
 
 

@@ -51,10 +51,17 @@ def _all_differ(names: Sequence[str]) -> bool:
     return len({name.casefold() for name in names}) == len(names)
 
 
-def save_txt(folder: Path, stem: str, detections: Detections, size_hw: tuple[int, int], save_conf: bool) -> Path:
+def save_txt(
+    folder: Path,
+    stem: str,
+    detections: Detections,
+    size_hw: tuple[int, int],
+    save_conf: bool,
+    ids: Sequence[int] | None = None,
+) -> Path:
     """Write one image's detections to `folder`/`stem`.txt, in place of what was there; an empty file where none.
 
-    Rows `class x y w h [conf]`: centre and size as shares of the image.
+    Rows `class x y w h [conf] [id]`: centre and size as shares of the image.
 
     Args:
         folder: made where missing.
@@ -62,6 +69,7 @@ def save_txt(folder: Path, stem: str, detections: Detections, size_hw: tuple[int
         detections: boxes in pixels of the original image.
         size_hw: height and width of the original image.
         save_conf: add the score.
+        ids: of tracked objects, one a detection; -1 = none.
 
     Returns:
         The file.
@@ -70,9 +78,10 @@ def save_txt(folder: Path, stem: str, detections: Detections, size_hw: tuple[int
     shares = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])
     rows = zip(detections.classes.tolist(), shares.tolist(), detections.scores.tolist(), strict=True)
     lines = []
-    for class_id, share, score in rows:
+    for number, (class_id, share, score) in enumerate(rows):
         figures = [*share, score] if save_conf else share
-        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in figures)}\n")
+        end = "" if ids is None else f" {ids[number]}"
+        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in figures)}{end}\n")
     target = folder / f"{stem}.txt"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(lines), encoding="utf-8")

@@ -54,6 +54,7 @@ class DetectConfig(Options):
         0, "take larger pictures in tiles of so many pixels, and as a whole; 0 = as a whole alone", kind=int, low=0
     )
     overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
+    track: bool = option(False, "of videos and streams, each object's id over the frames", kind=bool)
     vid_stride: int = option(1, "of videos and streams, each so-many-th frame", kind=int, low=1)
     every_frame: bool = option(False, "of streams, all frames in order instead of the newest one", kind=bool)
 

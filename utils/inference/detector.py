@@ -19,6 +19,7 @@ from utils.inference.results import Result
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.inference.sources.sources import Sources, open_sources
 from utils.inference.tiles import TiledPipeline
+from utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
 from utils.machine.choose import choose_accelerator
 from utils.text import first_of, shown
 
@@ -85,6 +86,8 @@ class Detector:
         )
         pipeline = Pipeline(model, rules, self.imgsz)
         self.pipeline: Pipeline | TiledPipeline = TiledPipeline(pipeline, tile, overlap) if tile else pipeline
+        each = model.class_confidences if conf_thres == "auto" else ()
+        self._sure = each or (model.confidence or CONF,) * len(model.names)
 
     def __call__(
         self,
@@ -94,6 +97,7 @@ class Detector:
         vid_stride: int = 1,
         every_frame: bool = False,
         keep_pictures: bool = False,
+        track: bool = False,
         on_event: Callable[[SourceEvent], None] | None = None,
     ) -> Iterator[Result]:
         """Find objects; pictures are read one after the other, as the results are asked for.
@@ -105,17 +109,34 @@ class Detector:
             vid_stride: of videos and streams, each `vid_stride`-th frame.
             every_frame: of streams, all frames in order instead of the newest one.
             keep_pictures: the results hold the pictures.
+            track: objects of videos and streams get ids; this iteration has its own.
             on_event: is told what happens to sources, such as a file that cannot be read; None = a warning in the log,
                 and an error where that was the only source.
 
         Raises:
-            UserError: no such source; while iterating, the only source cannot be read, or a picture in memory is none.
+            UserError: no such source; nothing that can be tracked, or no package for it; while iterating, the only
+                source cannot be read, or a picture in memory is none.
         """
         texts, pictures = _parted(source)
         if texts is None:
+            if track:
+                raise ConfigError(NOTHING_MOVES)
             return self._of_pictures(pictures, color, keep_pictures)
         sources = open_sources(texts, read=self.read, vid_stride=vid_stride, every_frame=every_frame)
-        return self._of_sources(sources, keep_pictures, on_event)
+        if track:
+            check_trackable(sources.origins)
+        return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
+
+    def tracking(self) -> Tracking:
+        """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
+
+        A detection begins a track where it exceeds the confidence that is best for these weights: with a lower
+        `conf_thres`, weaker ones continue tracks. With `agnostic_nms` a track may change its class.
+
+        Raises:
+            UserError: a package is missing.
+        """
+        return Tracking(self._sure, across_classes=self.pipeline.rules.agnostic)
 
     def read(self, picture: Path | bytes) -> Pixels:
         """The door for files, with the rule of the weights."""
@@ -149,13 +170,21 @@ class Detector:
             yield self.detect(frame, keep_picture=keep)
 
     def _of_sources(
-        self, sources: Sources, keep: bool, on_event: Callable[[SourceEvent], None] | None
+        self,
+        sources: Sources,
+        keep: bool,
+        tracking: Tracking | None,
+        on_event: Callable[[SourceEvent], None] | None,
     ) -> Iterator[Result]:
         with sources:
             for item in sources:
                 if isinstance(item, Frame):
-                    yield self.detect(item, keep_picture=keep)
-                elif on_event is not None:
+                    result = self.detect(item, keep_picture=keep)
+                    yield tracking(result) if tracking else result
+                    continue
+                if tracking:
+                    tracking.event(item)
+                if on_event is not None:
                     on_event(item)
                 elif item.kind in ("unreadable",) and len(sources.origins) == 1:
                     raise UserError(item.message)

@@ -81,7 +81,7 @@ class PictureFiles(Output):
 
 
 class LabelFiles(Output):
-    """`--save-txt`: `folder`/place.txt, for frames place_12.txt; rows as val.py writes them."""
+    """`--save-txt`: `folder`/place.txt, for frames place_12.txt; rows as val.py writes them, with ids at their ends."""
 
     def __init__(self, folder: Path, save_conf: bool) -> None:
         self._folder, self._save_conf = folder, save_conf
@@ -90,7 +90,8 @@ class LabelFiles(Output):
         """As Output."""
         stem = str(place) if frame.frame is None else f"{place}_{frame.frame}"
         try:
-            save_txt(self._folder, stem, result.as_detections(), result.size_hw, self._save_conf)
+            ids = None if result.track_ids is None else result.track_ids.tolist()
+            save_txt(self._folder, stem, result.as_detections(), result.size_hw, self._save_conf, ids)
         except OSError as error:
             raise unwritable(self._folder / f"{stem}.txt", error) from error
 
@@ -109,17 +110,23 @@ class CropFiles(Output):
 
 
 class CsvFile(Output):
-    """`--save-csv`: a row for each detection."""
+    """`--save-csv`: a row for each detection.
 
-    def __init__(self, path: Path) -> None:
-        self._file = _open(path)
+    Args:
+        path: the file.
+        track: with a column for ids, empty where there is none.
+    """
+
+    def __init__(self, path: Path, track: bool = False) -> None:
+        self._track, self._file = track, _open(path)
         self._rows = csv.writer(self._file)
-        self._rows.writerow(_CSV_COLUMNS)
+        self._rows.writerow([*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS)
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
         for row in result.to_dict()["detections"]:
-            self._rows.writerow([frame.source, row["name"], row["score"], frame.frame, *row["box_xyxy"]])
+            ids = [row.get("track")] if self._track else []
+            self._rows.writerow([frame.source, row["name"], row["score"], frame.frame, *row["box_xyxy"], *ids])
 
     def close(self) -> None:
         """As Output."""

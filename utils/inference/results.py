@@ -23,7 +23,7 @@ from utils.types import Detections
 
 
 class Box(NamedTuple):
-    """One detection: corners in pixels of the picture, confidence, class and its name."""
+    """One detection: corners in pixels of the picture, confidence, class and its name, id where it is tracked."""
 
     x1: float
     y1: float
@@ -32,6 +32,7 @@ class Box(NamedTuple):
     score: float
     class_id: int
     name: str
+    track: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,7 @@ class Result:
         speed_ms: milliseconds that preparation, inference and suppression took.
         pixels: the picture, uint8 (H, W, 3) RGB, where it was to be kept.
         rule: how levels of more than 8 bits became 8.
+        track_ids: int64 (n,), ids of the objects in their source, from 1; -1 = no confirmed track. None = not tracked.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -65,18 +67,21 @@ class Result:
     speed_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
     pixels: Pixels | None = None
     rule: PixelRule | None = None
+    track_ids: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         for array in (self.boxes_xyxy, self.scores, self.classes):
             array.flags.writeable = False
+        if self.track_ids is not None:
+            self.track_ids.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def __iter__(self) -> Iterator[Box]:
-        rows = zip(self.boxes_xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), strict=True)
-        for (x1, y1, x2, y2), score, class_id in rows:
-            yield Box(x1, y1, x2, y2, score, class_id, self.names[class_id])
+        rows = zip(self.boxes_xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), self._tracks(), strict=True)
+        for (x1, y1, x2, y2), score, class_id, track in rows:
+            yield Box(x1, y1, x2, y2, score, class_id, self.names[class_id], track)
 
     def __repr__(self) -> str:
         return f"Result({self.summary()})"
@@ -93,16 +98,20 @@ class Result:
         height, width = self.size_hw
         boxes = self.boxes_xyxy.astype(str).astype(np.float64).tolist()
         scores = self.scores.astype(str).astype(np.float64).tolist()
+        detections: list[dict[str, Any]] = [
+            {"class": class_id, "name": self.names[class_id], "score": score, "box_xyxy": box}
+            for class_id, score, box in zip(self.classes.tolist(), scores, boxes, strict=True)
+        ]
+        if self.track_ids is not None:
+            for detection, track in zip(detections, self._tracks(), strict=True):
+                detection["track"] = track
         return {
             "source": self.source,
             "frame": self.frame,
             "time_s": None if self.time_s is None else round(self.time_s, 6),
             "height": height,
             "width": width,
-            "detections": [
-                {"class": class_id, "name": self.names[class_id], "score": score, "box_xyxy": box}
-                for class_id, score, box in zip(self.classes.tolist(), scores, boxes, strict=True)
-            ],
+            "detections": detections,
         }
 
     def as_detections(self) -> Detections:
@@ -112,7 +121,7 @@ class Result:
     def draw(
         self, picture: Picture | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
     ) -> Pixels:
-        """A copy of the picture, uint8 (H, W, 3) RGB, with boxes and names.
+        """A copy of the picture, uint8 (H, W, 3) RGB, with boxes, names, and ids such as #3 where they are tracked.
 
         Args:
             picture: to draw on; None = the one that was kept, or else the file once more.
@@ -122,7 +131,7 @@ class Result:
         Raises:
             UserError: no picture was kept, or it has another size.
         """
-        marks = Annotations(self.boxes_xyxy, self.classes, self.scores)
+        marks = Annotations(self.boxes_xyxy, self.classes, self.scores, self.track_ids)
         return annotated(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
 
     def crops(self, picture: Picture | None = None) -> list[Pixels]:
@@ -139,6 +148,12 @@ class Result:
         high = np.maximum(np.ceil(self.boxes_xyxy[:, 2:]).astype(int), low + 1)
         corners = np.concatenate((low, high), 1).tolist()
         return [pixels[top:bottom, left:right].copy() for left, top, right, bottom in corners]
+
+    def _tracks(self) -> list[int | None]:
+        """The id of each detection; None where it has none."""
+        if self.track_ids is None:
+            return [None] * len(self)
+        return [None if track < 0 else track for track in self.track_ids.tolist()]
 
     def _picture(self, given: Picture | None) -> Pixels:
         if given is not None:

@@ -48,11 +48,13 @@ class Annotations(NamedTuple):
         boxes_xyxy: float (n, 4), pixels of that image.
         classes: int (n,).
         scores: float (n,), or None for labels, which have no confidence.
+        ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
     """
 
     boxes_xyxy: NDArray[np.float32]
     classes: NDArray[np.int64]
     scores: NDArray[np.float32] | None = None
+    ids: NDArray[np.int64] | None = None
 
 
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
@@ -199,13 +201,13 @@ def _paint(
 
     if not style.labels:
         return
-    keep_end = len(" 0.00") if marks.scores is not None and style.scores else 0
     for m in order if marks.scores is None else np.argsort(-marks.scores, kind="stable"):
         class_id = int(marks.classes[m])
         text = names[class_id] if class_id < len(names) else str(class_id)
+        figures = f" #{marks.ids[m]}" if marks.ids is not None and marks.ids[m] >= 0 else ""
         if marks.scores is not None and style.scores:
-            text = f"{text} {marks.scores[m]:.2f}"
-        mask = _text(_shorten(text, size, width // 2, keep_end), size)
+            figures += f" {marks.scores[m]:.2f}"
+        mask = _text(_shorten(text + figures, size, width // 2, len(figures)), size)
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))

@@ -1,0 +1,1 @@
+"""Ids of objects over the frames of a video or stream."""
