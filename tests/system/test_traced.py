@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.system.launch import ROOT, free_port, run_command
+from tests.system.launch import ROOT, forget_tests, free_port, run_command
 from tests.system.tiny import flags, make_data
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
@@ -19,6 +20,8 @@ CALL = re.compile(r"(?:\[pid\s+\d+\] |\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)")
 PLACE = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 ADDRESS = re.compile(r'inet_addr\("([^"]*)"\)|inet_pton\(AF_INET6, "([^"]*)"')
 SYSTEM = (Path("/dev"), Path("/proc"))  # memory, the null device, names of threads
+
+EXPORTED = ("onnx", "openvino") if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime", "openvino"))) else ()
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +59,7 @@ def places_written(calls: list[tuple[str, str]]) -> set[Path]:
 def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.delenv("MPLCONFIGDIR")
+    forget_tests(monkeypatch)
     data = make_data(tmp_path / "datasets", train=16, val=8)
     runs, cache, home = (tmp_path / name for name in ("runs", "cache", "home"))
     home.mkdir()
@@ -69,7 +72,22 @@ def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
     weights = runs / "exp" / "weights" / "best.pt"
     val = [*python, "val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs)]
     val += ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
-    for command in (train, val):
+    # Runtimes are compiled code, whose own connections only a trace shows.
+    exported = weights.parent / "best.onnx"
+    export = [*python, "export.py", "--weights", str(weights), "--include", *EXPORTED, "--device", "cpu"]
+    detect = [
+        *python,
+        "detect.py",
+        "--weights",
+        str(exported),
+        "--source",
+        str(tmp_path / "datasets"),
+        "--device",
+        "cpu",
+    ]
+    detect += ["--project", str(runs), "--name", "detected"]
+    alone = (export, detect) if ranks == 1 and EXPORTED else ()
+    for command in (train, val, *alone):
         calls = trace(command, tmp_path, temporary)
         written = places_written(calls)
         assert any(place.is_relative_to(runs) for place in written), "the trace has what a run writes"
