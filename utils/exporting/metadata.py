@@ -26,9 +26,9 @@ import torch
 from utils.checkpoints.format import load_any_checkpoint
 from utils.checkpoints.legacy import is_legacy
 from utils.exporting.subject import Subject, sha256
+from utils.inference.backends.exported import BARE, WHOLE
 
 VERSION = "0.1.0"  # as in pyproject.toml
-WHOLE, BARE = "tessera-detector 1", "tessera-network 1"
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
 
 

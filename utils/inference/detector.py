@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -160,7 +161,7 @@ class Detector:
             self.pipeline.backend.pixels,
         )
 
-    def _of_pictures(self, pictures: Sequence[Picture], color: Color, keep: bool) -> Iterator[Result]:
+    def _of_pictures(self, pictures: Iterable[Picture], color: Color, keep: bool) -> Iterator[Result]:
         rule = self.pipeline.backend.pixels
         for number, picture in enumerate(pictures):
             if isinstance(picture, (str, Path)):
@@ -270,12 +271,18 @@ def _class_number(item: int | str, names: Sequence[str]) -> int:
     return number
 
 
-def _parted(source: Source) -> tuple[list[str | int | Path] | None, list[Picture]]:
-    """Texts of `--source`; or None, and pictures in memory, among which there may be paths."""
-    if isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable):
-        items: list[Any] = [source]
-    else:
-        items = [source] if hasattr(source, "shape") else list(source)  # arrays and tensors are iterable too
+def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Picture]]:
+    """Texts of `--source`; or None, and pictures in memory, among which there may be paths.
+
+    Where a picture comes first, the others are asked for one by one: a generator's need not fit into memory.
+    """
+    alone = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
+    # Arrays and tensors are iterable too.
+    rest: Iterator[Any] = iter([source] if alone or hasattr(source, "shape") else cast("Iterable[Any]", source))
+    first = list(islice(rest, 1))
+    if not all(isinstance(item, (str, int, Path)) for item in first):
+        return None, chain(first, rest)
+    items = [*first, *rest]
     return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
 
 

@@ -6,7 +6,9 @@ import io
 import logging
 import pickle
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,20 @@ def test_every_door_gives_the_same(detector: Detector, files: list[Path]) -> Non
     assert [result.source for result in mixed] == [str(path), "picture 1", "picture 2"]
     for found in mixed:
         assert_equal(found, expected)
+
+
+def test_a_generator_is_asked_for_one_picture_after_the_other(detector: Detector, files: list[Path]) -> None:
+    asked = []
+
+    def camera() -> Iterator[Any]:
+        for number in count():
+            asked.append(number)
+            yield picture(32, 32, number)
+
+    found = detector(camera())
+    assert [next(found).source for _ in range(3)] == ["picture 0", "picture 1", "picture 2"] and len(asked) == 3
+    assert [result.source for result in detector(iter(files))] == list(map(str, files))
+    assert list(detector([])) == []
 
 
 @pytest.mark.parametrize("described", [ANCHORED, FREE], ids=["anchored", "free"])
