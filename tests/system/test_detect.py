@@ -21,6 +21,7 @@ import val
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 from utils.errors import UserError
 from utils.evaluation.coco import COCO_NAMES, CocoRows, coco_image_ids, coco_results
+from utils.inference.outputs import CsvFile, JsonLines
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.types import CocoIds
 
@@ -204,6 +205,15 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
     assert detect.main([*flags, "--classes", "circle"]) == 3
     (folder / "002.png").unlink()
     assert detect.main(flags) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_one_message() -> None:
+    with pytest.raises(UserError, match=r"/dev/full: cannot be written .*Make room"):
+        JsonLines(Path("/dev/full"), {})
+    rows = CsvFile(Path("/dev/full"))
+    with pytest.raises(UserError, match=r"/dev/full: cannot be written .*Make room"):
+        rows.close()
 
 
 def test_a_folder_that_stays_empty_is_removed_and_not_named(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -126,11 +127,13 @@ class CsvFile(Output):
         """As Output."""
         for row in result.to_dict()["detections"]:
             ids = [row.get("track")] if self._track else []
-            self._rows.writerow([frame.source, row["name"], row["score"], frame.frame, *row["box_xyxy"], *ids])
+            with _room_for(self._file):
+                self._rows.writerow([frame.source, row["name"], row["score"], frame.frame, *row["box_xyxy"], *ids])
 
     def close(self) -> None:
         """As Output."""
-        self._file.close()
+        with _room_for(self._file):
+            self._file.close()
 
 
 class JsonLines(Output):
@@ -155,12 +158,14 @@ class JsonLines(Output):
 
     def close(self) -> None:
         """As Output."""
-        self._file.close()
+        with _room_for(self._file):
+            self._file.close()
 
     def _write(self, values: Mapping[str, Any]) -> None:
         # A path may hold bytes that are no text: json writes them as escapes, so that every line is plain ASCII.
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()  # somebody may read along
+        with _room_for(self._file):
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()  # somebody may read along
 
 
 def _open(path: Path) -> IO[str]:
@@ -168,6 +173,15 @@ def _open(path: Path) -> IO[str]:
         return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+@contextmanager
+def _room_for(file: IO[str]) -> Iterator[None]:
+    """What the system refuses to write is a user's error: the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(Path(file.name), error) from error
 
 
 def _save(path: Path, pixels: Pixels) -> None:
