@@ -67,8 +67,8 @@ class SourceEvent:
         source, media, name: as in Frame.
         kind: "opened": a video or stream delivers. "gap": no frame came from a stream for a while, or the connection
             broke. "reconnected": it is there again. "ended": the video is over, or the stream was given up. "damaged":
-            a video ended before its stated end; what was read stays. "unreadable": nothing, or nothing more, can be
-            read.
+            a video or a picture's file ended before its end; what was read stays. "unreadable": nothing, or nothing
+            more, can be read.
         message: one line that names the source.
         frame: number of the next frame; None for a picture.
         time_s, wall_s: as in Frame; of a video the time of its last frame.

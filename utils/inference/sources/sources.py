@@ -15,6 +15,7 @@ from utils.files import LONGEST_PATH
 from utils.inference.sources.addresses import ask
 from utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from utils.inference.sources.live import read_streams
+from utils.inference.sources.magic import breaks_off
 from utils.inference.sources.origins import Origin, find_origins, of_line
 from utils.inference.sources.stdin import read_stdin
 from utils.inference.sources.stream import PATIENCE, Patience
@@ -23,6 +24,8 @@ from utils.text import one_line
 
 ReadPicture = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent
+
+BROKEN_OFF = "damaged: the end of the file is missing; what decodes of it was used."
 
 
 def open_sources(
@@ -119,7 +122,7 @@ class Sources:
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         """What is no stream; an address that turns out to be one goes to `streams`."""
         if origin.form == "picture":
-            yield self._picture(origin, Path(origin.where))
+            yield from self._picture(origin, Path(origin.where))
         elif origin.form == "stdin":
             yield from self._from_stdin(origin, streams)
         elif origin.form == "address":
@@ -131,13 +134,19 @@ class Sources:
         else:
             yield _unreadable(origin, origin.why)
 
-    def _picture(self, origin: Origin, encoded: Path | bytes) -> Item:
+    def _picture(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
         try:
-            return Frame(self._read(encoded), origin.source, name=origin.place)
+            frame = Frame(self._read(encoded), origin.source, name=origin.place)
         except ConfigError:  # of the whole run
             raise
         except UserError as error:
-            return _unreadable(origin, str(error))
+            yield _unreadable(origin, str(error))
+            return
+        yield frame
+        del frame  # nothing is kept while the next one is decoded
+        if breaks_off(encoded):
+            said = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
+            yield SourceEvent(origin.source, "damaged", said, name=origin.place)
 
     def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         try:
@@ -148,7 +157,7 @@ class Sources:
         if found is None:
             streams.append(replace(origin, form="stream"))
         elif isinstance(found, bytes):
-            yield self._picture(origin, found)
+            yield from self._picture(origin, found)
         else:
             with found:
                 yield from read_video(origin, self._vid_stride, found.name)
@@ -158,7 +167,7 @@ class Sources:
         try:
             for found in read_stdin(stdin):
                 if isinstance(found, bytes):
-                    yield self._picture(origin, found)
+                    yield from self._picture(origin, found)
                 else:
                     yield from self._items(of_line(found), streams)
         except ConfigError:

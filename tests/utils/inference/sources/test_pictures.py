@@ -13,6 +13,7 @@ from data.source.decode import read_image
 from tests.data.make import write_image
 from tests.utils.inference.sources.made_sources import events, frames, items, read
 from utils.errors import UserError
+from utils.inference.pictures import to_pixels
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.inference.sources.sources import open_sources
 
@@ -95,6 +96,27 @@ def test_a_damaged_picture_among_others(folder: Path) -> None:
     (event,) = events(found)
     assert event.kind == "unreadable" and event.message.startswith(str(folder / "aa.jpg"))
     assert event.to_dict() == {"event": "unreadable", "source": event.source, "message": event.message}
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_a_picture_whose_end_is_missing_is_used_and_named(folder: Path, suffix: str) -> None:
+    whole = write_image(folder / f"whole{suffix}", (200, 300)).read_bytes()
+    preview = b"\xff\xe1\0\x06\xff\xd9\xff\xd9" if suffix == ".jpg" else b""  # an end mark in a header is none
+    cut = whole[:2] + preview + whole[2 : len(whole) // 2]
+    (folder / f"cut{suffix}").write_bytes(cut)
+    (folder / f"trailer{suffix}").write_bytes(whole + bytes(10_000))
+    assert events(items([folder / f"whole{suffix}", folder / f"trailer{suffix}"])) == []
+    for source in (folder / f"cut{suffix}", "-"):
+        with open_sources(source, read=to_pixels, stdin=io.BytesIO(cut)) as sources:
+            found = list(sources)
+        if suffix == ".png" and len(found) == 1:
+            assert events(found)[0].kind == "unreadable", "OpenCV decodes none of it"
+            continue
+        frame, event = found
+        assert isinstance(frame, Frame) and frame.pixels.shape == (200, 300, 3)
+        assert isinstance(event, SourceEvent) and event.kind == "damaged" and event.is_failure
+        assert event.message == f"{frame.source}: damaged: the end of the file is missing; what decodes of it was used."
+        assert (event.source, event.name) == (frame.source, frame.name)
 
 
 def test_a_file_without_a_suffix(folder: Path) -> None:
