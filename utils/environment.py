@@ -46,10 +46,16 @@ def bound_opencv() -> None:
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
 
 
-def quieten_opencv() -> None:
-    """Let OpenCV and its FFmpeg print nothing: what a video lacks is reported by file; call before it is imported."""
+def quieten_opencv() -> bool:
+    """Let OpenCV and its FFmpeg print nothing: what a video lacks is reported by file; call before it is imported.
+
+    Returns:
+        whether the user left OpenCV's own level to us; where it is imported already, it has to be told too.
+    """
+    is_ours = "OPENCV_LOG_LEVEL" not in os.environ
     os.environ.setdefault("OPENCV_LOG_LEVEL", "FATAL")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # AV_LOG_QUIET
+    return is_ours
 
 
 def keep_font_list() -> None:

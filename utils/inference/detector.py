@@ -14,11 +14,12 @@ from utils.environment import Launch
 from utils.errors import ConfigError, UserError, did_you_mean
 from utils.inference.backend import Backend, PictureBackend
 from utils.inference.open_model import open_model
-from utils.inference.pictures import Color, Picture, Pixels, to_pixels
+from utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
 from utils.inference.pipeline import Pipeline, picture_size, suppression_of
 from utils.inference.results import Result
 from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.sources import Sources, open_sources
+from utils.inference.sources.magic import breaks_off
+from utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from utils.inference.tiles import TiledPipeline
 from utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
 from utils.machine.choose import choose_accelerator
@@ -26,6 +27,7 @@ from utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
 
+OVERLAP = 0.2
 CONF, IOU, MAX_DET = 0.25, 0.45, 1000  # YOLOv5's; CONF where the weights do not say which is best
 Confidence = float | Literal["auto"] | None
 Source = Picture | int | Iterable[Picture | int]
@@ -72,10 +74,12 @@ class Detector:
         augment: bool = False,
         half: bool = False,
         tile: int = 0,
-        overlap: float = 0.2,
+        overlap: float = OVERLAP,
         device: str = "",
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det)
+        if overlap != OVERLAP and not tile:
+            log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
@@ -87,6 +91,7 @@ class Detector:
         )
         pipeline = Pipeline(model, rules, self.imgsz)
         self.pipeline: Pipeline | TiledPipeline = TiledPipeline(pipeline, tile, overlap) if tile else pipeline
+        self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
         self._sure = each or (model.confidence or CONF,) * len(model.names)
 
@@ -141,7 +146,7 @@ class Detector:
 
     def read(self, picture: Path | bytes) -> Pixels:
         """The door for files, with the rule of the weights."""
-        return to_pixels(picture, pixels=self.pipeline.backend.pixels)
+        return to_pixels(picture, pixels=self.pipeline.backend.pixels, note=self._note)
 
     def detect(self, frame: Frame, *, keep_picture: bool = False) -> Result:
         """Find objects on one frame."""
@@ -165,9 +170,11 @@ class Detector:
         rule = self.pipeline.backend.pixels
         for number, picture in enumerate(pictures):
             if isinstance(picture, (str, Path)):
-                frame = Frame(to_pixels(picture, pixels=rule), str(picture))
+                frame = Frame(self.read(picture := Path(picture)), str(picture))
             else:
-                frame = Frame(to_pixels(picture, color=color, pixels=rule), f"picture {number}")
+                frame = Frame(to_pixels(picture, color=color, pixels=rule, note=self._note), f"picture {number}")
+            if isinstance(picture, (Path, bytes)) and breaks_off(picture):
+                log.warning(f"{frame.source}: {BROKEN_OFF}")
             yield self.detect(frame, keep_picture=keep)
 
     def _of_sources(

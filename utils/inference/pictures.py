@@ -6,6 +6,7 @@ and PIL images are turned as their EXIF orientation says. Levels of more than 8 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from data.source.decode import decode_levels, read_image
+from data.source.decode import decode_levels, read_levels
 from utils.errors import ConfigError, UserError
 from utils.pixels import PixelRule, to_uint8
 from utils.text import shown
+
+log = logging.getLogger(__name__)
 
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr"]
@@ -26,9 +29,33 @@ Picture = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
 
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
 _CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, colours, colours and alpha
+_DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
+_MOST_SHARE = 1.5  # resampling leaves shares of the brightest that are above 1, but not by so much
 
 
-def to_pixels(picture: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None) -> Pixels:
+class DarkNote:
+    """Tells once, in the log, that pictures with more than 8 bits come dark."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def look(self, levels: NDArray[Any], pixels: Pixels, name: str) -> None:
+        """At the levels of a picture, without a rule, and what became of them."""
+        if self._told or levels.dtype == np.uint8 or (byte := int(pixels.max())) >= _DARK:
+            return
+        level = float(np.max(levels, where=np.isfinite(levels), initial=0))
+        if level > 0:
+            self._told = True
+            log.warning(
+                f"{name}: more than 8 bits, and its brightest level is {level:g}, which becomes {byte} of 255: it "
+                "comes dark; further ones are not named. Say what the levels fill with `pixels:` in the data YAML of "
+                "the training (docs/detect.md), or give pictures of 8 bits."
+            )
+
+
+def to_pixels(
+    picture: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None, note: DarkNote | None = None
+) -> Pixels:
     """A picture as uint8 (H, W, 3) RGB.
 
     Args:
@@ -36,33 +63,42 @@ def to_pixels(picture: Picture, *, color: Color = "rgb", pixels: PixelRule | Non
             or (1 to 4, H, W) of uint8, uint16, or floats in 0 … 1.
         color: the order of an array's or tensor's channels.
         pixels: for levels of more than 8 bits.
+        note: tells where they come dark.
 
     Raises:
-        UserError: the file cannot be read, or it is no picture.
+        UserError: the file cannot be read, or it is no picture; floats without a rule are far above 1.
         ConfigError: `color` is unknown, or the picture is of a kind that has an order of its own.
     """
     if color not in get_args(Color):
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
     if isinstance(picture, Tensor):
-        return _of_array(_array_of_tensor(picture), color, pixels, "tensor")
+        return _of_array(_array_of_tensor(picture), color, pixels, "tensor", note)
     if isinstance(picture, np.ndarray):
-        return _of_array(picture, color, pixels, "array")
+        return _of_array(picture, color, pixels, "array", note)
     if color != "rgb":
         raise ConfigError(
             f"color: found bgr with a {type(picture).__name__}, expected it with arrays and tensors alone."
         )
     if isinstance(picture, (str, Path)):
-        return read_image(Path(picture), 1, pixels)
+        return _eight_bits(read_levels(Path(picture)), pixels, note, str(picture))
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        return to_uint8(decode_levels(np.frombuffer(picture, np.uint8), f"{len(picture):,} bytes"), pixels)
+        name = f"{len(picture):,} bytes"
+        return _eight_bits(decode_levels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
     if isinstance(picture, Image.Image):
-        return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image")
+        return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image", note)
     raise UserError(
         f"found a {type(picture).__name__}, expected a picture: a path, bytes, a PIL image, a NumPy array or a tensor."
     )
 
 
-def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: str) -> Pixels:
+def _eight_bits(levels: NDArray[Any], rule: PixelRule | None, note: DarkNote | None, name: str) -> Pixels:
+    pixels = to_uint8(levels, rule)
+    if note is not None and rule is None:
+        note.look(levels, pixels, name)
+    return pixels
+
+
+def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: str, note: DarkNote | None) -> Pixels:
     """Levels (H, W) or (H, W, channels) as pixels; the very array where it has that form already."""
     channels = 1 if array.ndim == 2 else array.shape[-1]
     if array.ndim not in (2, 3) or channels not in _CHANNELS or 0 in array.shape:
@@ -78,6 +114,13 @@ def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: s
         raise UserError(
             f"found a picture of {array.dtype}, expected uint8, uint16, or floats in 0 to 1. Convert it first."
         )
+    if rule is None and np.issubdtype(array.dtype, np.floating):
+        largest = float(np.max(array, where=np.isfinite(array), initial=0))
+        if largest > _MOST_SHARE:
+            raise UserError(
+                f"found a picture of {array.dtype} up to {largest:g}, expected floats in 0 to 1. Divide it by its "
+                "largest possible level, such as 255, or give it as uint8."
+            )
     levels = array if array.ndim == 3 else array[..., None]
     if channels < 3:
         levels = np.repeat(levels[..., :1], 3, axis=2)
@@ -85,7 +128,7 @@ def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: s
         levels = levels[..., 2::-1]
     else:
         levels = levels[..., :3]
-    return np.ascontiguousarray(to_uint8(levels, rule))
+    return np.ascontiguousarray(_eight_bits(levels, rule, note, f"a {what}"))
 
 
 def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:

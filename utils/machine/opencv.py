@@ -9,9 +9,11 @@ from __future__ import annotations
 from utils.environment import bound_opencv, quieten_opencv
 
 bound_opencv()
-quieten_opencv()
+_is_ours = quieten_opencv()
 import cv2 as cv2  # noqa: E402 - so it is loaded after that
 
 # Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
 # loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
 cv2.setNumThreads(0)
+if _is_ours:  # a program that has imported it before has kept it from reading that
+    cv2.utils.logging.setLogLevel(1)  # fatal errors alone

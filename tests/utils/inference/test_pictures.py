@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.utils.exporting.made import picture
 from utils.errors import ConfigError, UserError
-from utils.inference.pictures import to_pixels
+from utils.inference.pictures import DarkNote, to_pixels
 from utils.pixels import PixelRule, to_uint8
 
 SIZE_HW = (37, 52)
@@ -146,6 +146,8 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (np.zeros((40, 50, 5), np.uint8), r"shape \(40, 50, 5\)"),
         (np.zeros((40, 50, 3), np.int64), r"picture of int64, expected uint8, uint16"),
         (np.zeros((40, 50, 3), bool), r"picture of bool"),
+        (PICTURE.astype(np.float32), r"picture of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
+        (torch.from_numpy(PICTURE).permute(2, 0, 1).half(), "picture of float16 up to 2.*or give it as uint8"),
         (torch.zeros(40, 50, 3), r"shape \(40, 50, 3\), expected \(height, width\) or \(1 to 4, height, width\)"),
         (torch.zeros(1, 3, 40, 50), "one by one"),
         (b"no picture", r"10 bytes: found 10 bytes that do not decode"),
@@ -170,3 +172,28 @@ def test_colour_order_is_of_arrays_alone() -> None:
         to_pixels(Path("a.png"), color="bgr")
     with pytest.raises(ConfigError, match="found 'grb', expected rgb or bgr"):
         to_pixels(PICTURE, color="grb")  # type: ignore[arg-type]
+
+
+def test_floats_may_be_above_1_by_rounding_or_by_a_rule() -> None:
+    floats = PICTURE / 255
+    np.testing.assert_array_equal(to_pixels(np.where(floats > 0.9, 1.2, floats)).max(), 255)
+    np.testing.assert_array_equal(to_pixels(np.where(floats > 0.9, np.inf, floats)).max(), 255)
+    np.testing.assert_array_equal(to_pixels(PICTURE * 16.0, pixels=TWELVE_BITS), to_uint8(PICTURE * 16.0, TWELVE_BITS))
+
+
+def test_the_first_deep_picture_that_comes_dark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    levels = PICTURE.astype(np.uint16) * 16
+    cv2.imwrite(str(tmp_path / "dark.png"), levels)
+    bright = PICTURE.astype(np.uint16) * 257
+    note = DarkNote()
+    for picture_, rule in ((PICTURE // 4, None), (bright, None), (np.zeros_like(bright), None), (levels, TWELVE_BITS)):
+        to_pixels(picture_, pixels=rule, note=note)
+    assert caplog.text == ""
+    for _ in range(2):
+        to_pixels(tmp_path / "dark.png", note=note)
+    (record,) = caplog.records
+    assert f"{tmp_path / 'dark.png'}: more than 8 bits" in record.getMessage() and "`pixels:`" in record.getMessage()
+    for dark in (levels, (tmp_path / "dark.png").read_bytes(), Image.fromarray(levels[..., 0]), PICTURE / 1000):
+        caplog.clear()
+        to_pixels(dark, note=DarkNote())
+        assert "comes dark" in caplog.text
