@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from utils.environment import spin_briefly
 from utils.machine.limits import usable_cpus
 
 MOST_WORKERS = 4  # each may start jobs of four ranks
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-# An example may wait for a busy machine, and which examples are tried does not change from one run to the next.
-settings.register_profile("tests", deadline=None, derandomize=True)
-settings.load_profile("tests")
+with suppress(ImportError):  # the tests on a GPU do without
+    from hypothesis import settings
+
+    # An example may wait for a busy machine, and which examples are tried does not change from one run to the next.
+    settings.register_profile("tests", deadline=None, derandomize=True)
+    settings.load_profile("tests")
 
 
 @pytest.hookimpl(optionalhook=True)
