@@ -21,6 +21,7 @@ from utils.types import DatasetIndex
 
 BETWEEN = frozenset({"Conv", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})  # that 8 bits pass through
 _PRODUCER_KEYS = ("onnx.infer",)  # that the quantiser leaves in the metadata
+_WARNINGS, _ERRORS = 2, 3  # severities from which ONNX Runtime prints; the first is its default
 
 
 class QuantizedOnnx(Onnx):
@@ -134,11 +135,14 @@ def _descendants(graph: Any, start: Collection[str]) -> set[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantiser's advice to prepare a graph that needs no preparation."""
+    """Without the quantiser's advice to prepare a graph that needs none, and the runtime's on optional inputs."""
+    onnxruntime = import_extra("onnxruntime", "export", "--int8")
     logger = logging.getLogger()
     before = logger.level
     logger.setLevel(logging.ERROR)
+    onnxruntime.set_default_logger_severity(_ERRORS)
     try:
         yield
     finally:
+        onnxruntime.set_default_logger_severity(_WARNINGS)
         logger.setLevel(before)
