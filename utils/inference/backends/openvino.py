@@ -15,6 +15,9 @@ from utils.machine.accelerator import Accelerator
 from utils.machine.extras import import_extra
 
 SECTION = "tessera"  # of the model's rt_info, that holds the metadata
+# The binding makes its tables of types in the first call of the process that needs them, and may give up Python's lock
+# meanwhile: of two threads in their first call, each could wait for what the other holds.
+_FIRST_CALL = threading.Lock()
 
 
 class _Requests:
@@ -81,6 +84,8 @@ def open_openvino(
         UserError: OpenVINO is missing or lacks the device; the file is damaged, or another program's.
     """
     openvino = import_extra("openvino", "openvino", str(path))
+    with _FIRST_CALL:
+        _make_tables(openvino)
     core, device = openvino.Core(), accelerator.openvino_device
     if device not in core.available_devices:
         raise MissingDevice(
@@ -101,6 +106,12 @@ def open_openvino(
     if description.whole:
         return OpenVinoDetector(description, compiled)
     return OpenVinoNetwork(description, accelerator, compiled)
+
+
+def _make_tables(openvino: Any) -> None:
+    """From NumPy's types to OpenVINO's, and back."""
+    tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
+    np.array(tensor.data)
 
 
 def _strings(model: Any) -> dict[str, str]:
