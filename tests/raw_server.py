@@ -1,4 +1,4 @@
-"""A web server that sends any bytes at any pace."""
+"""A web server that sends any bytes at any pace, and what others like it share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,37 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
+def read_request(handler: socketserver.BaseRequestHandler) -> bytes:
+    """The head of a request; empty where the other side leaves before its end."""
+    request = b""
+    while b"\r\n\r\n" not in request:
+        received = handler.request.recv(65536)
+        if not received:
+            return b""
+        request += received
+    return request
+
+
+@contextmanager
+def serving(server: socketserver.ThreadingTCPServer, over: threading.Event) -> Iterator[None]:
+    """Answer in a thread; `over` is set at the end, before the thread is waited for."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        server.shutdown()
+        thread.join()
+
+
 class _Handler(socketserver.BaseRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        request = b""
-        while b"\r\n\r\n" not in request:
-            received = self.request.recv(65536)
-            if not received:
-                return
-            request += received
+        request = read_request(self)
+        if not request:
+            return
         self.server.requests.append(request)
         with contextlib.suppress(OSError):  # the other side has had enough
             for piece in self.server.pieces:
@@ -47,12 +68,5 @@ class _Server(socketserver.ThreadingTCPServer):
 @contextmanager
 def raw_server(pieces: Iterable[bytes | float]) -> Iterator[_Server]:
     """A server that answers each request with these bytes and these pauses in seconds; SELF in them is its address."""
-    with _Server(pieces) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.over.set()
-            server.shutdown()
-            thread.join()
+    with _Server(pieces) as server, serving(server, server.over):
+        yield server

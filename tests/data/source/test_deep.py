@@ -15,7 +15,7 @@ from data.source.decode import decode_levels, read_image, read_levels
 from data.source.index import build_index
 from data.source.spec import load_spec
 from utils.environment import cache_dir
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError
 from utils.pixels import PixelRule, to_uint8
 from utils.ranks.world import World
 
@@ -59,11 +59,13 @@ def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule |
 def test_pixels_lie_in_a_row(tmp_path: Path, suffix: str, dtype: type) -> None:
     """Whatever a file holds: the cache writes them as they lie."""
     try:
-        encoded = cv2.imencode(suffix, ramp(brightest=255).astype(dtype))[1].tobytes()
-        (tmp_path / f"a{suffix}").write_bytes(encoded)
-        image = read_image(tmp_path / f"a{suffix}")
-    except (cv2.error, UserError):
-        pytest.skip("OpenCV does not write or read that")
+        written, encoded = cv2.imencode(suffix, ramp(brightest=255).astype(dtype))
+    except cv2.error:
+        written = False
+    if not written:
+        pytest.skip("OpenCV does not write that")
+    (tmp_path / f"a{suffix}").write_bytes(encoded.tobytes())
+    image = read_image(tmp_path / f"a{suffix}")
     assert image.dtype == np.uint8 and image.shape == (24, 32, 3) and image.flags.c_contiguous
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from utils.exporting.formats import Format
 from utils.exporting.subject import Subject
 from utils.exporting.writers.ncnn import fixed_network
-from utils.exporting.writers.staged import put_in_place
+from utils.exporting.writers.staged import staged_file
 from utils.inference.backends.litert import METADATA
 from utils.machine.extras import import_extra
 
@@ -28,12 +27,10 @@ class LiteRt(Format):
         """As Format."""
         litert_torch = import_extra("litert_torch", "litert", "--include litert")
         network, images, metadata = fixed_network(subject)
-        with tempfile.TemporaryDirectory() as folder:
-            staged = Path(folder) / path.name
+        with staged_file(path) as staged:
             with torch.no_grad():
                 litert_torch.convert(network, (images,)).export(str(staged))
             append_metadata(staged, metadata)
-            put_in_place({staged: path})
         return path
 
 

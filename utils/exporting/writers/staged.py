@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from utils.errors import UserError
 from utils.files import atomic_write
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """Where to write the one file that takes the place of `path` afterwards, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        staged = Path(folder) / path.name
+        yield staged
+        put_in_place({staged: path})
 
 
 def put_in_place(files: Mapping[Path, Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from utils.exporting.formats import Format
 from utils.exporting.metadata import describe
 from utils.exporting.network import MOST_CELLS, Network, inference_copy
 from utils.exporting.subject import Subject
-from utils.exporting.writers.staged import put_in_place
+from utils.exporting.writers.staged import staged_file
 from utils.inference.backends.torch_files import METADATA
 
 _CELLS = 5, 4  # of the example's sides, in strides: unequal, and none that a model would treat as special
@@ -33,10 +32,8 @@ class TorchScript(Format):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that TorchScript is deprecated, and that Python's numbers are traced
             traced = torch.jit.trace(network, images, check_trace=False)
-            with tempfile.TemporaryDirectory() as folder:
-                staged = Path(folder) / path.name
+            with staged_file(path) as staged:
                 torch.jit.save(traced, staged, _extra_files={METADATA: _metadata(subject)})
-                put_in_place({staged: path})
         return path
 
 
@@ -56,10 +53,8 @@ class Pt2(Format):
                 free[axis] = stride * torch.export.Dim(name, min=1, max=MOST_CELLS)
         with torch.no_grad():
             program = torch.export.export(network, (images,), dynamic_shapes=(free,))
-        with tempfile.TemporaryDirectory() as folder:
-            staged = Path(folder) / path.name
+        with staged_file(path) as staged:
             torch.export.save(program, staged, extra_files={METADATA: _metadata(subject)})
-            put_in_place({staged: path})
         return path
 
 

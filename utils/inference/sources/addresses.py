@@ -59,7 +59,7 @@ def ask(address: str, patience: AddressPatience = PATIENCE) -> bytes | tempfile.
         patience: when to give up.
 
     Raises:
-        UserError: it cannot be had, is too large, or is something else.
+        UserError: it is unavailable, too large, or is something else.
     """
     check_address(address, "Cannot read")
     suffix = suffix_of(urlsplit(address).path)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import cv2
 
+from tests.raw_server import read_request, serving
 from tests.utils.inference.sources.made_sources import barcode
 
 HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=frame\r\n\r\n"
@@ -21,12 +22,9 @@ class _Handler(socketserver.BaseRequestHandler):
     server: MjpegServer
 
     def handle(self) -> None:
-        request = b""
-        while b"\r\n\r\n" not in request:
-            received = self.request.recv(65536)
-            if not received:
-                return
-            request += received
+        request = read_request(self)
+        if not request:
+            return
         if b"User-Agent: tessera" in request:  # asks what this is, and has no use for frames
             self.request.sendall(HEAD)
             return
@@ -84,12 +82,5 @@ def mjpeg_server(*plans: Sequence[Step], pause_s: float = 0.01) -> Iterator[Mjpe
             connection is closed.
         pause_s: between two frames.
     """
-    with MjpegServer(plans, pause_s) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.over.set()
-            server.shutdown()
-            thread.join()
+    with MjpegServer(plans, pause_s) as server, serving(server, server.over):
+        yield server
