@@ -87,17 +87,26 @@ class Conv(nn.Module):
         Args:
             dtype: to compute in. In float64 only the rounding to the weight's dtype remains.
         """
-        bn = self.bn
-        if isinstance(bn, nn.Identity):
+        if isinstance(self.bn, nn.Identity):
             return
+        weight, bias = self.folded(dtype)
+        self.take_folded(weight, bias)
+
+    @torch.no_grad()
+    def folded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the convolution with the normalisation in it, in `dtype`."""
+        bn = self.bn
         assert isinstance(bn, (nn.BatchNorm2d, nn.SyncBatchNorm)), type(bn)
         assert bn.running_mean is not None and bn.running_var is not None
-        weight = self.conv.weight
         gain = bn.weight.to(dtype) / (bn.running_var.to(dtype) + bn.eps).sqrt()
         bias = bn.bias.to(dtype) - bn.running_mean.to(dtype) * gain
-        folded = (weight.to(dtype) * gain[:, None, None, None]).to(weight.dtype)
-        self.conv.weight = nn.Parameter(folded, requires_grad=False)
-        self.conv.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=False)
+        return self.conv.weight.to(dtype) * gain[:, None, None, None], bias
+
+    def take_folded(self, weight: Tensor, bias: Tensor) -> None:
+        """Compute with these instead, rounded to the dtype of the weight, and without a normalisation."""
+        own = self.conv.weight.dtype
+        self.conv.weight = nn.Parameter(weight.to(own), requires_grad=False)
+        self.conv.bias = nn.Parameter(bias.to(own), requires_grad=False)
         self.bn = nn.Identity()
 
 

@@ -1,4 +1,4 @@
-"""`Elan`: a cross-stage partial block that keeps what every bottleneck makes (Wang et al., ELAN, arXiv 2211.04800)."""
+"""Cross-stage partial blocks that keep what every stage makes (Wang et al., ELAN, arXiv 2211.04800)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.blocks import Conv
+from models.layers.rep import RepC3
 
 
 class BasicBlock(nn.Module):
@@ -68,3 +69,65 @@ class Elan(nn.Module):
         for block in self.chain:
             parts.append(block(parts[-1]))
         return cast(Tensor, self.join(torch.cat(parts, 1)))
+
+
+class _TwoStages(nn.Module):
+    """Two halves, the second passed on through two stages; both halves and both stages joined.
+
+    Args:
+        c_in, c_out: channels.
+        expansion: channels of the two halves together over `c_out`; a stage has as many as a half.
+
+    Attributes:
+        cv1, cv4: to the halves, and of all parts.
+        stage: channels of a half, and of a stage.
+
+    Raises:
+        ValueError: the halves' channels are no multiple of 4, so that stages could not be halved too.
+    """
+
+    cv2: nn.Module
+    cv3: nn.Module
+
+    def __init__(self, c_in: int, c_out: int, expansion: float = 1.0) -> None:
+        super().__init__()
+        parts = int(c_out * expansion)
+        if parts < 4 or parts % 4:
+            raise ValueError(
+                f"halves of {parts} channels ({c_out} by the expansion {expansion:g}), expected a positive multiple "
+                "of 4"
+            )
+        self.stage = parts // 2
+        self.cv1 = Conv(c_in, parts, 1)
+        self.cv4 = Conv(2 * parts, c_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        around, first = self.cv1(x).chunk(2, 1)
+        second = self.cv2(first)
+        return cast(Tensor, self.cv4(torch.cat((around, first, second, self.cv3(second)), 1)))
+
+
+class ConvElan(_TwoStages):
+    """An ELAN block whose stages are 3×3 convolutions, as in YOLOv9 (Wang et al., arXiv 2402.13616)."""
+
+    def __init__(self, c_in: int, c_out: int, expansion: float = 1.0) -> None:
+        super().__init__(c_in, c_out, expansion)
+        self.cv2 = Conv(self.stage, self.stage, 3)
+        self.cv3 = Conv(self.stage, self.stage, 3)
+
+
+class RepElan(_TwoStages):
+    """An ELAN block whose stages are a `RepC3` and a 3×3 convolution: YOLOv9's generalised ELAN.
+
+    Args:
+        c_in, c_out: channels.
+        repeats: bottlenecks of each `RepC3`.
+        expansion: channels of the two halves together over `c_out`.
+    """
+
+    def __init__(self, c_in: int, c_out: int, repeats: int = 1, expansion: float = 1.0) -> None:
+        super().__init__(c_in, c_out, expansion)
+        c = self.stage
+        self.cv2 = nn.Sequential(RepC3(c, c, repeats), Conv(c, c, 3))
+        self.cv3 = nn.Sequential(RepC3(c, c, repeats), Conv(c, c, 3))

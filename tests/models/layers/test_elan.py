@@ -1,13 +1,14 @@
-"""The cross-stage block that keeps every step of its chain."""
+"""The cross-stage blocks that keep every step of a chain, or every stage."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from models.layers.elan import Elan
+from models.layers.elan import ConvElan, Elan, RepElan
 from tests.models.hub import conv
-from tests.models.layers.made_blocks import image, parameters, randomised
+from tests.models.layers.made_blocks import assert_learns_in_half_precision, image, parameters, randomised
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -43,12 +44,40 @@ def test_parts_that_cannot_be(groups: int, expansion: float, message: str) -> No
         Elan(4, 16, 1, True, groups, expansion)
 
 
-def test_every_parameter_learns_in_half_precision() -> None:
-    block = Elan(8, 16, 2).to(memory_format=torch.channels_last)
-    x = image(2, 8, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        y = block(x)
-    assert y.dtype == torch.bfloat16 and y.is_contiguous(memory_format=torch.channels_last)
-    y.float().square().mean().backward()
-    assert [name for name, p in block.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
-    assert x.grad is not None and bool(x.grad.isfinite().all())
+@pytest.mark.parametrize("block", [ConvElan(6, 16), ConvElan(6, 32, 0.5), RepElan(6, 16, 2), RepElan(6, 32, 1, 0.5)])
+def test_joins_both_halves_and_both_stages(block: ConvElan | RepElan) -> None:
+    randomised(block)
+    x = image(2, 6, 5, 7)
+    with torch.no_grad():
+        halves = block.cv1(x)
+        parts = [halves[:, :8], halves[:, 8:]]
+        for stage in (block.cv2, block.cv3):
+            last = parts[-1]
+            for step in stage if isinstance(stage, nn.Sequential) else [stage]:
+                last = step(last)
+            parts.append(last)
+        assert [part.shape for part in parts] == [(2, 8, 5, 7)] * 4
+        torch.testing.assert_close(block(x), block.cv4(torch.cat(parts, 1)))
+
+
+@pytest.mark.parametrize(("c_in", "c_out", "repeats", "expansion"), [(32, 64, 1, 1.0), (16, 48, 2, 0.5), (8, 8, 3, 1)])
+def test_parameters_of_two_stages_by_hand(c_in: int, c_out: int, repeats: int, expansion: float) -> None:
+    parts = int(c_out * expansion)
+    c = parts // 2
+    around = conv(c_in, parts) + conv(2 * parts, c_out)
+    assert parameters(ConvElan(c_in, c_out, expansion)) == around + 2 * conv(c, c, 3)
+    step = 2 * conv(c // 2, c // 2, 3) + conv(c // 2, c // 2)
+    rep = 2 * conv(c, c // 2) + repeats * step + conv(c, c)
+    assert parameters(RepElan(c_in, c_out, repeats, expansion)) == around + 2 * (rep + conv(c, c, 3))
+
+
+@pytest.mark.parametrize("kind", [ConvElan, RepElan])
+@pytest.mark.parametrize(("c_out", "expansion"), [(6, 1.0), (8, 0.75), (8, 0.01)])
+def test_halves_that_cannot_be(kind: type[ConvElan | RepElan], c_out: int, expansion: float) -> None:
+    with pytest.raises(ValueError, match=rf"halves of {int(c_out * expansion)} channels \({c_out} by.*multiple of 4"):
+        kind(4, c_out, expansion=expansion)
+
+
+@pytest.mark.parametrize("block", [Elan(8, 16, 2), ConvElan(8, 16), RepElan(8, 16, 2)], ids=lambda b: type(b).__name__)
+def test_every_parameter_learns_in_half_precision(block: nn.Module) -> None:
+    assert_learns_in_half_precision(block, 2, 8, 6, 6)

@@ -1,0 +1,74 @@
+"""Re-parameterised blocks: several branches in training, one convolution afterwards (Ding et al., RepVGG, 2021)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.layers.blocks import C3, SILU, Conv
+
+
+class RepConv(nn.Module):
+    """SiLU of the sum of a 3×3 and a 1×1 convolution, each with its own normalisation; a single 3×3 once folded.
+
+    Args:
+        c_in, c_out: channels.
+    """
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(c_in, c_out, 3, act=False)
+        self.cv2: Conv | None = Conv(c_in, c_out, 1, act=False)
+        self.act: nn.Module = SILU
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        y = self.cv1(x)
+        return cast(Tensor, self.act(y if self.cv2 is None else y + self.cv2(x)))
+
+    @torch.no_grad()
+    def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:
+        """Fold both branches into the 3×3 convolution: a 1×1 kernel is the centre of a 3×3 one with zeros around it.
+
+        Nothing happens the second time.
+
+        Args:
+            dtype: to compute in, as of `Conv.fold_batch_norm`.
+        """
+        if self.cv2 is None:
+            return
+        (three, bias), (one, other) = self.cv1.folded(dtype), self.cv2.folded(dtype)
+        self.cv1.take_folded(three + F.pad(one, (1, 1, 1, 1)), bias + other)
+        self.cv2 = None
+
+
+class RepBottleneck(nn.Module):
+    """`RepConv`, then a 3×3 convolution, added to the input where the channels agree."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.cv1 = RepConv(c_in, c_out)
+        self.cv2 = Conv(c_out, c_out, 3)
+        self.adds = c_in == c_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, H, W) to (B, c_out, H, W)."""
+        y = cast(Tensor, self.cv2(self.cv1(x)))
+        return x + y if self.adds else y
+
+
+class RepC3(C3):
+    """`C3` with re-parameterised bottlenecks, which add their input.
+
+    Args:
+        c_in, c_out: channels.
+        repeats: bottlenecks in the deep branch.
+    """
+
+    def __init__(self, c_in: int, c_out: int, repeats: int = 1) -> None:
+        super().__init__(c_in, c_out, 0)
+        hidden = c_out // 2
+        self.m = nn.Sequential(*(RepBottleneck(hidden, hidden) for _ in range(repeats)))
