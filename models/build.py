@@ -27,7 +27,8 @@ from models.layers.arguments import (
     size,
 )
 from models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
-from models.layers.elan import Elan
+from models.layers.down import AConv, ADown
+from models.layers.elan import ConvElan, Elan, RepElan
 from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from models.layers.transformer import C3TR
 from utils.errors import ConfigError, did_you_mean
@@ -71,12 +72,16 @@ KINDS: dict[str, Kind] = {
     "Conv": _channelled(Conv, *_KERNEL, ("dilation", count), ("act", flag)),
     "DWConv": _channelled(DWConv, ("kernel", size), ("stride", size), ("dilation", count), ("act", flag)),
     "Focus": _channelled(Focus, *_KERNEL, ("act", flag)),
+    "AConv": _channelled(AConv),
+    "ADown": _channelled(ADown),
     "Bottleneck": _channelled(Bottleneck, *_BLOCK),
     "BottleneckCSP": _channelled(BottleneckCSP, *_BLOCK, deep=True),
     "C3": _channelled(C3, *_BLOCK, deep=True),
     "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
     "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
+    "ConvElan": _channelled(ConvElan, ("expansion", positive)),
     "Elan": _channelled(Elan, *_BLOCK, deep=True),
+    "RepElan": _channelled(RepElan, ("expansion", positive), deep=True),
     "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
     "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
     "SPP": _channelled(SPP, ("kernels", list_of(count))),

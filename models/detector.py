@@ -18,6 +18,7 @@ from models.build import build_layers
 from models.description import IMAGE, ModelSpec, read_model
 from models.heads.head import Head
 from models.layers.blocks import SILU, Conv
+from models.layers.rep import RepConv
 from utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class DetectionModel(nn.Module):
         self._joins = (*body, True)  # whether a layer takes a list of maps, as a head always does
         if spec.activation is not None:
             for module in self.modules():
-                if isinstance(module, Conv) and module.act is SILU:
+                if isinstance(module, (Conv, RepConv)) and module.act is SILU:
                     module.act = spec.activation
 
     @property
@@ -145,13 +146,16 @@ class DetectionModel(nn.Module):
         return x
 
     def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
-        """Fold batch normalisation into the convolutions: in place, for evaluation only. Returns the model itself.
+        """Fold normalisations and parallel branches into the convolutions: in place, for evaluation only.
 
         Args:
             dtype: to fold in: the widest that the model's device computes in.
+
+        Returns:
+            The model itself.
         """
         for module in self.modules():
-            if isinstance(module, Conv):
+            if isinstance(module, (Conv, RepConv)):
                 module.fold_batch_norm(dtype)
         return self
 

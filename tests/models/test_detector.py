@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.detector import DetectionModel
 from models.heads.anchor.head import Detect
 from models.layers.blocks import Conv
-from utils.checkpoints.legacy import load_legacy
+from utils.checkpoints.foreign.yolov5 import load_legacy
 from utils.errors import ConfigError
 
 # Parameters at 80 classes, and those after folding batch normalisation.

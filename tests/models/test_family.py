@@ -1,24 +1,30 @@
-"""Our own family, and YOLOv5's body under its head: sizes and costs as numbers.
+"""Our own family, YOLOv5's and YOLOX's bodies under its head, YOLOX and YOLOv9: sizes and costs as numbers.
 
 And that all of a model learns, folds and compiles.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from data.source.annotations.coco_names import COCO_NAMES
 from models.description import MODELS_DIR
 from models.detector import DetectionModel
 from models.heads.free.head import DetectFree
+from models.heads.head import Head
+from models.heads.yolov9.head import DetectYOLOv9
+from models.heads.yolox.head import DetectYOLOX
+from models.layers.rep import RepConv
 from models.summary import count_gflops, count_parameters
+from tests import families
 from utils.checkpoints.start import build_model
 from utils.checkpoints.weights import load_weights
 from utils.config import TrainConfig
-from utils.evaluation.coco import COCO_NAMES
 from utils.yaml_file import read_yaml
 
 # Parameters and GFLOPs at 80 classes and 640 px, and at 3 classes and 320 px.
@@ -33,7 +39,30 @@ FAMILY = {
     "yolov5m-free": (23_182_608, 60.31, 23_138_025, 15.02),
     "yolov5l-free": (50_219_312, 129.60, 50_159_945, 32.32),
     "yolov5x-free": (92_568_272, 237.89, 92_494_121, 59.37),
+    "yolox-tiny-free": (4_574_208, 12.53, 4_551_801, 3.10),
+    "yolox-s-free": (8_104_816, 21.91, 8_075_017, 5.44),
+    "yolox-m-free": (23_367_696, 62.68, 23_323_113, 15.61),
+    "yolox-l-free": (50_712_368, 135.90, 50_653_001, 33.89),
+    "yolox-x-free": (93_594_832, 251.01, 93_520_681, 62.65),
+    "yolox-tiny": (5_055_855, 15.22, 5_033_448, 3.77),
+    "yolox-s": (8_968_255, 26.75, 8_938_456, 6.64),
+    "yolox-m": (25_326_495, 73.64, 25_281_912, 18.35),
+    "yolox-l": (54_208_895, 155.47, 54_149_528, 38.78),
+    "yolox-x": (99_071_455, 281.67, 98_997_304, 70.31),
+    "yolov9-t": (2_442_624, 9.94, 2_412_825, 2.44),
+    "yolov9-s": (7_226_192, 26.79, 7_196_393, 6.66),
+    "yolov9-m": (20_123_984, 76.94, 20_068_313, 19.16),
+    "yolov9-c": (25_498_736, 102.99, 25_439_369, 25.66),
 }
+# Of YOLOv9's main branch folded, as its users counted it (WongKinYiu/yolov9 issue 505), less the 16 fixed bins.
+FOLDED = {"yolov9-t": 2_407_632 - 16, "yolov9-s": 7_105_888 - 16, "yolov9-m": 19_978_672 - 16}
+
+
+def head_of(name: str) -> type[Head]:
+    """The head that a model's name stands for."""
+    if name.startswith("yolov9"):
+        return DetectYOLOv9
+    return DetectYOLOX if name.startswith("yolox") and not name.endswith("-free") else DetectFree
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -42,12 +71,31 @@ def test_parameters_and_gflops(name: str) -> None:
     for nc, imgsz, parameters, gflops in ((80, 640, *expected[:2]), (3, 320, *expected[2:])):
         with torch.device("meta"):
             model = DetectionModel(name, nc=nc)
-        assert isinstance(model.head, DetectFree) and model.head.strides == (8, 16, 32)
+        assert type(model.head) is head_of(name) and model.head.strides == (8, 16, 32)
         assert count_parameters(model) == parameters
         assert count_gflops(model, imgsz) == pytest.approx(gflops, abs=0.0051)
         normalised = sum(m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d))
-        assert count_parameters(model.fuse()) == parameters - normalised  # a bias for a weight and a bias
+        # A bias for a weight and a bias; of two branches, one.
+        branches = [m.cv2.conv for m in model.modules() if isinstance(m, RepConv) and m.cv2 is not None]
+        folded = parameters - normalised - sum(conv.weight.numel() + conv.out_channels for conv in branches)
+        assert count_parameters(model.fuse()) == folded
+        assert folded == FOLDED.get(name, folded) or nc != 80
         assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+
+
+@pytest.mark.parametrize("reference", families.FILES)
+def test_parameters_of_the_families_own_code(reference: str, shared: Path) -> None:
+    """Counted from the names and shapes of its tensors; YOLOv9's auxiliary branch lies behind the main head."""
+    learnt = {
+        name: math.prod(shape)
+        for name, shape in families.shapes(shared, reference).items()
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked")) and "anc2vec" not in name
+    }
+    if reference.startswith("yolov9"):
+        layers = {name: int(name.partition(".")[0]) for name in learnt}
+        assert max(layers.values()) > 22
+        learnt = {name: count for name, count in learnt.items() if layers[name] <= 22}
+    assert sum(learnt.values()) == FAMILY[reference.replace("_", "-")][0]
 
 
 def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> None:
@@ -58,6 +106,14 @@ def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> Non
         for part in ("backbone", "head"):
             expected = [[*row[:3], [cap if value == 1024 else value for value in row[3]]] for row in first[part]]
             assert values[part] == expected
+
+
+@pytest.mark.parametrize("size", ["tiny", *"smlx"])
+def test_yolox_under_the_free_head_differs_in_the_last_row(size: str) -> None:
+    free, plain = (read_yaml(MODELS_DIR / f"yolox-{size}{end}.yaml", "").values for end in ("-free", ""))
+    assert plain["head"].pop() == [[17, 20, 23], 1, "DetectYOLOX", ["nc"]]
+    assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
+    assert free == plain
 
 
 @pytest.mark.parametrize("size", "nsmlx")

@@ -3,11 +3,12 @@
 Nothing is read back from the device and every shape is known to the host. Equal values go to the candidate that comes
 first, so that the result is determined.
 
-Legend: B images, A cells of an image, G objects, K cells that an object may get, C classes.
+Legend: B images, A cells of an image, G objects, K cells that an object may get, P pairs of an object and a cell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,12 @@ class Matches:
 
 @torch.no_grad()
 def align(
-    boxes_xyxy: Tensor, logits: Tensor, assignment: FreeAssignment, alpha: float, beta: float, most: int
+    boxes_xyxy: Tensor,
+    scores: Callable[[Tensor, Tensor], Tensor],
+    assignment: FreeAssignment,
+    alpha: float,
+    beta: float,
+    most: int,
 ) -> Matches:
     """Give each object the cells that predict it best.
 
@@ -47,7 +53,7 @@ def align(
 
     Args:
         boxes_xyxy: predicted, float32 (B·A, 4) in pixels.
-        logits: of the classes, (B·A, C).
+        scores: of cells and classes, int64 (P,) each, what is predicted there, float32 (P,): for a few at a time.
         assignment: the candidates, on the same device.
         alpha, beta: α and β.
         most: K, at most as many as the assignment has slots.
@@ -56,15 +62,14 @@ def align(
     for part in assignment.parts:
         owners, cells = list_candidates(assignment, part)
         overlap = box_iou(boxes_xyxy[cells], assignment.boxes_xyxy[owners])
-        score = logits[cells, assignment.classes[owners]].float().sigmoid()
-        alignment = score**alpha * overlap**beta
+        alignment = scores(cells, assignment.classes[owners]) ** alpha * overlap**beta
         by_alignment = alignment.argsort(descending=True, stable=True)
         order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
         first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
     kept = assignment.filled[:, :most] & (alignment > NOTHING)
-    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(logits))
+    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(boxes_xyxy))
     alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
     return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))

@@ -34,3 +34,8 @@ def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], de
         centres.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx)), -1).view(-1, 2))
         sizes.append(torch.full((ny * nx, 1), stride, device=device))
     return Grid(torch.cat(centres), torch.cat(sizes))
+
+
+def cells_last(x: Tensor) -> Tensor:
+    """A level's map (B, C, ny, nx) as (B, ny·nx, C), in the order of the cells: a view of channels-last memory."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)

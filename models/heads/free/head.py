@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from models.heads.free.layers import FreeLayers
+from models.heads.free.layers import FreeLayers, light_branches
 from models.heads.free.loss import FreeLoss
 from models.heads.head import HeadSpec
 from models.layers.arguments import flag, is_whole, one_of, read_arguments
@@ -18,6 +18,7 @@ from utils.ranks.world import World
 log = logging.getLogger(__name__)
 
 MAX_BINS, MAX_DEPTH = 64, 8
+DEFAULTS = [16, 1, False]  # reg_max, depth, end2end
 
 
 def bins(value: object) -> int:
@@ -50,8 +51,10 @@ class DetectFree(FreeLayers):
             ConfigError: other arguments.
         """
         readers = (("nc", one_of("nc")), ("reg_max", bins), ("depth", depth), ("end2end", flag))
-        values = read_arguments(spec.where, spec.arguments, readers, required=1)
-        return cls(spec.nc, spec.channels, spec.strides, *values[1:])
+        given = read_arguments(spec.where, spec.arguments, readers, required=1)[1:]
+        reg_max, deep, end2end = given + DEFAULTS[len(given) :]
+        sets = [light_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)]
+        return cls(spec.nc, spec.strides, reg_max, *sets)
 
     def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> FreeLoss:
         """Box, class and distance loss."""
@@ -68,5 +71,5 @@ class DetectFree(FreeLayers):
             larger = f"Give it a reg_max of {needed}, or" if needed <= MAX_BINS else "Give"
             log.warning(
                 f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
-                f"that DetectFree can draw; theirs will be cut. {larger} a smaller --imgsz."
+                f"that {type(self).__name__} can draw; theirs will be cut. {larger} a smaller --imgsz."
             )

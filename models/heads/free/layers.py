@@ -6,13 +6,13 @@ Legend: B images, L levels, A cells of an image over all levels, R bins of a dis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from models.heads.free.grid import Grid, make_grid
+from models.heads.free.grid import Grid, cells_last, make_grid
 from models.heads.head import Head
 from models.layers.blocks import Conv
 from utils.boxes import xyxy_to_cxcywh
@@ -27,30 +27,22 @@ Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 
 
 class Branches(nn.Module):
-    """A 1×1 stem a level, then a branch of convolutions for the boxes and one for the classes.
+    """A stem a level, then a branch of layers for the boxes and one for the classes.
 
     Args:
-        nc: classes.
-        channels: of the maps that the levels read.
-        strides: pixels a cell of each level.
-        reg_max: R.
-        depth: 3×3 convolutions of a branch.
+        stems, box, cls: one for each level; the last layers of `box` and `cls` are convolutions to 4 R and C channels.
     """
 
-    def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int, depth: int) -> None:
+    def __init__(self, stems: Iterable[nn.Module], box: Iterable[nn.Sequential], cls: Iterable[nn.Sequential]) -> None:
         super().__init__()
-        width = max(channels[0], LEAST_WIDTH)
-        self.stems = nn.ModuleList(Conv(c, width) for c in channels)
-        self.box = nn.ModuleList(_branch(width, depth, 4 * reg_max) for _ in channels)
-        self.cls = nn.ModuleList(_branch(width, depth, nc) for _ in channels)
-        self._start_from_priors(nc, strides, reg_max)
+        self.stems, self.box, self.cls = nn.ModuleList(stems), nn.ModuleList(box), nn.ModuleList(cls)
 
     @torch.no_grad()
-    def _start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
+    def start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
         """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
 
         Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3),
-        and no box would be near enough to an object to be told of it.
+        and no box would be near enough to an object to be trained for it.
         """
         bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
         for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
@@ -65,9 +57,31 @@ class Branches(nn.Module):
         """[boxes (B, A, 4 R), classes (B, A, C)] of L maps (B, channels, ny, nx): logits, or with R = 1 distances."""
         stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
         return [
-            torch.cat([_rows(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
+            torch.cat([cells_last(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
             for branch in (self.box, self.cls)
         ]
+
+
+def light_branches(
+    nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int = 16, depth: int = 1
+) -> Branches:
+    """Branches behind a 1×1 stem a level, as wide as the finest map.
+
+    Args:
+        nc: classes.
+        channels: of the maps that the levels read.
+        strides: pixels a cell of each level.
+        reg_max: R.
+        depth: 3×3 convolutions of a branch.
+    """
+    width = max(channels[0], LEAST_WIDTH)
+    made = Branches(
+        [Conv(c, width) for c in channels],
+        [_branch(width, depth, 4 * reg_max) for _ in channels],
+        [_branch(width, depth, nc) for _ in channels],
+    )
+    made.start_from_priors(nc, strides, reg_max)
+    return made
 
 
 class FreeLayers(Head):
@@ -76,16 +90,15 @@ class FreeLayers(Head):
     A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
     of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
 
-    Several cells predict each object. With `end2end` there is a second set of branches that learns to predict it once
+    Several cells predict each object. There may be a second set of branches that learns to predict it once
     (Wang et al., YOLOv10, arXiv 2405.14458); its gradient does not reach the maps, so that the first is as without it.
 
     Args:
         nc: classes.
-        channels: of the maps that the levels read.
         strides: pixels a cell of each level.
         reg_max: R.
-        depth: 3×3 convolutions of a branch.
-        end2end: have the second branches too.
+        one_to_many: the branches.
+        one_to_one: the second set, of the same kind; None = without.
 
     Attributes:
         nc, reg_max: C and R.
@@ -93,19 +106,13 @@ class FreeLayers(Head):
     """
 
     def __init__(
-        self,
-        nc: int,
-        channels: Sequence[int],
-        strides: Sequence[float],
-        reg_max: int = 16,
-        depth: int = 1,
-        end2end: bool = False,
+        self, nc: int, strides: Sequence[float], reg_max: int, one_to_many: Branches, one_to_one: Branches | None = None
     ) -> None:
         super().__init__()
         self.nc, self.reg_max = nc, reg_max
         self.strides = tuple(map(float, strides))
-        self.one_to_many: Branches | None = Branches(nc, channels, strides, reg_max, depth)
-        self.one_to_one = Branches(nc, channels, strides, reg_max, depth) if end2end else None
+        self.one_to_many: Branches | None = one_to_many
+        self.one_to_one = one_to_one
 
     def keep_inference(self, *, end2end: bool) -> None:
         """As Head."""
@@ -153,8 +160,3 @@ class FreeLayers(Head):
 
 def _branch(width: int, depth: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(*(Conv(width, width, 3) for _ in range(depth)), nn.Conv2d(width, c_out, 1))
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(B, C, ny, nx) to (B, ny·nx, C): a view where the memory is channels-last."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.heads.free.head import DetectFree
+from models.heads.free.layers import light_branches
 from tests.models.heads.free.oracle import cells_of
 from utils.config import Hyp, load_hyp
 
@@ -16,7 +17,9 @@ HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.
 
 
 def made_head(nc: int = 5, reg_max: int = 16, end2end: bool = False) -> DetectFree:
-    return DetectFree(nc, channels=(8, 8, 8), strides=(8, 16, 32), reg_max=reg_max, end2end=end2end)
+    strides = (8, 16, 32)
+    sets = [light_branches(nc, (8, 8, 8), strides, reg_max) for _ in range(2 if end2end else 1)]
+    return DetectFree(nc, strides, reg_max, *sets)
 
 
 def raw_predictions(batch_size: int, nc: int = 5, reg_max: int = 16, seed: int = 0) -> list[Tensor]:

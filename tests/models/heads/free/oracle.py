@@ -55,9 +55,15 @@ def inside(box_xyxy: Tensor, centres: Tensor) -> Tensor:
 def oracle_targets(
     predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]
 ) -> dict[tuple[int, int], tuple[int, float]]:
-    """(image, cell) to (row of the targets, target score)."""
+    """(image, cell) to (row of the targets, target score), of raw boxes and classes."""
+    return aligned_targets(decode(predictions[0], size_hw), predictions[1].double().sigmoid(), targets, hyp, size_hw)
+
+
+def aligned_targets(
+    boxes: Tensor, scores: Tensor, targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]
+) -> dict[tuple[int, int], tuple[int, float]]:
+    """(image, cell) to (row of the targets, target score), of corners (B, A, 4) and probabilities (B, A, C)."""
     centres, _ = cells_of(size_hw)
-    boxes, scores = decode(predictions[0], size_hw), predictions[1].double().sigmoid()
     claims: dict[tuple[int, int], Claim] = {}
     for number, row in enumerate(targets.double()):
         image, label = int(row[0]), int(row[1])

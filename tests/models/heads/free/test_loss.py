@@ -16,22 +16,11 @@ from torch import Tensor
 import models.heads.free.assignment
 from models.heads.criterion import LossMeter
 from models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
-from models.heads.free.loss import UNIT, FreeLoss, _SoftCrossEntropy
+from models.heads.free.cross_entropy import SoftCrossEntropy
+from models.heads.free.loss import FreeLoss
+from tests.models.heads.free.cuts import A, assert_cuts_add_up, matched
 from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
-from tests.models.heads.shares import shares_of
-
-A = len(cells_of(SIZE_HW)[0])
-
-
-def matched(criterion: FreeLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
-    """(image, cell) to target score."""
-    assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
-    _, ((_, _, matches),) = criterion._match(predictions, assignment)
-    used = matches.targets > 0
-    places = [divmod(cell, A) for cell in matches.cells[used].tolist()]
-    assert len(set(places)) == len(places), "a cell is used twice"
-    return dict(zip(places, matches.targets[used].tolist(), strict=True))
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,30 +55,7 @@ def test_nothing_depends_on_how_a_batch_is_cut(cuts: list[range]) -> None:
     criterion = FreeLoss(made_head(), HYP)
     whole, targets = raw_predictions(4), random_targets(9, 4)
     targets = targets[targets[:, 0] != 1]  # an image without objects, and in one cut a rank without any
-    loss, parts = criterion(whole, criterion.assign(targets, 4, SIZE_HW))
-    expected = torch.autograd.grad(loss, whole)
-    scores = matched(criterion, whole, targets)
-
-    asked: list[Tensor] = []
-    units = 0
-    shares = []
-    for cut, rows in zip(cuts, shares_of(targets, cuts), strict=True):
-        mine = [p.detach()[cut.start : cut.stop].requires_grad_() for p in whole]
-        shares.append((cut, mine, criterion.assign(rows, len(cut), SIZE_HW)))
-        found = matched(criterion, mine, rows)
-        assert found == pytest.approx({(i - cut.start, c): t for (i, c), t in scores.items() if i in cut}, rel=1e-5)
-        units += sum(round(score * UNIT) for score in found.values())
-        criterion(mine, shares[-1][2], None, lambda units: asked.append(units) or (lambda: units))
-    total = torch.stack(asked).sum(0)
-    assert total.dtype == torch.int64
-    assert int(total) == units, "whole numbers add up exactly"
-    found_parts = torch.zeros_like(parts)
-    for cut, mine, assignment in shares:
-        part, its_parts = criterion(mine, assignment, None, lambda units: lambda: total)
-        found_parts += its_parts
-        for grad, wanted in zip(torch.autograd.grad(part, mine), expected, strict=True):
-            torch.testing.assert_close(grad, wanted[cut.start : cut.stop], rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(found_parts, parts, rtol=1e-5, atol=1e-8)
+    assert_cuts_add_up(criterion, whole, targets, cuts)
 
 
 def test_an_empty_batch_learns_that_it_is_empty() -> None:
@@ -127,8 +93,8 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(nc: int, reg_
     corners = torch.cartesian_prod(torch.arange(3, 90, 12), torch.arange(3, 58, 12)).float()
     targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
     criterion = FreeLoss(head, HYP)
-    _, ((_, _, matches),) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
-    assert (matches.targets > 0).any(1).all()
+    _, (branch,) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
+    assert (branch.matches.targets > 0).any(1).all()
 
 
 def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> None:
@@ -162,9 +128,9 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
     whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
     predictions = [whole_image.float()[None], torch.full((1, A, 1), math.log(9))]
     assignment = criterion.assign(targets, 1, SIZE_HW)
-    _, ((_, _, matches),) = criterion._match(predictions, assignment)
-    assert matches.cells[0].tolist() == [0, 1, 2]
-    assert (matches.targets[0] > 0.99).all() and not matches.targets[1].any()
+    _, (branch,) = criterion._match(predictions, assignment)
+    assert branch.matches.cells[0].tolist() == [0, 1, 2]
+    assert (branch.matches.targets[0] > 0.99).all() and not branch.matches.targets[1].any()
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:
@@ -198,7 +164,7 @@ def test_soft_cross_entropy_has_the_value_and_gradient_of_the_dense_one(dtype: t
     cells, classes = torch.tensor([1, 4, 1, 6, 6]), torch.tensor([2, 0, 2, 1, 1])
     targets = torch.tensor([0.7, 0.2, 0.0, 0.0, 0.9])
     truth = torch.zeros(7, 3).index_put_((cells, classes), targets, accumulate=True)
-    ours = _SoftCrossEntropy.apply(logits, cells, classes, targets)
+    ours = SoftCrossEntropy.apply(logits, cells, classes, targets)
     theirs = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="sum")
     torch.testing.assert_close(ours, theirs)
     (mine,), (wanted,) = torch.autograd.grad(2 * ours, [logits]), torch.autograd.grad(2 * theirs, [logits])

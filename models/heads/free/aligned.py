@@ -1,0 +1,212 @@
+"""What losses under the task-aligned assignment share: who is trained for what, the division, and the sums.
+
+Each is a sum over what this rank holds (see models/heads/criterion.py), over the target scores of the whole batch.
+
+Legend: B images, A cells of an image, G objects, K slots of an object (see assignment.py), S = G·K.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.heads.criterion import Criterion, SumOverRanks, alone
+from models.heads.free.alignment import Matches, align
+from models.heads.free.assignment import FreeAssignment, assign_candidates
+from models.heads.free.grid import Grid, make_grid
+from models.heads.head import Head
+from utils.config import Hyp
+
+log = logging.getLogger(__name__)
+
+# Targets are added up over the ranks as whole numbers of 1 / UNIT, whose sum depends on no order.
+UNIT = 2**16
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What branches of one kind predict, and the cells that are trained.
+
+    Attributes:
+        outputs: of the head, (B·A, …) each.
+        matches: of the objects with the cells.
+    """
+
+    outputs: tuple[Tensor, ...]
+    matches: Matches
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the slots of all objects are trained for.
+
+    Attributes:
+        cells: int64 (S,), image · A + cell.
+        targets: float32 (S,), 0 where a slot is not used.
+        largest: float32 (S,), of all targets of the object.
+        classes: int64 (S,), of the object.
+        boxes_xyxy: float32 (S, 4), of the object in pixels.
+        centres, strides: float32 (S, 2) and (S, 1), of the cell in pixels.
+    """
+
+    cells: Tensor
+    targets: Tensor
+    largest: Tensor
+    classes: Tensor
+    boxes_xyxy: Tensor
+    centres: Tensor
+    strides: Tensor
+
+
+class AlignedLoss(Criterion[FreeAssignment]):
+    """A loss under the task-aligned assignment, in float32 whatever the model computes in.
+
+    It is divided by Σ t, the target scores of the whole batch's matched cells. A head with several kinds of branches
+    has the same losses for each, which are added.
+    """
+
+    def __init__(
+        self, head: Head, hyp: Hyp, names: Sequence[str], gains: Sequence[float], *, label_smoothing: float
+    ) -> None:
+        """Prepare the loss.
+
+        Args:
+            head: the model's last module.
+            hyp: hyperparameters; topk, alpha and beta are read here.
+            names: of the losses of one kind of branches.
+            gains: of these.
+            label_smoothing: has no effect; a warning says so.
+        """
+        if label_smoothing:
+            log.warning("--label-smoothing has no effect: the targets of this head are soft already.")
+        self.names = tuple(names)
+        self._gains = tuple(gains)
+        self._most: tuple[int, ...] = (round(hyp.topk),)  # cells an object, for each kind of branches
+        self._hyp = hyp
+        self._nc, self._strides = head.nc, head.strides
+
+    @abstractmethod
+    def _widths(self) -> tuple[int, ...]:
+        """Numbers a cell of each output of one kind of branches."""
+
+    @abstractmethod
+    def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
+        """The boxes that outputs (B, A, …) predict: corners in pixels, float32 (B, A, 4)."""
+
+    @abstractmethod
+    def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
+        """What outputs (B·A, …) predict for cells and classes, int64 (P,) each: probabilities, float32 (P,)."""
+
+    @abstractmethod
+    def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> Sequence[Tensor]:
+        """The losses of one kind of branches as sums, before their gains, of outputs (B·A, …)."""
+
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> FreeAssignment:
+        """List the cells that could find each object; host work, before the forward.
+
+        Args:
+            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+            batch_size: images of the batch.
+            size_hw: height and width of the images as the model gets them.
+        """
+        assert len(targets) == 0 or int(targets[:, 1].max()) < self._nc, f"class outside the head's {self._nc}"
+        return assign_candidates(targets, self._strides, self._most[0], batch_size, size_hw)
+
+    def __call__(
+        self,
+        predictions: Sequence[Tensor],
+        assignment: FreeAssignment,
+        global_counts: Tensor | None = None,
+        sum_over_ranks: SumOverRanks = alone,
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a batch: this rank's sums over the target scores of all ranks.
+
+        Args:
+            predictions: what the head returns in training mode, in any float dtype.
+            assignment: of the same batch, on the same device.
+            global_counts: not needed.
+            sum_over_ranks: for the target scores.
+
+        Returns:
+            The loss, a scalar; and its parts, detached (len(names),). Added up over the ranks, both are the mean losses
+            of the whole batch (not multiplied by its size).
+        """
+        grid, found = self._match(predictions, assignment)
+        summing = sum_over_ranks(_units(found))
+        sums = self._sums(assignment, grid, found)
+        parts = (sums / (summing().float() / UNIT).clamp(min=1)[:, None]).flatten()
+        return parts.sum(), parts.detach()
+
+    def totals(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> Tensor:
+        """Float32 (kinds of branches, losses + 1), a row for each: sums of the losses, and of the target scores."""
+        grid, found = self._match(predictions, assignment)
+        return torch.cat((self._sums(assignment, grid, found), _units(found).float()[:, None] / UNIT), 1)
+
+    def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
+        """The losses from a sum of `totals`."""
+        return tuple((totals[:, :-1] / np.maximum(totals[:, -1:], 1)).flatten().tolist())
+
+    def _match(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> tuple[Grid, list[Matched]]:
+        """The cells of the batch's images, and what each kind of branches predicts and is trained for."""
+        grid = make_grid(assignment.grids_hw, self._strides, predictions[0].device)
+        widths, shape = self._widths(), (assignment.batch_size, len(grid.centres))
+        assert len(predictions) == len(widths) * len(self._most), len(predictions)
+        found = []
+        for kind, most in enumerate(self._most):
+            raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
+            for output, width in zip(raw, widths, strict=True):
+                assert output.shape == (*shape, width), output.shape
+            boxes = self._boxes([output.detach() for output in raw], grid).flatten(0, 1)
+            outputs = tuple(output.flatten(0, 1) for output in raw)
+            scores = functools.partial(self._scores, outputs)
+            matches = align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)
+            found.append(Matched(outputs, matches))
+        return grid, found
+
+    def _sums(self, assignment: FreeAssignment, grid: Grid, found: Sequence[Matched]) -> Tensor:
+        """The losses of each kind of branches with their gains, as sums: float32 (kinds, losses)."""
+        sums = []
+        for matched in found:
+            losses = self._losses(matched.outputs, _slots(assignment, grid, matched.matches))
+            sums.append(torch.stack([gain * part for gain, part in zip(self._gains, losses, strict=True)]))
+        return torch.stack(sums)
+
+
+def take_rows(outputs: Tensor, cells: Tensor) -> Tensor:
+    """The rows of outputs (B·A, …) of some cells (S,), float32 (S, …).
+
+    An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order; on CUDA only
+    under torch.use_deterministic_algorithms.
+    """
+    return F.embedding(cells, outputs).float()
+
+
+def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
+    cells = matches.cells.flatten()
+    owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
+        matches.cells.shape[1], output_size=len(cells)
+    )
+    place = cells % len(grid.centres)
+    return Slots(
+        cells,
+        matches.targets.flatten(),
+        matches.targets.amax(1)[owners],
+        assignment.classes[owners],
+        assignment.boxes_xyxy[owners],
+        grid.centres[place],
+        grid.strides[place],
+    )
+
+
+def _units(found: Sequence[Matched]) -> Tensor:
+    """Σ t of each kind of branches in units of 1 / UNIT, int64 (kinds,)."""
+    return torch.stack([(matched.matches.targets * UNIT).round().long().sum() for matched in found])

@@ -1,0 +1,49 @@
+"""`DetectYOLOv9`, as a model YAML names it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from models.heads.free.head import DetectFree, bins
+from models.heads.free.layers import Branches
+from models.heads.head import HeadSpec
+from models.layers.arguments import count, one_of, read_arguments
+from models.layers.blocks import Conv
+
+GROUPS = 4  # of the box branch: a group of convolutions for each side
+REG_MAX = 16
+
+
+class DetectYOLOv9(DetectFree):
+    """`[[…], 1, DetectYOLOv9, [nc, width, reg_max]]`, the head of YOLOv9 (Wang et al., arXiv 2402.13616).
+
+    It differs from `DetectFree` in its branches: no stem, two 3×3 convolutions, and boxes in four groups. `width` is
+    the number of channels of the class branches. YOLOv9 makes it of the number of classes, max(channels of the finest
+    map, min(2 · nc, 128)); here it is written down, so that a model for other classes keeps the pretrained branches and
+    starts anew with their last layer alone. `reg_max` is 16 where it is left out.
+    """
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectYOLOv9:
+        """As Head."""
+        readers = (("nc", one_of("nc")), ("width", count), ("reg_max", bins))
+        _, width, *rest = read_arguments(spec.where, spec.arguments, readers, required=2)
+        (reg_max,) = rest or (REG_MAX,)
+        box_width = max(-(-(spec.channels[0] // 4) // GROUPS) * GROUPS, 4 * reg_max)
+        branches = Branches(
+            [nn.Identity() for _ in spec.channels],
+            [
+                nn.Sequential(
+                    Conv(c, box_width, 3),
+                    Conv(box_width, box_width, 3, groups=GROUPS),
+                    nn.Conv2d(box_width, 4 * reg_max, 1, groups=GROUPS),
+                )
+                for c in spec.channels
+            ],
+            [
+                nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, spec.nc, 1))
+                for c in spec.channels
+            ],
+        )
+        branches.start_from_priors(spec.nc, spec.strides, reg_max)
+        return cls(spec.nc, spec.strides, reg_max, branches)

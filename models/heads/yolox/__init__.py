@@ -1,0 +1,1 @@
+"""YOLOX's head: no anchors, one box and one objectness a cell."""

@@ -1,0 +1,30 @@
+"""`DetectYOLOX`, the head of YOLOX, as a model YAML names it."""
+
+from __future__ import annotations
+
+from models.heads.free.head import DetectFree
+from models.heads.head import HeadSpec
+from models.heads.yolox.layers import YoloxLayers
+from models.heads.yolox.loss import YoloxLoss
+from models.layers.arguments import one_of, read_arguments
+from utils.config import Hyp
+
+
+class DetectYOLOX(YoloxLayers):
+    """`[[…], 1, DetectYOLOX, [nc]]`."""
+
+    recipes, short_recipe = DetectFree.recipes, DetectFree.short_recipe
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectYOLOX:
+        """The head that a model YAML describes.
+
+        Raises:
+            ConfigError: other arguments than nc.
+        """
+        read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")),), required=1)
+        return cls(spec.nc, spec.channels, spec.strides)
+
+    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> YoloxLoss:
+        """Box, objectness and class loss."""
+        return YoloxLoss(self, hyp, label_smoothing=label_smoothing)

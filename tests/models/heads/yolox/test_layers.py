@@ -1,0 +1,129 @@
+"""What YOLOX's head predicts, how it starts, and what a model YAML may ask of it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.heads.free.grid import make_grid
+from models.heads.head import HeadSpec
+from models.heads.yolox.head import DetectYOLOX
+from models.heads.yolox.layers import LARGEST_LOG
+from models.layers.blocks import Conv
+from tests.models.heads.free.made import SIZE_HW
+from tests.models.heads.free.oracle import STRIDES, cells_of
+from tests.models.heads.yolox.made import SHAPES_HW, made_head, raw_predictions
+from utils.errors import ConfigError
+
+
+def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
+
+
+def test_rows_are_those_worked_out_by_hand() -> None:
+    head = made_head(2)
+    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    offsets = torch.zeros(1, len(grid.centres), 4)
+    first = [0, 64 // 8 * 96 // 8, 64 // 8 * 96 // 8 + 4 * 6]  # cells before each level's own
+    offsets[0, first[0] + 12 * 3 + 5] = torch.tensor([0.25, -0.5, 0.0, math.log(3)])
+    offsets[0, first[1] + 6 * 2 + 1] = torch.tensor([1.5, 2.0, math.log(0.5), math.log(2)])
+    offsets[0, first[2] + 2] = torch.tensor([-3.0, 0.75, math.log(10), -1000])
+    found = head.boxes(offsets, grid)[0]
+    expected = {
+        0: [0, 0, 8, 8],
+        first[0] + 12 * 3 + 5: [(5 + 0.25) * 8, (3 - 0.5) * 8, 8, 24],
+        first[1] + 6 * 2 + 1: [(1 + 1.5) * 16, (2 + 2) * 16, 8, 32],
+        first[2] + 2: [(2 - 3) * 32, 0.75 * 32, 320, 0],
+        len(found) - 1: [2 * 32, 32, 32, 32],
+    }
+    for row, box in expected.items():
+        torch.testing.assert_close(found[row], torch.tensor(box, dtype=torch.float32))
+
+
+def test_decoding_equals_that_of_each_cell_in_float64() -> None:
+    head = made_head().eval()
+    with torch.no_grad():
+        for layers in (head.offsets, head.objectness):
+            for layer in layers:
+                layer.weight.mul_(50)
+        decoded, (offsets, objectness, logits) = head(features())
+    centres, strides = cells_of(SIZE_HW)
+    cells = (centres / strides[:, None]).floor()
+    centre = (offsets[..., :2].double() + cells) * strides[:, None]
+    sides = offsets[..., 2:].double().exp() * strides[:, None]
+    torch.testing.assert_close(decoded[..., :4].double(), torch.cat((centre, sides), 2), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(decoded[..., 4:5], objectness.sigmoid())
+    torch.testing.assert_close(decoded[..., 5:], logits.sigmoid())
+    assert offsets.std() > 0.1 and decoded.shape[1] == sum(head.rows_per_level(SIZE_HW))
+
+
+def test_a_box_is_as_large_as_its_offsets_say_up_to_what_suppression_can_compare() -> None:
+    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    for offset, meant in ((12.0, 12.0), (1e4, LARGEST_LOG)):
+        found = made_head().boxes(torch.full((1, len(grid.centres), 4), offset), grid)
+        torch.testing.assert_close(found[0, 0, 2:], torch.full((2,), 8 * math.exp(meant)))
+    assert found.square().isfinite().all()
+
+
+def test_modules_have_the_names_that_weights_are_mapped_to() -> None:
+    head = made_head(3)
+    for level in range(3):
+        assert isinstance(head.get_submodule(f"stems.{level}"), Conv)
+        for branch in ("cls", "box"):
+            for place in (0, 1):
+                conv = head.get_submodule(f"{branch}.{level}.{place}")
+                assert isinstance(conv, Conv) and conv.conv.kernel_size == (3, 3)
+        for name, channels in ((f"cls.{level}.2", 3), (f"offsets.{level}", 4), (f"objectness.{level}", 1)):
+            last = head.get_submodule(name)
+            assert type(last) is nn.Conv2d and last.out_channels == channels and last.bias is not None
+
+
+@pytest.mark.parametrize("nc", [1, 80])
+def test_a_fresh_head_draws_boxes_of_four_strides_in_its_cells_at_the_odds_of_a_dataset(nc: int) -> None:
+    torch.manual_seed(0)
+    head = made_head(nc).eval()
+    with torch.no_grad():
+        decoded, _ = head(features())
+    centres, strides = cells_of(SIZE_HW)
+    assert ((decoded[..., 2:4] / strides[:, None] - 4).abs() < 0.5).all()
+    assert ((decoded[..., :2] - centres).abs() < 0.5 * strides[:, None]).all()
+    torch.testing.assert_close(decoded[..., 5:].mean(), torch.tensor(1 / (nc + 1)), rtol=0.05, atol=0)
+    for level, stride in zip(decoded.split(head.rows_per_level(SIZE_HW), 1), STRIDES, strict=True):
+        assert 7 < float(level[..., 4].mean()) * (640 / stride) ** 2 < 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_decoded_in_float32(dtype: torch.dtype) -> None:
+    head = made_head().eval().to(dtype)
+    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    offsets = raw_predictions(1)[0].detach().to(dtype)
+    with torch.no_grad():
+        decoded, _ = head(features(dtype=dtype))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            again = head.boxes(offsets, grid)
+    assert decoded.dtype == torch.float32 == again.dtype
+    torch.testing.assert_close(again, head.boxes(offsets.float(), grid))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "has 0 arguments [], expected 1: [nc]"),
+        (["nc", 16], "has 2 arguments ['nc', 16], expected 1: [nc]"),
+        ([80], "argument 'nc' is 80, expected one of nc"),
+    ],
+)
+def test_wrong_arguments(arguments: list[object], complaint: str) -> None:
+    spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), "m.yaml:9: layer 5 (DetectYOLOX)")
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        DetectYOLOX.from_spec(spec)
+
+
+def test_it_has_no_branch_that_predicts_once() -> None:
+    with pytest.raises(ConfigError, match=r"--end2end: this model's DetectYOLOX has no one-to-one branch"):
+        made_head().keep_inference(end2end=True)
