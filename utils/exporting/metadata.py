@@ -19,14 +19,18 @@ tessera_version, torch_version, license
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from utils.checkpoints.format import load_any_checkpoint
-from utils.checkpoints.legacy import is_legacy
-from utils.exporting.subject import Subject, sha256
+from utils.exporting.subject import Subject
+from utils.files import sha256
+from utils.flags.published import licence_of, published
 from utils.inference.backends.exported import BARE, WHOLE
+from utils.text import one_line
 
 VERSION = "0.1.0"  # as in pyproject.toml
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
@@ -39,10 +43,9 @@ def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
         subject: what is exported.
         whole: the file takes pictures, not the network's images.
     """
-    legacy = is_legacy(subject.path)
-    state: dict[str, Any] = {} if legacy else load_any_checkpoint(subject.path)
+    family = subject.weights.family
+    state: dict[str, Any] = {} if family else load_any_checkpoint(subject.path)
     thresholds = subject.measured["thresholds"] or {}
-    of_weights = "weights: as their original YOLOv5 file" if legacy else "weights: as their trainer says"
     values: dict[str, Any] = {
         "names": list(subject.model.names),
         "format": WHOLE if whole else BARE,
@@ -63,6 +66,23 @@ def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
         "data_hash": state.get("dataset_hash", ""),
         "tessera_version": VERSION,
         "torch_version": torch.__version__,
-        "license": subject.config.license or f"{_GRAPH_LICENSE}; {of_weights}",
+        "license": subject.config.license or f"{_GRAPH_LICENSE}; {_of_weights(family, state)}",
     }
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+
+def _of_weights(family: str, state: Mapping[str, Any]) -> str:
+    """What is known of the weights' licence: of an original file, or of the one that a run was trained from."""
+    if family:
+        return f"weights: a file of {_published_by(family)}"
+    given = state["config"].get("weights")
+    if not given or not isinstance(given, str):
+        return "weights: as their trainer says"
+    known = published(Path(given).name)
+    return f"weights: as their trainer says; from {one_line(Path(given).name, 80)}" + (
+        f", the name of a file of {_published_by(known.family)}" if known else ""
+    )
+
+
+def _published_by(family: str) -> str:
+    return f"{family} (published weights of {family}: {licence_of(family)}; NOTICE goes with them)"

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from utils.checkpoints.description import describe_metrics, describe_run
 from utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint, save_checkpoint
-from utils.checkpoints.legacy import is_legacy
 from utils.exporting.formats import Format
 from utils.exporting.subject import Subject
 
@@ -31,10 +30,11 @@ class SmallPt(Format):
 
 
 def _content(subject: Subject) -> dict[str, Any]:
-    if not is_legacy(subject.path):
+    if not subject.weights.family:
         state = load_any_checkpoint(subject.path)
         return {key: state[key] for key in WEIGHTS_KEYS}
-    described = describe_run(subject.model, {}, {}, subject.imgsz, "")
+    origin = {"weights": subject.path.name}  # for the licence: see metadata.py
+    described = describe_run(subject.model, origin, {}, subject.imgsz, "")
     return {
         **described,
         **describe_metrics(None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 from models.detector import DetectionModel
 from utils.checkpoints.format import load_any_checkpoint
-from utils.checkpoints.legacy import is_legacy
-from utils.checkpoints.weights import Weights, load_weights, model_of_weights, resolve_weights
+from utils.checkpoints.resolve import resolve_weights
+from utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from utils.errors import ConfigError, UserError
 from utils.flags.export import ExportConfig
 
 DEFAULT_IMGSZ = 640  # of files that do not say at which size they were trained
 DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Subject:
             UserError: no such file, or none that can be exported; sizes that do not fit the model.
         """
         given = Path(config.weights)
-        if given.suffix and given.suffix != ".pt":
+        if given.suffix not in ("", ".pt", ".pth"):
             raise UserError(
                 f"--weights {config.weights}: found a {given.suffix} file, expected the .pt that it was exported from, "
                 "such as runs/train/exp/weights/best.pt."
@@ -76,7 +74,7 @@ class Subject:
             )
         model.head.keep_inference(end2end=config.end2end)
         measured: dict[str, Any] = {"metrics": None, "thresholds": None}
-        if not is_legacy(path):
+        if not weights.family:
             state = load_any_checkpoint(path)
             measured = {key: state[key] for key in measured}
         size_hw = _fixed(config, model)
@@ -124,12 +122,3 @@ def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | Non
             f"{near[0]} {near[1]}."
         )
     return height, width
-
-
-def sha256(path: Path) -> str:
-    """Digest of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -26,6 +26,8 @@ class Tolerance(NamedTuple):
         typical_px, typical_score: half of the differences are below.
         matched: least share of the detections away from thresholds that both find.
         margin: how close to a threshold a score may be on either side of it.
+        overlap: how far the IoU of two boxes may be on the wrong side of a suppression's threshold; None = what two
+            suppressions chose differently counts, whatever their choice was.
     """
 
     box_px: float
@@ -34,10 +36,11 @@ class Tolerance(NamedTuple):
     typical_score: float
     matched: float
     margin: float
+    overlap: float | None = None
 
 
 # A resize that rounds a few pixels the other way moves few boxes, and those little; a shift moves all of them.
-EXACT = Tolerance(0.5, 0.02, 0.01, 1e-4, 0.98, 2e-3)
+EXACT = Tolerance(0.5, 0.02, 0.01, 1e-4, 0.98, 2e-3, overlap=0.005)
 # What rounding of weights and features does to single detections; that all of them are as good is mAP's to tell.
 HALF = Tolerance(8.0, 0.1, 0.5, 0.01, 0.95, 0.03)
 INT8 = Tolerance(320.0, 0.8, 4.0, 0.08, 0.6, 0.1)

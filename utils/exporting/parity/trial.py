@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.suppression import Suppression
 from utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
+from utils.exporting.parity.ties import candidates_of, without_ties
 from utils.inference.backend import Backend, PictureBackend
 from utils.inference.pipeline import Pipeline, suppression_of
 from utils.types import Detections
@@ -64,8 +66,7 @@ def try_out(
     rounds = []
     times: list[float] = []
     for asked in thresholds:
-        rules = suppression_of(backend, conf=asked.conf, iou=asked.iou, max_det=asked.max_det)
-        pipeline = Pipeline(backend, rules, imgsz)
+        pipeline = Pipeline(backend, rules_of(backend, asked), imgsz)
         found, times = [], []
         for picture in pictures[:: asked.step]:
             started = time.perf_counter()
@@ -75,12 +76,32 @@ def try_out(
     return Trial(thresholds, tuple(rounds), statistics.median(times))
 
 
-def agreement(reference: Trial, trial: Trial, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance) -> Agreement:
-    """How far two trials on the same pictures agree."""
+def rules_of(backend: Backend | PictureBackend, asked: Thresholds) -> Suppression:
+    """The suppression of a round."""
+    return suppression_of(backend, conf=asked.conf, iou=asked.iou, max_det=asked.max_det)
+
+
+def agreement(
+    reference: Trial, trial: Trial, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance, network: Backend
+) -> Agreement:
+    """How far two trials on the same pictures agree.
+
+    Args:
+        reference, trial: of the network and of a file.
+        pictures, imgsz: of both.
+        allowed: how far they may be apart.
+        network: that of `reference`; its candidates are looked at where the two suppressions differ.
+    """
     parts = []
     for asked, expected, found in zip(reference.rounds, reference.found, trial.found, strict=True):
         for picture, one, other in zip(pictures[:: asked.step], expected, found, strict=True):
             scale = imgsz / max(picture.shape[:2])
-            compared = compare(one, other, conf=asked.conf, max_det=asked.max_det, scale=scale, margin=allowed.margin)
+            limits = {"conf": asked.conf, "max_det": asked.max_det, "scale": scale, "margin": allowed.margin}
+            compared = compare(one, other, **limits)
+            if allowed.overlap is not None and compared.exceeds(allowed):
+                rules = rules_of(network, asked)
+                candidates = candidates_of(network, rules, imgsz, picture)
+                chosen = compare(*without_ties(one, other, candidates, rules, scale, allowed), **limits)
+                compared = compared if chosen.exceeds(allowed) else chosen
             parts.append(compared)
     return joined(parts)

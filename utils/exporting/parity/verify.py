@@ -143,19 +143,25 @@ class Judge:
         size_hw, imgsz = _size(backend, self._original.imgsz)
         reference = self._reference(size_hw, imgsz)
         trial = try_out(backend, self._pictures, imgsz, reference.rounds)
-        return agreement(reference, trial, self._pictures, imgsz, allowed), trial.milliseconds
+        near = agreement(reference, trial, self._pictures, imgsz, allowed, self._network(size_hw))
+        return near, trial.milliseconds
 
     def _open(self, path: Path) -> Backend | PictureBackend:
         if is_exported(path.name):
             return open_exported(path, self._world.accelerator)
         return TorchNetwork.open(path, self._world.accelerator, end2end=not self._original.model.head.needs_suppression)
 
+    def _network(self, size_hw: Size) -> TorchNetwork:
+        """The network at the size of a file."""
+        backend = copy.copy(self._backend)
+        backend.size_hw = size_hw
+        return backend
+
     def _reference(self, size_hw: Size, imgsz: int) -> Trial:
         """What the network finds at the size of a file."""
         key = (size_hw, imgsz)
         if key not in self._trials:
-            backend = copy.copy(self._backend)
-            backend.size_hw = size_hw
+            backend = self._network(size_hw)
             trial = try_out(backend, self._pictures, imgsz, ROUNDS)
             if trial.is_empty:
                 trial = try_out(backend, self._pictures, imgsz, UNSURE_ROUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from data.feed.shapes import loaded_sizes, resized
 from data.source.decode import read_image
 from models.suppression import Suppression, non_max_suppression
 from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.exporting.parity.agreement import EXACT, INT8, Agreement
+from utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
 from utils.exporting.parity.pictures import Pictures
 from utils.exporting.parity.trial import Trial, agreement, try_out
 from utils.inference.backend import Backend, PictureBackend
@@ -89,6 +90,23 @@ def shifted_padding(file: Whole, picture: NDArray[np.uint8], rules: Suppression)
     return Detections(found.boxes_xyxy + 0.5, found.scores, found.classes)
 
 
+def no_suppression(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    return file.sound(picture, dataclasses.replace(rules, iou=1.0))
+
+
+def other_iou(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    return file.sound(picture, dataclasses.replace(rules, iou=rules.iou + 0.05))
+
+
+def ignored_iou(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    return file.sound(picture, dataclasses.replace(rules, iou=0.45))
+
+
+def larger_boxes(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    found = file.sound(picture, rules)
+    return Detections(found.boxes_xyxy * 1.02, found.scores, found.classes)
+
+
 def other_classes(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
     found = file.sound(picture, rules)
     return Detections(found.boxes_xyxy, found.scores, found.classes + 1)
@@ -108,34 +126,41 @@ class Concatenated(Backend):
         return (rows / scale).round() * scale
 
 
-def judged(reference: Trial, file: Backend | PictureBackend, pictures: Pictures) -> tuple[Agreement, Agreement]:
+def judged(
+    reference: Trial, file: Backend | PictureBackend, pictures: Pictures, network: TorchNetwork, allowed: Tolerance
+) -> Agreement:
     trial = try_out(file, pictures.pictures, IMGSZ, reference.rounds)
-    exact, int8 = (agreement(reference, trial, pictures.pictures, IMGSZ, allowed) for allowed in (EXACT, INT8))
-    return exact, int8
+    return agreement(reference, trial, pictures.pictures, IMGSZ, allowed, network)
 
 
 def test_a_sound_file_is_not_refused(network: TorchNetwork, reference: Trial, pictures: Pictures) -> None:
-    exact, int8 = judged(reference, Whole(network, Whole.sound), pictures)
-    assert not exact.exceeds(EXACT) and not int8.exceeds(INT8)
+    for allowed in (EXACT, HALF, INT8):
+        exact = judged(reference, Whole(network, Whole.sound), pictures, network, allowed)
+        assert not exact.exceeds(allowed)
     assert (exact.box_px, exact.score, exact.share) == (0, 0, 1) and exact.detections > 50
 
 
 @pytest.mark.parametrize(
-    "defect", [swapped_channels, ignored_thresholds, dropped_padding, shifted_padding, other_classes]
+    ("defect", "allowed"),
+    [
+        *((defect, EXACT) for defect in (swapped_channels, ignored_thresholds, dropped_padding, shifted_padding)),
+        *((defect, EXACT) for defect in (no_suppression, other_iou, ignored_iou, larger_boxes, other_classes)),
+        *((defect, HALF) for defect in (swapped_channels, no_suppression, ignored_iou, other_classes)),
+        *((defect, INT8) for defect in (swapped_channels, no_suppression, other_classes)),
+    ],
 )
 def test_a_defect_is_refused(
     network: TorchNetwork,
     reference: Trial,
     pictures: Pictures,
     defect: Callable[[Whole, NDArray[np.uint8], Suppression], Detections],
+    allowed: Tolerance,
 ) -> None:
-    exact, _ = judged(reference, Whole(network, defect), pictures)
-    assert exact.exceeds(EXACT)
+    assert judged(reference, Whole(network, defect), pictures, network, allowed).exceeds(allowed)
 
 
 def test_outputs_that_were_joined_before_they_became_bytes_are_refused(
     network: TorchNetwork, reference: Trial, pictures: Pictures
 ) -> None:
     """Even by the tolerance of int8: scores of at most 1 vanish beside boxes of hundreds of pixels."""
-    _, int8 = judged(reference, Concatenated(network), pictures)
-    assert int8.exceeds(INT8)
+    assert judged(reference, Concatenated(network), pictures, network, INT8).exceeds(INT8)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import export
+from data.source.annotations.coco_names import COCO_NAMES
 from utils.errors import UserError
-from utils.evaluation.coco import COCO_NAMES
 from utils.exporting.parity.content import precision_of
 from utils.exporting.quantized.calibration import quantized_weights
 from utils.exporting.quantized.onnx_int8 import nodes_between

@@ -1,0 +1,52 @@
+"""What an exported file says of the licence of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import export
+from models.detector import DetectionModel
+from tests.utils.checkpoints.foreign.made import save, small_yolox
+from tests.utils.exporting.made import ANCHORED, NAMES
+from utils.checkpoints.description import describe_metrics, describe_run
+from utils.checkpoints.format import save_checkpoint
+from utils.exporting.metadata import describe
+from utils.exporting.subject import Subject
+from utils.flags.export import ExportConfig
+
+YOLOX = "YOLOX (published weights of YOLOX: Apache-2.0; NOTICE goes with them)"
+YOLOV9 = "YOLOv9 (published weights of YOLOv9: MIT; NOTICE goes with them)"
+
+
+def licence(path: Path, asked: str = "") -> str:
+    subject = Subject.read(ExportConfig(weights=str(path), license=asked))
+    return describe(subject, whole=False)["license"]
+
+
+def test_an_original_file_has_the_licence_of_its_family(shared: Path, tmp_path: Path) -> None:
+    path = save(tmp_path / "yolox_s.pth", {"model": small_yolox(shared)})
+    assert licence(path) == f"Apache-2.0 (what Tessera adds); weights: a file of {YOLOX}"
+    assert licence(path, "as agreed") == "as agreed"
+    assert licence(shared / "weights" / "yolov5n.pt").endswith(
+        "a file of YOLOv5 (published weights of YOLOv5: AGPL-3.0; NOTICE goes with them)"
+    )
+    (small,) = export.run(weights=str(path), include=["pt"], imgsz=64, device="cpu")
+    assert licence(small).endswith(f"; from yolox_s.pth, the name of a file of {YOLOX}")
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ("", "weights: as their trainer says"),
+        ("v9-t", f"weights: as their trainer says; from v9-t, the name of a file of {YOLOV9}"),
+        ("/data/yolox_s.pth", f"weights: as their trainer says; from yolox_s.pth, the name of a file of {YOLOX}"),
+        ("runs/train/exp/weights/best.pt", "weights: as their trainer says; from best.pt"),
+    ],
+)
+def test_a_run_says_which_weights_it_was_trained_from(weights: str, said: str, tmp_path: Path) -> None:
+    model = DetectionModel(ANCHORED, names=NAMES)
+    run = describe_run(model, {"weights": weights, "data": "shapes.yaml"}, {}, 96, "c0ffee")
+    save_checkpoint(tmp_path / "best.pt", {**run, **describe_metrics(None), "ema": model.state_dict(), "epoch": 3})
+    assert licence(tmp_path / "best.pt") == f"Apache-2.0 (what Tessera adds); {said}"
