@@ -12,7 +12,7 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ def fetch(
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: bool = True,
     patience: Patience = PATIENCE,
+    accept: Callable[[Path], None] | None = None,
 ) -> Path:
     """Download `url` to `target`; a target that exists is taken as it is.
 
@@ -83,13 +84,15 @@ def fetch(
         max_bytes: refuse anything larger.
         progress: show a bar on stderr.
         patience: when to give up.
+        accept: looks at the whole file before it gets its name, and raises where it is not what was expected: then
+            nothing of it is kept.
 
     Returns:
         `target`.
 
     Raises:
-        UserError: the address is not http(s), the server refuses, the network fails, the file is too large, or the disk
-            is full or read-only.
+        UserError: the address is not http(s), the server refuses, the network fails, the file is too large or is not
+            accepted, or the disk is full or read-only.
     """
     if target.exists():
         return target
@@ -106,6 +109,12 @@ def fetch(
             download.complete(file)
             file.flush()
             os.fsync(file.fileno())
+            if accept is not None:
+                try:
+                    accept(part)
+                except UserError:
+                    file.truncate(0)  # else the next call would take it for whole; another process may wait for it
+                    raise
             part.replace(target)
         download.memory.unlink(missing_ok=True)
     except OSError as error:

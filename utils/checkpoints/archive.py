@@ -146,6 +146,15 @@ class Archive:
             raise Damaged("written on a big-endian machine")
         return Machine(self._load, str(self._path)).run(self.pickled)
 
+    def outline(self) -> Any:
+        """The same with empty tensors, of the meta device: what the file has, without reading it or summing it up.
+
+        Raises:
+            UserError: it asks for what has no place in a checkpoint.
+            One of ARCHIVE_ERRORS: it is damaged.
+        """
+        return Machine(self._empty, str(self._path)).run(self.pickled)
+
     def check_sums(self) -> None:
         """Compare the file with its seal; without one, every member with its checksum.
 
@@ -214,3 +223,9 @@ class Archive:
         if flat.dtype != storage.dtype or flat.numel() != storage.numel:
             raise Damaged(f"storage {shown(storage.key)} is described in two ways")
         return flat
+
+    def _empty(self, storage: Storage) -> Tensor:
+        """A storage of as many elements, which are nowhere."""
+        if storage.numel * storage.dtype.itemsize > self._path.stat().st_size:
+            raise Damaged(f"storage {shown(storage.key)} has {storage.numel} elements, more than the file")
+        return torch.empty(storage.numel, dtype=storage.dtype, device="meta")

@@ -3,7 +3,7 @@
 A `.pt` is what torch.save makes of one dictionary, which torch.load(weights_only=True) takes. With the keys of `KEYS`
 it is whole, as last.pt and epochN.pt, and a run resumes from it; best.pt has those of `WEIGHTS_KEYS` alone.
 Here utils/checkpoints/archive.py reads it: no file can run code, nor ask for more memory than its own size. Original
-YOLOv5 files go through utils/checkpoints/legacy.py and give weights only.
+YOLOv5 files go through utils/checkpoints/foreign/yolov5.py and give weights only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
+from utils.checkpoints.foreign.yolov5 import is_legacy
 from utils.checkpoints.inert_pickle import Damaged
-from utils.checkpoints.legacy import is_legacy
 from utils.checkpoints.schema import check_parts, check_values
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write, special_kind
@@ -130,10 +130,10 @@ def load_any_checkpoint(path: Path) -> dict[str, Any]:
             check_parts(state, len(archive.pickled))
     except ARCHIVE_ERRORS as error:
         raise unreadable(path, error) from error
-    is_table = isinstance(state, dict) and not state.keys().isdisjoint(KEYS)
-    if not is_table:
+    if not isinstance(state, dict) or 2 * len(state.keys() & set(WEIGHTS_KEYS)) < len(WEIGHTS_KEYS):
         raise UserError(
-            f"{path}: not a checkpoint of this program: found {_kind(state)}. Expected a last.pt or best.pt."
+            f"{path}: not a checkpoint of this program: found {_kind(state)}. Expected a last.pt to --resume, or for "
+            f"--weights a best.pt or a file of YOLOX, YOLOv9 or YOLOv5."
         )
     version = state.get("version")
     if isinstance(version, int) and version > FORMAT:

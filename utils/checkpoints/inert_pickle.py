@@ -39,10 +39,10 @@ _STORAGES = {
     "torch.BoolStorage": torch.bool,
 }
 _TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
-_ORDERED_DICT = "collections.OrderedDict"
+_ORDERED_DICT, _DEFAULT_DICT = "collections.OrderedDict", "collections.defaultdict"
 _SETS = {"builtins.set", "__builtin__.set"}
-_BUILDERS = {_TENSOR, _PARAMETER, _ORDERED_DICT} | _SETS
-# What else original files mention; it only ever becomes a record.
+_BUILDERS = {_TENSOR, _PARAMETER, _ORDERED_DICT, _DEFAULT_DICT} | _SETS
+# What else files of other programs mention; it only ever becomes a record.
 _INERT = {
     "torch.Size",
     "torch.device",
@@ -51,11 +51,16 @@ _INERT = {
     "numpy.dtype",
     "numpy.ndarray",
     "_codecs.encode",
+    "typing.Any",
+    # As types that a configuration's values are of; the latter names are those of pickles for Python 2, as torch's are.
+    *(f"builtins.{name}" for name in ("dict", "list", "tuple", "str", "int", "float", "bool")),
+    *(f"__builtin__.{name}" for name in ("dict", "list", "tuple", "unicode", "long", "float", "bool")),
     *(f"pathlib.{name}Path" for name in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")),
 }
-# Classes of the original's packages and of torch's: a module, then names without a leading double underscore.
+# Classes of YOLOv5's, YOLOX's and YOLOv9's packages, of their configurations, and of torch's: a module, then names
+# without a leading double underscore.
 _INERT_CLASSES = re.compile(
-    r"(models|utils|torch\.nn\.modules|torch\.nn\.parameter)(\.(?!__)[A-Za-z_]\w*)+\Z", re.ASCII
+    r"(models|utils|yolox|yolo|omegaconf|torch\.nn\.modules|torch\.nn\.parameter)(\.(?!__)[A-Za-z_]\w*)+\Z", re.ASCII
 )
 # What a checkpoint of tensors and plain values needs.
 _PLAIN = {_TENSOR, _PARAMETER, _ORDERED_DICT, *_STORAGES}
@@ -228,7 +233,7 @@ class Machine:
         known = name in _BUILDERS or name in _STORAGES or name in _INERT or _INERT_CLASSES.match(name) is not None
         if not known:
             raise UserError(
-                f"{self._source}: refused: its pickle asks for {shown(name)}, which has no place in a YOLOv5 "
+                f"{self._source}: refused: its pickle asks for {shown(name)}, which has no place in a "
                 f"checkpoint. Nothing of it was run. Use a file from a source that you trust."
             )
         return Global(name)
@@ -243,9 +248,11 @@ class Machine:
                 raise TypeError("a parameter that is no tensor")
             return args[0]
         if target.name == _ORDERED_DICT:
-            return _pairs([item for pair in args[0] for item in pair]) if args else {}
+            return _pairs([item for pair in _items(args[0]) for item in _items(pair)]) if args else {}
+        if target.name == _DEFAULT_DICT:  # of its items, which follow; what makes missing ones means nothing here
+            return {}
         if target.name in _SETS:
-            return set(map(_key, args[0])) if args else set()
+            return set(map(_key, _items(args[0]))) if args else set()
         return Record(target.name, args)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
@@ -260,6 +267,8 @@ class Machine:
         if last >= storage.numel or elements > storage.numel:
             raise ValueError(f"a tensor of size {size}, stride {stride} at {offset} in {storage.numel} elements")
         flat = self._load(storage)
+        if not elements and math.prod(filter(None, size)) >= 2**62:  # of which torch can make none
+            raise ValueError(f"an empty tensor of size {size}")
         return flat.as_strided(size, stride, offset) if elements else flat.new_empty(size)
 
 
@@ -292,6 +301,13 @@ def _key(value: Any) -> str | int | float | None:
     if value is not None and not isinstance(value, (str, int, float)):
         raise TypeError(f"a key that is a {type(value).__name__}")
     return value
+
+
+def _items(values: Any) -> list[Any] | tuple[Any, ...]:
+    """`values`, if they are a list or a tuple: a tensor would unfold into an object for each row."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"the items of a {type(values).__name__}")
+    return values
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:

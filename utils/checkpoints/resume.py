@@ -135,8 +135,8 @@ def run_of_checkpoint(
 
     Raises:
         UserError: this version does not know the saved flags.
-        ConfigError: the flags given now have a mistake, or name another kind of optimizer or other
-            frozen layers.
+        ConfigError: the flags given now have a mistake, or name another kind of optimizer, other
+            frozen layers, or rates by layer where the run has none, or the other way round.
     """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
@@ -155,6 +155,12 @@ def run_of_checkpoint(
         raise ConfigError(
             f"--freeze {asked} with --resume: the run of {path} has --freeze {did}, and the optimizer keeps a state of "
             f"what it trains alone. Leave --freeze out, or start a new run from the checkpoint with --weights."
+        )
+    if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
+        raise ConfigError(
+            f"--hyp {shown(config.hyp)} with --resume: its layer_decay is {hyp.layer_decay:g}, that of the run of "
+            f"{path} {kept.layer_decay:g}, and the optimizer keeps a state by layers below 1 alone. Leave "
+            f"--hyp out, or start a new run from the checkpoint with --weights."
         )
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)

@@ -11,8 +11,15 @@ import torch
 from models.description import read_model
 from models.detector import DetectionModel
 from models.heads.head import Head
+from utils.checkpoints.resolve import resolve_weights
 from utils.checkpoints.resume import ResumedRun
-from utils.checkpoints.weights import Weights, intersect_weights, load_weights, resolve_weights, warn_of_moved_classes
+from utils.checkpoints.weights import (
+    Weights,
+    intersect_weights,
+    load_weights,
+    warn_of_little_in_common,
+    warn_of_moved_classes,
+)
 from utils.config import TrainConfig
 from utils.errors import ConfigError
 
@@ -71,6 +78,7 @@ def build_model(
         fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
         model.load_state_dict(fitting, strict=False)
         log.info(f"{weights.source}: {said}")
+        warn_of_little_in_common(weights, model.state_dict(), fitting)
         warn_of_moved_classes(weights, names)
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
@@ -81,6 +89,12 @@ def build_model(
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
+    if config.frozen_layers:
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        log.info(
+            f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters; the "
+            "statistics of frozen normalisations still follow the data."
+        )
     if config.frozen_layers and weights is None and not resumed:
         log.warning(f"{_freeze(config)} without --weights: the frozen layers stay as random as they start.")
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -1,4 +1,4 @@
-"""Weights to start from: the file that `--weights` means, what it holds, and which of it fits a model."""
+"""Weights to start from: what their file holds, and which of it fits a model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from data.source.download import fetch
-from models.description import MODELS_DIR
 from models.detector import DetectionModel
+from utils.checkpoints.foreign.read import read_foreign
 from utils.checkpoints.format import load_any_checkpoint
-from utils.checkpoints.legacy import is_legacy, load_legacy
 from utils.checkpoints.safetensors import SUFFIX, read_safetensors
-from utils.environment import cache_dir
-from utils.errors import UserError, did_you_mean
-from utils.files import special_kind
+from utils.errors import UserError
 from utils.pixels import PixelRule
-from utils.text import first_of, shown
+from utils.text import first_of, one_line, shown
 
 log = logging.getLogger(__name__)
 
-OFFICIAL_NAMES = tuple(f"yolov5{size}{p6}.pt" for p6 in ("", "6") for size in "nsmlx")
-OFFICIAL_URL = "https://github.com/ultralytics/yolov5/releases/download/v7.0/{name}"
+_OTHER = "for the weights are of another architecture"
+_LEAST_SHARE = 0.05  # of the numbers in a model's layers: what fits by chance is less
+_ORDINARY_SHARE = 0.5
 
 
 class Weights(NamedTuple):
@@ -41,6 +38,7 @@ class Weights(NamedTuple):
         confidence: where the mean F1 of their validation is best; None where the file does not say.
         class_confidences: where the F1 of each class is best; () where the file does not say.
         pixels: how levels of more than 8 bits became 8 in training.
+        family: whose file it is, where not this program's: "YOLOv5", "YOLOX" or "YOLOv9".
     """
 
     state_dict: dict[str, Tensor]
@@ -52,20 +50,20 @@ class Weights(NamedTuple):
     confidence: float | None = None
     class_confidences: tuple[float, ...] = ()
     pixels: PixelRule | None = None
+    family: str = ""
 
 
 def load_weights(path: Path) -> Weights:
-    """Read the weights of a checkpoint of this program or of an original YOLOv5 file; nothing in it is run.
+    """Read the weights of a checkpoint of this program, or of a file of YOLOv5, YOLOX or YOLOv9; nothing in it is run.
 
     Raises:
-        UserError: as of `load_any_checkpoint` and `load_legacy`.
+        UserError: as of `load_any_checkpoint` and `read_foreign`.
     """
     if path.suffix.lower() == SUFFIX:
         return Weights(**read_safetensors(path))
-    if is_legacy(path):
-        original = load_legacy(path)
-        described = {"name": path.stem, **original.model_yaml}
-        return Weights(original.state_dict, described, original.names, f"{path.name} (original YOLOv5)")
+    if foreign := read_foreign(path):
+        source = f"{path.name} (original {foreign.family})"
+        return Weights(foreign.state_dict, foreign.model_yaml, foreign.names, source, family=foreign.family)
     state = load_any_checkpoint(path)
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
@@ -101,11 +99,12 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
         ConfigError: the architecture is wrong.
     """
     model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    different = differences(model.state_dict(), weights.state_dict)
+    different = differences(model.state_dict(), weights.state_dict, most=2)
     if different:
+        of_family = f" of {weights.family}" if weights.family else ""
         raise UserError(
-            f"--weights {given}: the weights do not fit the architecture that the file names: {different}. Use "
-            f"another file, or train from it with --cfg, which takes what fits."
+            f"--weights {given}: the weights{of_family} do not fit their architecture: {different}. Use another file, "
+            "or train from it, which takes what fits."
         )
     model.load_state_dict(weights.state_dict)
     return model
@@ -131,7 +130,7 @@ def intersect_weights(
         The fitting tensors, for `load_state_dict(…, strict=False)`, and a report in one line.
 
     Raises:
-        UserError: no layer's weights fit: the architecture is another one.
+        UserError: no layer's weights fit, or so few that it is by chance: the architecture is another one.
     """
     patterns = [re.compile(pattern) for pattern in exclude]
     own, offered = (
@@ -140,12 +139,12 @@ def intersect_weights(
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
     different = differences(own, offered)
-    # Counters and a head's anchors have the same shape in every size of a family: they do not show a fit.
-    if not any(name.endswith(".weight") and tensor.ndim >= 2 for name, tensor in fitting.items()):
+    share, other = share_of_layers(own, fitting), _why_not_all(own, offered) == _OTHER
+    if share == 0 or (other and share < _LEAST_SHARE):
+        among = f"{share:.1%} of the layers' weights" if share else "no layer's weights"
         raise UserError(
             f"{source}: an architecture that does not fit the weights: {len(fitting)} of {len(model_state)} tensors "
-            f"fit, and no layer's weights among them ({different}). Give the --cfg that belongs to the "
-            f"weights, or no --cfg."
+            f"fit, and {among} among them ({different}). Give the --cfg that belongs to the weights, or no --cfg."
         )
     report = f"{len(fitting)} of {len(model_state)} tensors taken"
     if len(own) < len(model_state):
@@ -155,13 +154,42 @@ def intersect_weights(
     return fitting, report
 
 
+def share_of_layers(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
+    """The part of the numbers in a model's layers that some of its tensors have, 0 to 1.
+
+    Counters, norms and a head's anchors have the same shape in several sizes of a family: they do not show a fit.
+
+    Args:
+        model_state: a state dictionary.
+        fitting: names in it.
+    """
+    numbers = {k: t.numel() for k, t in model_state.items() if k.endswith(".weight") and t.ndim >= 2}
+    return sum(numbers.get(name, 0) for name in fitting) / max(1, sum(numbers.values()))
+
+
+def warn_of_little_in_common(weights: Weights, model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> None:
+    """Warn where weights of another architecture start less than half of a model.
+
+    Args:
+        weights: that were taken.
+        model_state: a state dictionary of the model.
+        fitting: names of the tensors that were taken.
+    """
+    share = share_of_layers(model_state, fitting)
+    if share < _ORDINARY_SHARE and _why_not_all(model_state, weights.state_dict) == _OTHER:
+        log.warning(
+            f"{weights.source}: only {share:.0%} of the model's layers start from these weights, for they are of "
+            "another architecture. Give the --cfg that belongs to them, or no --cfg, where that is not meant."
+        )
+
+
 def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:
     """What is other in a checkpoint that fits a model in part: the number of classes, the head, or more than that."""
     fitting = {name for name in own if name in offered and own[name].shape == offered[name].shape}
     unfit = (own.keys() | offered.keys()) - fitting
     head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
     if not head or any(_layer(name) not in (_layer(head), -1) for name in unfit):
-        return "for the weights are of another architecture"
+        return _OTHER
     return "as with other classes" if own.keys() == offered.keys() else "for the weights have another kind of head"
 
 
@@ -172,13 +200,34 @@ def _layer(name: str) -> int:
 
 
 def warn_of_moved_classes(weights: Weights, names: Sequence[str]) -> None:
-    """Warn where a model for `names` starts with what the weights have learned of other classes."""
+    """Warn where a model for `names` starts with what the weights have learned of others of them, and say of which."""
     moved = moved_classes(weights.names, names) if len(weights.names) == len(names) else ""
     if moved:
         log.warning(
             f"{weights.source}: the data has the classes in another order ({moved}): what was learned of one class is "
             "taken for another. Put them in the checkpoint's order where that is not meant."
         )
+    elif renamed := renamed_classes(weights.names, names):
+        log.info(
+            f"{weights.source}: the data has as many classes, but others ({renamed}): what was learned of one is the "
+            "start of the other."
+        )
+
+
+def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
+    """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
+
+    "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
+    """
+    if len(before) != len(now) or list(before) == [str(number) for number in range(len(before))]:
+        return ""
+    pairs = enumerate(zip(before, now, strict=True))
+    renamed = [
+        f"{number} is {shown(old)} in the checkpoint and {shown(new)} in the data"
+        for number, (old, new) in pairs
+        if old.strip().casefold() != new.strip().casefold()
+    ]
+    return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
 
 
 def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
@@ -195,7 +244,7 @@ def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
     return first_of(moved, 3)
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
     """Tensors of a model that a checkpoint lacks or has in another shape, and surplus ones; "" where there are none."""
     lines = [
         f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
@@ -203,47 +252,7 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
         if name in found and found[name].shape != tensor.shape
     ]
     lines += [f"{name} is not in the checkpoint" for name in expected if name not in found]
-    lines += [f"{name} of the checkpoint has no place in the model" for name in found if name not in expected]
-    return first_of(lines, 4, "; ")
-
-
-def resolve_weights(name: str, *, progress: bool = True) -> Path:
-    """Find the file that `--weights` means; download an official one that is not there.
-
-    Args:
-        name: a path, or the bare name of an official YOLOv5 checkpoint such as "yolov5s.pt" or "yolov5s", which is
-            looked for in the working directory and in the cache folder, and else downloaded to the latter.
-        progress: show a bar while downloading.
-
-    Raises:
-        UserError: there is no such file; with the places that were tried.
-    """
-    if not name:
-        raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
-    if f"{name}.pt" in OFFICIAL_NAMES and not Path(name).exists():
-        name += ".pt"
-    given = Path(name).expanduser()
-    cached = cache_dir() / "weights" / given.name
-    bare = given.name == name
-    for candidate in (given, cached) if bare else (given,):
-        if candidate.is_file():
-            return candidate
-    if bare and name in OFFICIAL_NAMES:
-        return fetch(OFFICIAL_URL.format(name=name), cached, progress=progress)
-    if kind := special_kind(given):
-        best = given / "weights" / "best.pt"
-        hint = f" Its best one is --weights {best}." if best.is_file() else ""
-        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
-    tried = f"{given.absolute()}" + (f" and {cached}" if bare else "")
-    own = f"{given.stem if given.suffix in ('.pt', '.yaml') else given.name}.yaml"
-    if bare and f"{given.stem}.pt" not in OFFICIAL_NAMES and (MODELS_DIR / own).is_file():
-        raise UserError(
-            f"--weights {name}: no such file; tried {tried}. No weights of {own.removesuffix('.yaml')} are published. "
-            f"Train it from scratch, without --weights: --cfg {own}; or give a checkpoint of a run."
-        )
-    beside = (path.name for path in given.parent.glob("*.pt")) if given.parent.is_dir() else ()
-    hint = did_you_mean(given.name, [*beside, *(OFFICIAL_NAMES if bare else ())])
-    raise UserError(
-        f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or one of the official names "
-        f"{', '.join(OFFICIAL_NAMES)}."
-    )
+    lines += [
+        f"{one_line(name, 60)} of the checkpoint has no place in the model" for name in found if name not in expected
+    ]
+    return first_of(lines, most, "; ")

@@ -21,7 +21,9 @@ class DetectConfig(Options):
 
     former = FORMER_DETECT
 
-    weights: str = option("yolov5n.pt", "checkpoint, ours or a YOLOv5 .pt; or a file of export.py")
+    weights: str = option(
+        "yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights); or a file of export.py"
+    )
     source: tuple[str, ...] = option(
         (), "pictures, videos, folders, globs, lists (.txt), addresses, camera numbers; - = standard input", many=True
     )

@@ -24,7 +24,7 @@ class ExportConfig(Options):
 
     former = FORMER_EXPORT
 
-    weights: str = option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
+    weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
     include: tuple[str, ...] = option(("onnx",), "formats", many=True)
     imgsz: tuple[int, ...] = option(
         (),

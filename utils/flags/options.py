@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from utils.errors import ConfigError, did_you_mean
 from utils.files import check_path
+from utils.flags.published import published_table
 from utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,9 @@ class Options:
         )
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
+            if f.name == "weights":
+                listed = "list the published weights that can be given by name, and end"
+                parser.add_argument("--list-weights", action=_ListWeights, dest=argparse.SUPPRESS, nargs=0, help=listed)
         words, former = cls._parted(argv)
         return {**cls._fields_of(former), **vars(parser.parse_args(words))}
 
@@ -251,6 +255,16 @@ class _Parser(argparse.ArgumentParser):
             hint = did_you_mean(word.split("=")[0], known)
             raise ConfigError(f"{self.prog}: unknown argument {shown(word)}.{hint} See {self.prog} --help.")
         raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
+
+
+class _ListWeights(argparse.Action):
+    """Answers as --help does, and is no field of a configuration either."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        print(published_table())
+        parser.exit()
 
 
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:

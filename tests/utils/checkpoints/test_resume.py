@@ -68,6 +68,19 @@ def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
         run_of_checkpoint({"freeze": 2}, last, older, World())
 
 
+def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
+    last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
+    file = tmp_path / "decay.yaml"
+    file.write_text("\n".join(f"{k}: {v}" for k, v in {**older["hyp"], "layer_decay": 0.9}.items()))
+    given = {"hyp": str(file)}
+    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "from scratch it is not read"
+    older["config"]["weights"] = "some.pt"
+    with pytest.raises(ConfigError, match=r"its layer_decay is 0.9, that of the run of .*/last.pt 1, and"):
+        run_of_checkpoint(given, last, older, World())
+    older["hyp"]["layer_decay"] = 0.8
+    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "another one is only a rate"
+
+
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
 def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
     run = ResumedRun(tmp_path, checkpoint(), has_best=False)

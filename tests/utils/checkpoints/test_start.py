@@ -62,7 +62,7 @@ def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
 def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> None:
     config = TrainConfig(cfg="yolov5n.yaml", freeze=(24,))
     model = build_model(config, NAMES)
-    (warning,) = caplog.messages
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert warning == "--freeze 24 without --weights: the frozen layers stay as random as they start."
     caplog.clear()
     build_model(config, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.detector import DetectionModel
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
-from utils.checkpoints import weights as module
 from utils.checkpoints.format import load_checkpoint, save_checkpoint
 from utils.checkpoints.weights import (
-    OFFICIAL_NAMES,
     Weights,
     intersect_weights,
     load_weights,
     moved_classes,
-    resolve_weights,
+    renamed_classes,
+    share_of_layers,
+    warn_of_little_in_common,
     warn_of_moved_classes,
 )
 from utils.errors import UserError
@@ -102,72 +103,52 @@ def test_another_architecture_is_an_error() -> None:
         intersect_weights(Net().state_dict(), {})
 
 
-def test_resolving_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
-    (tmp_path / "best.pt").write_bytes(b"x")
-    assert resolve_weights(str(tmp_path / "best.pt")) == tmp_path / "best.pt"
-    monkeypatch.chdir(tmp_path)
-    assert resolve_weights("best.pt").samefile(tmp_path / "best.pt")
-    cached = tmp_path / "cache/weights/yolov5s.pt"
-    cached.parent.mkdir(parents=True)
-    cached.write_bytes(b"x")
-    assert resolve_weights("yolov5s.pt") == cached
-    (tmp_path / "yolov5s.pt").write_bytes(b"mine")  # a file of the user's own comes first
-    assert resolve_weights("yolov5s.pt").samefile(tmp_path / "yolov5s.pt")
+def state_on_paper(cfg: str, nc: int = 80) -> dict[str, torch.Tensor]:
+    """The names and shapes of a model's tensors."""
+    with torch.device("meta"):
+        return dict(DetectionModel(cfg, nc=nc).state_dict())
 
 
-def test_official_names_are_downloaded_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.mark.parametrize(
+    ("weights", "cfg", "outcome"),
+    [
+        ("yolov9-s", "yolov9-m", "refused"),  # 181 of 906 tensors fit: counters, norms and 8 convolutions
+        ("yolov9-m", "yolov9-c", "refused"),
+        ("yolox-s", "yolov9-s", "refused"),
+        ("yolov5s", "yolov5n", "refused"),
+        ("yolox-tiny", "yolox-s", "refused"),
+        ("yolov9-t", "yolov9-s", "warned of"),
+        ("yolov5s", "yolov5s6", "warned of"),  # which begins with the same layers
+        ("yolox-s", "yolov5s", "taken"),  # the body but for the first convolution
+        ("yolov5s", "yolox-s", "taken"),
+        ("yolox-s", "yolox-s-free", "taken"),
+        ("yolov5n", "yolov5n-free", "taken"),
+        ("yolov9-t", "yolov9-t", "taken"),
+    ],
+)
+def test_weights_of_another_size_are_refused_or_warned_of(
+    weights: str, cfg: str, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    offered, own = state_on_paper(f"{weights}.yaml"), state_on_paper(f"{cfg}.yaml", nc=3)
+    if outcome == "refused":
+        with pytest.raises(UserError, match=r"does not fit the weights.* Give the --cfg that belongs to the weights"):
+            intersect_weights(own, offered)
+        return
+    fitting, _ = intersect_weights(own, offered)
+    warn_of_little_in_common(Weights(offered, {}, (), "best.pt (after 1 epoch)"), own, fitting)
+    assert ("of the model's layers start from these weights" in caplog.text) == (outcome == "warned of")
 
-    def fake(url: str, target: Path, *, progress: bool) -> Path:
-        asked.append(url)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(b"x")
-        return target
 
-    monkeypatch.setattr(module, "fetch", fake)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    assert len(OFFICIAL_NAMES) == 10
-    for name in OFFICIAL_NAMES:
-        assert resolve_weights(name) == tmp_path / "cache/weights" / name
-    assert asked == [f"https://github.com/ultralytics/yolov5/releases/download/v7.0/{n}" for n in OFFICIAL_NAMES]
-    assert resolve_weights("yolov5x6.pt") and len(asked) == 10
-    assert resolve_weights("yolov5n") == tmp_path / "cache/weights/yolov5n.pt" and len(asked) == 10
-    assert list((tmp_path / "work").iterdir()) == []
-
-
-def test_unresolvable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        resolve_weights("yolov5ss.pt")
-    message = str(caught.value)
-    assert message.startswith("--weights yolov5ss.pt: no such file; tried ")
-    assert str(tmp_path / "yolov5ss.pt") in message and str(tmp_path / "cache/weights/yolov5ss.pt") in message
-    assert "Did you mean 'yolov5s.pt'?" in message
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/best.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"Did you mean 'best\.pt'"):
-        resolve_weights("runs/bst.pt")
-    (tmp_path / "runs/last.pt").symlink_to("gone")
-    with pytest.raises(UserError, match=r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"):
-        resolve_weights("runs/last.pt")  # which is never offered in place of itself
-    with pytest.raises(UserError, match="no such file"):
-        resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the official name
-    with pytest.raises(UserError, match="--weights is empty, expected a checkpoint"):
-        resolve_weights("")
-    for own in ("tessera-n.pt", "tessera-n", "tessera-n.yaml"):
-        message = rf"--weights {own}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
-        with pytest.raises(UserError, match=message):
-            resolve_weights(own)
-    (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
-        resolve_weights(str(tmp_path / "folder.pt"))
-    (tmp_path / "exp/weights").mkdir(parents=True)
-    (tmp_path / "exp/weights/best.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"):
-        resolve_weights("exp")
+def test_the_share_counts_numbers_of_layers() -> None:
+    state = {
+        "model.0.weight": torch.zeros(3, 4),
+        "model.1.weight": torch.zeros(1, 4),
+        "model.1.bias": torch.zeros(100),
+        "model.2.anchors": torch.zeros(100, 2),
+        "model.2.norm.weight": torch.zeros(50),
+    }
+    assert share_of_layers(state, state) == 1 and share_of_layers(state, []) == share_of_layers({}, []) == 0
+    assert share_of_layers(state, ["model.0.weight", "model.1.bias", "model.2.anchors"]) == 0.75
 
 
 def test_classes_in_another_order_are_named() -> None:
@@ -178,10 +159,20 @@ def test_classes_in_another_order_are_named() -> None:
     assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
 
 
+def test_as_many_other_classes_are_found(caplog: pytest.LogCaptureFixture) -> None:
+    assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
+    assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"
+    assert renamed_classes(["cat", "dog"], ["pear"]) == ""
+    weights = Weights({}, {}, ("cat", "dog"), "best.pt (after 9 epochs)")
+    with caplog.at_level("INFO"):
+        warn_of_moved_classes(weights, ("pear", "plum"))
+    assert "0 is 'cat' in the checkpoint and 'pear' in the data, 1 is 'dog'" in caplog.messages[-1]
+
+
 def test_weights_of_classes_in_another_order_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     weights = Weights({}, {}, ("cat", "dog"), "best.pt (after 1 epoch)")
     for names in (["cat", "dog"], ["dog", "cat", "cow"], ["person", "car"]):  # other ones start anew, or are meant
         warn_of_moved_classes(weights, names)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     warn_of_moved_classes(weights, ["dog", "cat"])
     assert "'cat' is 0 in the checkpoint and 1 in the data" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.checkpoints.legacy import is_legacy, load_legacy
+from utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
 from utils.errors import UserError
 
 

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from utils.checkpoints.foreign.yolov5 import LegacyCheckpoint, is_legacy, load_legacy
 from utils.checkpoints.inert_pickle import Damaged, Machine, Record
-from utils.checkpoints.legacy import LegacyCheckpoint, is_legacy, load_legacy
 from utils.errors import UserError
 
 
@@ -185,6 +185,7 @@ def test_the_hand_made_tensor_is_right(tmp_path: Path) -> None:
         ((2,), (1, 1), 0, 4, "stride"),
         ((1000000,), (0,), 0, 4, "in 4 elements"),
         ((2**40, 0), (1, 1), 9, 4, "in 4 elements"),
+        ((0, 2**62, 2**62), (1, 1, 1), 0, 4, "an empty tensor"),
         ((2**70,), (1,), 0, 4, "size"),
         ((4,), (1,), 0, 5, "has 16 bytes, expected 20"),
         ((2,), (1,), 0, 2, "has 16 bytes, expected 8"),
@@ -195,6 +196,16 @@ def test_tensors_outside_their_storage(
 ) -> None:
     path = archive(tmp_path / "odd.pt", tensor_pickle(size, stride, offset, numel), FOUR)
     with pytest.raises(UserError, match=complaint):
+        load_legacy(path)
+
+
+@pytest.mark.parametrize("name", ["collections\nOrderedDict", "builtins\nset"])
+def test_a_tensor_is_no_list_of_items(name: str, tmp_path: Path) -> None:
+    """It would unfold into an object for each row: gigabytes, of a file of megabytes."""
+    whole = tensor_pickle((4, 1), (1, 1), 0, 4).decode()
+    tensor = whole[whole.index("ctorch._utils") : whole.index("NtR") + len("NtR")]
+    path = archive(tmp_path / "odd.pt", f"c{name}\n({tensor}tR.".encode(), FOUR)
+    with pytest.raises(UserError, match="the items of a Tensor"):
         load_legacy(path)
 
 

@@ -1,0 +1,88 @@
+"""Small tables of tensors as files of YOLOX and YOLOv9 hold them, by the reference data's names and rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import families
+from tests.hostile.expect import checked
+from utils.checkpoints.weights import load_weights, model_of_weights
+from utils.errors import UserError
+
+Tensors = dict[str, Tensor]
+
+NC = 80
+STEM = "backbone.backbone.stem.conv.conv.weight"
+MIDDLE = "backbone.backbone.dark4.1.m.0.conv1.conv.weight"
+LAST = "head.cls_preds.0.weight"
+V9_HEAD = 22  # its layer; the auxiliary branch lies behind it
+
+
+def small_yolox(shared: Path, nc: int = NC, depth: int = 1) -> Tensors:
+    """A YOLOX of a quarter of the s size's width and `depth` times its depth: half a million parameters at 1."""
+    named = {}
+    for name, shape in families.shapes(shared, "yolox_s").items():
+        found = re.fullmatch(r"(.+\.m\.)(\d+)(\..+)", name)
+        each = [f"{found[1]}{int(found[2]) * depth + k}{found[3]}" for k in range(depth)] if found else [name]
+        named.update(dict.fromkeys(each, tuple(_quarter(side, nc) for side in shape)))
+    return families.state_dict(named)
+
+
+def _quarter(side: int, nc: int) -> int:
+    """A side of a tensor: channels are multiples of 32 there, but for those of the classes."""
+    return nc if side == NC else side // 4 if side >= 32 else side
+
+
+def v9_t(shared: Path, nc: int = NC, width: int = 128, *, auxiliary: bool = False) -> Tensors:
+    """YOLOv9-t for so many classes, its class branches `width` channels wide."""
+    named = {
+        name: shape
+        for name, shape in families.shapes(shared, "yolov9-t").items()
+        if auxiliary or int(name.partition(".")[0]) <= V9_HEAD
+    }
+    return families.state_dict(
+        {name: _classes(name, shape, nc, width) if ".class_conv." in name else shape for name, shape in named.items()}
+    )
+
+
+def _classes(name: str, shape: tuple[int, ...], nc: int, width: int) -> tuple[int, ...]:
+    """The shape of a tensor of the class branches."""
+    if ".class_conv.2." in name:
+        return (nc, width, 1, 1) if len(shape) == 4 else (nc,)
+    if ".class_conv.1.conv." in name:
+        return (width, width, 3, 3)
+    return (width, *shape[1:]) if shape else ()
+
+
+def save(path: Path, content: Any) -> Path:
+    """Write it as the family's own code would."""
+    torch.save(content, path)
+    return path
+
+
+def with_at(x: Tensor, value: float) -> Tensor:
+    """A copy whose last number is another."""
+    x = x.clone()
+    x.view(-1)[-1] = value
+    return x
+
+
+def renamed(old: str, new: str) -> Callable[[Tensors], object]:
+    """The beginnings of names are others."""
+    return lambda t: [t.update({new + n.removeprefix(old): t.pop(n)}) for n in [*t] if n.startswith(old)]
+
+
+def refusal(path: Path) -> str:
+    """What a user reads of a file that val.py cannot take."""
+    with pytest.raises(UserError) as caught:
+        model_of_weights(load_weights(path), str(path))
+    text = checked(str(caught.value))
+    assert str(path) in text, text
+    return text

@@ -1,0 +1,273 @@
+"""Files of YOLOX and YOLOv9 in every form that is published, and of other sizes and classes than those."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from data.source.annotations.coco_names import COCO_NAMES
+from tests import families
+from tests.utils.checkpoints.foreign.made import V9_HEAD, save, small_yolox, v9_t
+from utils.checkpoints.start import build_model
+from utils.checkpoints.weights import Weights, intersect_weights, load_weights, model_of_weights
+from utils.config import TrainConfig
+
+THREE = ("ant", "bee", "cow")
+HALVED = "float16"  # the form that rounds
+
+
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def zeros(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def same(weights: Weights, other: Weights, *, halved: bool = False) -> bool:
+    """Whether two files gave the same weights of the same architecture; to half precision's rounding where `halved`."""
+    assert weights.model_yaml == other.model_yaml and weights.state_dict.keys() == other.state_dict.keys()
+    return all(
+        tensor.dtype == other.state_dict[name].dtype
+        and (
+            torch.allclose(tensor, other.state_dict[name], rtol=1e-3, atol=1e-6)
+            if halved
+            else torch.equal(tensor, other.state_dict[name])
+        )
+        for name, tensor in weights.state_dict.items()
+    )
+
+
+YOLOX_FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "as published": lambda t: {"start_epoch": 300, "model": t, "optimizer": optimizer_state()},
+    "of a run of its own": lambda t: {
+        "start_epoch": 12,
+        "model": t,
+        "optimizer": optimizer_state(),
+        "best_ap": np.float64(0.405),
+        "curr_ap": np.float32(0.4),
+    },
+    "bare": lambda t: t,
+    "of several processes": lambda t: {"model": prefixed("module.", t)},
+    HALVED: lambda t: {"model": {n: x.half() if x.is_floating_point() else x for n, x in t.items()}},
+    "float64": lambda t: {"model": {n: x.double() if x.is_floating_point() else x for n, x in t.items()}},
+    "channels last": lambda t: {
+        "model": {n: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for n, x in t.items()}
+    },
+    "parameters": lambda t: {"model": {n: torch.nn.Parameter(x) if x.is_floating_point() else x for n, x in t.items()}},
+    "an average beside": lambda t: {"model": zeros(t), "ema": t},
+}
+YOLOV9_FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "bare, as published": lambda t: t,
+    "without the auxiliary branch": lambda t: {n: x for n, x in t.items() if int(n.partition(".")[0]) <= V9_HEAD},
+    "of its trainer": lambda t: {
+        "epoch": 3,
+        "global_step": 99,
+        "pytorch-lightning_version": "2.4.0",
+        "state_dict": prefixed("model.model.", t),
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.38), "dirpath": "x"}},
+        "optimizer_states": [optimizer_state()],
+    },
+    "its average wins": lambda t: {"state_dict": {**prefixed("model.model.", zeros(t)), **prefixed("ema.model.", t)}},
+    HALVED: lambda t: {n: x.half() if x.is_floating_point() else x for n, x in t.items()},
+}
+
+
+def optimizer_state() -> dict[str, Any]:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.01, momentum=0.9)
+    parameter.sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.fixture(scope="module")
+def yolox(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """What the small model's file gives in its published form."""
+    path = tmp_path_factory.mktemp("small") / "yolox.pth"
+    return load_weights(save(path, {"start_epoch": 300, "model": small_yolox(shared)}))
+
+
+@pytest.fixture(scope="module")
+def yolov9(family_files: Callable[[str], Path]) -> Weights:
+    """What the published form of YOLOv9-t gives."""
+    return load_weights(family_files("yolov9-t"))
+
+
+@pytest.mark.parametrize("form", YOLOX_FORMS)
+def test_every_form_of_a_file_of_yolox(form: str, shared: Path, yolox: Weights, tmp_path: Path) -> None:
+    weights = load_weights(save(tmp_path / "any.name", YOLOX_FORMS[form](small_yolox(shared))))
+    assert same(weights, yolox, halved=form == HALVED) and weights.family == "YOLOX" and weights.names == COCO_NAMES
+    assert "any.name (original YOLOX)" in weights.source
+
+
+@pytest.mark.parametrize("form", YOLOV9_FORMS)
+def test_every_form_of_a_file_of_yolov9(form: str, shared: Path, yolov9: Weights, tmp_path: Path) -> None:
+    weights = load_weights(save(tmp_path / "any.name", YOLOV9_FORMS[form](v9_t(shared, auxiliary=True))))
+    assert same(weights, yolov9, halved=form == HALVED) and weights.family == "YOLOv9" and weights.names == COCO_NAMES
+    assert not any(name.startswith("model.23") for name in weights.state_dict)
+
+
+class Configuration:
+    """Classes of the names that the trainer's configuration has, in modules of those names, while it is written."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.content = self._of("omegaconf.dictconfig", "DictConfig")
+        metadata = self._of("omegaconf.base", "ContainerMetadata")
+        metadata.__dict__.update(ref_type=typing.Any, object_type=dict, key_type=str, element_type=int, optional=True)
+        node = self._of("omegaconf.nodes", "AnyNode")
+        node.__dict__.update(_val="v9-t", _parent=self.content, _metadata=metadata)
+        self.content.__dict__.update(_metadata=metadata, _content={"name": node}, _parent=None, _flags_cache=None)
+        self.config = self._of("yolo.config.config", "Config")
+        self.config.__dict__.update(model=self.content, image_size=[640, 640], path=Path("runs"))
+
+    def _of(self, module: str, name: str) -> Any:
+        made = type(name, (), {"__module__": module})
+        for end in range(1, module.count(".") + 2):
+            parent = ".".join(module.split(".")[:end])
+            if parent not in sys.modules:
+                self._patch.setitem(sys.modules, parent, types.ModuleType(parent))
+        self._patch.setattr(sys.modules[module], name, made, raising=False)
+        return made()
+
+
+def test_objects_of_a_trainers_configuration_are_read_over(
+    shared: Path, yolov9: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content: dict[str, Any] = {"state_dict": prefixed("model.model.", v9_t(shared))}
+    with monkeypatch.context() as patch:
+        made = Configuration(patch)
+        content["hyper_parameters"] = {"cfg": made.config, "model": made.content}
+        content["lr_schedulers"] = [collections.defaultdict(dict, last_epoch=3)]
+        path = save(tmp_path / "run.ckpt", content)
+    assert b"omegaconf.dictconfig" in path.read_bytes()
+    before = {*sys.modules}
+    assert same(load_weights(path), yolov9)
+    assert not any(name.startswith(("yolo.", "omegaconf")) for name in {*sys.modules} - before)
+
+
+@pytest.mark.parametrize(("nc", "names"), [(3, ("0", "1", "2")), (80, COCO_NAMES)])
+def test_files_for_other_classes_have_their_head(nc: int, names: tuple[str, ...], shared: Path, tmp_path: Path) -> None:
+    for weights, outputs in (
+        (load_weights(save(tmp_path / "x.pth", {"model": small_yolox(shared, nc)})), 5 + nc),
+        (load_weights(save(tmp_path / "9.pt", v9_t(shared, nc))), 4 + nc),
+    ):
+        assert weights.names == (names if nc == 80 else ())
+        model = model_of_weights(weights, "given").eval()
+        assert model.names == names and model.nc == nc
+        with torch.no_grad():
+            assert model(torch.zeros(1, 3, 32, 32))[0].shape == (1, 21, outputs)
+
+
+def test_it_is_said_where_names_are_assumed(shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    of_80, of_3 = (save(tmp_path / f"{nc}.pth", {"model": small_yolox(shared, nc)}) for nc in (80, 3))
+    with caplog.at_level("INFO"):
+        load_weights(of_3)
+        assert caplog.messages == []
+        load_weights(of_80)
+    assert caplog.messages == ["80.pth: files of YOLOX name no classes; its 80 are taken for COCO's."]
+
+
+@pytest.mark.parametrize("width", [80, 64])
+def test_the_width_of_class_branches_is_the_files(width: int, shared: Path, tmp_path: Path) -> None:
+    """YOLOv9 makes it of the number of classes, and its trainer may have been told another."""
+    weights = load_weights(save(tmp_path / "9.pt", v9_t(shared, 3, width)))
+    assert weights.model_yaml["head"][-1][3] == ["nc", width, 16]
+    model = model_of_weights(weights, "given")
+    assert {name: tuple(p.shape) for name, p in model.named_parameters() if ".cls.1." in name and p.ndim == 4} == {
+        "model.22.one_to_many.cls.1.0.conv.weight": (width, 96, 3, 3),
+        "model.22.one_to_many.cls.1.1.conv.weight": (width, width, 3, 3),
+        "model.22.one_to_many.cls.1.2.weight": (3, width, 1, 1),
+    }
+
+
+@pytest.mark.parametrize("family", ["YOLOX", "YOLOv9"])
+def test_other_classes_start_the_last_class_convolutions_anew_and_nothing_else(
+    family: str, shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content: Any = {"model": small_yolox(shared)} if family == "YOLOX" else v9_t(shared)
+    weights = load_weights(save(tmp_path / "file.pt", content))
+    with caplog.at_level("INFO"):
+        model = build_model(TrainConfig(weights=str(tmp_path / "file.pt")), THREE, weights)
+    last = {"YOLOX": "model.24.cls.{}.2", "YOLOv9": "model.22.one_to_many.cls.{}.2"}[family]
+    anew = {f"{last.format(level)}.{kind}" for level in range(3) for kind in ("weight", "bias")}
+    state = model.state_dict()
+    assert state.keys() == weights.state_dict.keys()
+    different = {name for name, tensor in weights.state_dict.items() if not torch.equal(state[name], tensor)}
+    assert different == anew and model.names == THREE
+    total = len(state)
+    (said,) = [record.message for record in caplog.records if "tensors taken" in record.message]
+    assert f"{total - 6} of {total} tensors taken" in said and "as with other classes" in said
+    assert any(name in said for name in anew)
+
+
+def test_the_same_classes_keep_everything(yolox: Weights) -> None:
+    fitting, said = intersect_weights(model_of_weights(yolox, "given").state_dict(), yolox.state_dict)
+    assert fitting.keys() == yolox.state_dict.keys()
+    assert said == f"{len(fitting)} of {len(fitting)} tensors taken"
+
+
+def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Weights) -> None:
+    """Its own path: BGR in 0 … 255, the four phases of 2×2 pixels end to end, the weights as they are in the file."""
+    picture = families.picture().permute(2, 0, 1)[None].float()
+    bgr = picture.flip(1)
+    phases = [bgr[..., row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
+    original = small_yolox(shared)["backbone.backbone.stem.conv.conv.weight"]
+    expected = F.conv2d(torch.cat(phases, 1), original, padding=1)
+    model = model_of_weights(yolox, "given")
+    focus = model.model[0]
+    seen: list[Tensor] = []
+    focus.conv.conv.register_forward_hook(lambda *given: seen.append(given[2]))  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        focus(picture / 255)
+    assert (seen[0] - expected).abs().max() < 1e-5 * expected.abs().max()
+    brought = yolox.state_dict["model.0.conv.conv.weight"].unflatten(1, (4, 3))
+    assert torch.equal(brought.flip(2).flatten(1, 2), original * 255)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_yolox_of_another_size_is_rebuilt_from_its_tensors(depth: int, shared: Path, tmp_path: Path) -> None:
+    """An eighth of YOLOX-l's width, and a third or all of its depth."""
+    weights = load_weights(save(tmp_path / "x.pth", {"model": small_yolox(shared, depth=depth)}))
+    multiples = weights.model_yaml["depth_multiple"], weights.model_yaml["width_multiple"]
+    assert weights.model_yaml["name"] == "yolox" and multiples == (pytest.approx(depth / 3), 0.125)
+    model = model_of_weights(weights, "given")
+    assert model.model[0].conv.conv.out_channels == 8  # type: ignore[union-attr]
+    assert [len(model.model[i].m) for i in (2, 4, 6, 9)] == [depth, 3 * depth, 3 * depth, depth]  # type: ignore[union-attr, arg-type]
+
+
+def test_the_free_head_takes_the_whole_body_of_yolox(
+    family_files: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = family_files("yolox_tiny")
+    weights = load_weights(path)
+    with caplog.at_level("INFO"):
+        model = build_model(TrainConfig(cfg="yolox-tiny-free.yaml", weights=str(path)), COCO_NAMES, weights)
+    body = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("model.24.")}
+    assert body.keys() == {name for name in weights.state_dict if not name.startswith("model.24.")}
+    assert all(torch.equal(tensor, weights.state_dict[name]) for name, tensor in body.items())
+    assert any("have another kind of head" in record.message for record in caplog.records)
+
+
+def test_a_larger_model_of_the_family_is_warned_of(
+    family_files: Callable[[str], Path], yolov9: Weights, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = str(family_files("yolov9-t"))
+    with caplog.at_level("WARNING"):
+        build_model(TrainConfig(weights=weights), THREE, yolov9)
+        assert caplog.messages == []
+        build_model(TrainConfig(cfg="yolov9-s.yaml", weights=weights), THREE, yolov9)
+    (said,) = caplog.messages
+    assert "% of the model's layers start from these weights" in said and "Give the --cfg that belongs to them" in said

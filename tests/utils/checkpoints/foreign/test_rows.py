@@ -1,0 +1,97 @@
+"""What the families' own code predicts is predicted here, by every way from their file to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.detector import DetectionModel
+from tests import families
+from utils.boxes import xyxy_to_cxcywh
+from utils.checkpoints.weights import load_weights, model_of_weights
+from utils.exporting.onnx_file import Onnx
+from utils.exporting.subject import Subject
+from utils.flags.export import ExportConfig
+from utils.inference.backend import Backend
+from utils.inference.backends.choose import open_exported
+from utils.inference.network import TorchNetwork
+from utils.inference.pipeline import fit_picture, network_input
+from utils.machine.choose import accelerator_of
+
+each_family = pytest.mark.parametrize("reference", families.FILES)
+each_by_size = pytest.mark.parametrize(
+    "reference",
+    [
+        pytest.param(name, marks=() if name in ("yolox_tiny", "yolov9-t") else pytest.mark.slow)
+        for name in families.FILES
+    ],
+)
+
+
+@pytest.fixture
+def image() -> Tensor:
+    """The picture as the model gets it, float32 (1, 3, 160, 224)."""
+    return families.picture().permute(2, 0, 1)[None].float() / 255
+
+
+def opened(path: Path) -> DetectionModel:
+    return model_of_weights(load_weights(path), str(path)).eval()
+
+
+def expected_rows(shared: Path, reference: str, *, has_objectness: bool) -> Tensor:
+    """(735, 84) or with objectness (735, 85): the family's rows as this program has them, with centre and size.
+
+    A file that was exported has the objectness in its class probabilities.
+    """
+    rows = torch.from_numpy(families.rows(shared, reference))
+    if reference.startswith("yolov9"):  # these are corners
+        return torch.cat((xyxy_to_cxcywh(rows[:, :4]), rows[:, 4:]), 1)
+    return rows if has_objectness else torch.cat((rows[:, :4], rows[:, 4:5] * rows[:, 5:]), 1)
+
+
+def assert_rows(decoded: Tensor, expected: Tensor) -> None:
+    """The largest difference of a column is small beside the column's largest value."""
+    assert decoded.shape == (1, *expected.shape)
+    error = (decoded[0] - expected).abs().amax(0) / expected.abs().amax(0)
+    assert float(error.max()) < families.RELATIVE
+
+
+@each_family
+def test_rows_of_the_import_and_of_the_fused_model(
+    reference: str, family_files: Callable[[str], Path], shared: Path, image: Tensor
+) -> None:
+    model = opened(family_files(reference))
+    expected = expected_rows(shared, reference, has_objectness=model.head.has_objectness)
+    with torch.no_grad():
+        assert_rows(model(image)[0], expected)
+        assert_rows(model.fuse()(image)[0], expected)
+        assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+
+
+@each_by_size
+def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path], shared: Path) -> None:
+    backend = TorchNetwork.open(family_files(reference), accelerator_of(torch.device("cpu")))
+    backend.size_hw = families.SIZE_HW  # without the margin that validation leaves around a picture
+    assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
+
+
+@each_by_size
+def test_rows_of_the_exported_onnx(
+    reference: str, family_files: Callable[[str], Path], shared: Path, tmp_path: Path
+) -> None:
+    config = ExportConfig(weights=str(family_files(reference)), raw=True, imgsz=families.SIZE_HW)
+    path = Onnx().write(Subject.read(config), tmp_path / "raw.onnx")
+    backend = open_exported(str(path), accelerator_of(torch.device("cpu")))
+    assert isinstance(backend, Backend)
+    assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
+
+
+def assert_pipeline(backend: Backend, expected: Tensor) -> None:
+    """The rows of the picture on its way through a pipeline, up to the suppression."""
+    picture = families.picture().numpy()
+    canvas, _ = fit_picture(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)
+    assert_rows(backend(network_input(canvas, backend.accelerator.device)), expected)

@@ -1,0 +1,318 @@
+"""What `--weights` means: paths, published names, downloads from a server that misbehaves on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.source.download import Patience, fetch
+from tests.file_server import FileServer
+from tests.system.launch import ROOT
+from utils.checkpoints import resolve as module
+from utils.checkpoints.resolve import resolve_weights
+from utils.errors import UserError
+from utils.flags import published as table
+from utils.flags.published import PUBLISHED
+
+HTML = b"<!DOCTYPE html>\n<html><head><title>Log in to the network</title></head></html>"
+
+
+def saved() -> bytes:
+    """A small file as torch.save makes it."""
+    file = io.BytesIO()
+    torch.save({"model": {"weight": torch.arange(50_000.0)}}, file)
+    return file.getvalue()
+
+
+BODY = saved()
+DIGEST = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = Patience(backoff_s=0.01, timeout_s=30.0)
+    monkeypatch.setattr(module, "fetch", partial(fetch, patience=patience))
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[FileServer]:
+    """A server of BODY under every published name, and a table that knows its address, size and digest."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with FileServer(BODY).running() as server:
+        known = tuple(replace(w, folder=server.folder, size=len(BODY), sha256=DIGEST) for w in PUBLISHED)
+        monkeypatch.setattr(table, "PUBLISHED", known)
+        yield server
+
+
+@pytest.fixture
+def unpinned(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    """The same with a table that knows no digest, and the size in megabytes alone, as of YOLOv9's."""
+    about = round(len(BODY) / 1e6, 1)
+    known = tuple(replace(weights, size=None, megabytes=about, sha256="") for weights in table.PUBLISHED)
+    monkeypatch.setattr(table, "PUBLISHED", known)
+    return server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "weights"
+
+
+def get(name: str) -> Path:
+    return resolve_weights(name, progress=False)
+
+
+def test_existing_files(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    (tmp_path / "best.pt").write_bytes(b"x")
+    assert resolve_weights(str(tmp_path / "best.pt")) == tmp_path / "best.pt"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_weights("best.pt").samefile(tmp_path / "best.pt")
+    cache.mkdir(parents=True)
+    (cache / "yolov5s.pt").write_bytes(b"x")
+    (cache / "ours.pt").write_bytes(b"x")
+    assert resolve_weights("yolov5s.pt") == resolve_weights("yolov5s") == cache / "yolov5s.pt"
+    assert resolve_weights("ours.pt") == cache / "ours.pt"
+    (tmp_path / "yolov5s.pt").write_bytes(b"mine")  # a file of the user's own comes first
+    for name in ("yolov5s.pt", "yolov5s", "yolov5s.pth"):
+        assert resolve_weights(name).samefile(tmp_path / "yolov5s.pt")
+    (tmp_path / "yolox-s.pth").write_bytes(b"mine")  # as it is spelled
+    assert resolve_weights("yolox-s.pth").samefile(tmp_path / "yolox-s.pth")
+
+
+def test_every_name_is_downloaded_once_into_the_cache(server: FileServer, tmp_path: Path, cache: Path) -> None:
+    for weights in PUBLISHED:
+        for name in (weights.name, weights.stem, Path(weights.cfg).stem, f"{Path(weights.cfg).stem}.pt"):
+            assert get(name) == cache / weights.name
+    assert server.asked == [f"/{weights.name}" for weights in PUBLISHED]
+    assert list((tmp_path / "work").iterdir()) == []
+    notes = {path.name for path in cache.iterdir()} - {weights.name for weights in PUBLISHED}
+    assert notes == {f"{weights.name}.sha256" for weights in PUBLISHED}
+    assert (cache / "yolox_s.pth.sha256").read_text() == f"{DIGEST}  yolox_s.pth\n"
+
+
+def test_a_download_is_reported_in_one_line(server: FileServer, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    get("yolox_s")
+    place = server.folder.removeprefix("http://").rstrip("/")
+    assert caplog.messages == [
+        f"yolox_s.pth: 0.2 MB from {place}, Apache-2.0, SHA-256 {DIGEST}, kept as {cache / 'yolox_s.pth'}."
+    ]
+    caplog.clear()
+    get("yolox_s")
+    assert caplog.messages == []
+    get("yolov5n.pt")
+    (line,) = caplog.messages
+    assert ", AGPL-3.0, SHA-256 " in line and "Mind its terms" in line and "--list-weights" in line
+
+
+def test_an_interrupted_download_is_resumed_by_the_next_command(server: FileServer, cache: Path) -> None:
+    server.break_after = [50_000, 10_000, 0, 0, 0]
+    with pytest.raises(UserError, match=r"the connection ended after 60,000 of .* bytes") as caught:
+        get("v9-t.pt")
+    assert str(cache / "v9-t.pt") in str(caught.value)
+    assert not (cache / "v9-t.pt").exists() and not (cache / "v9-t.pt.sha256").exists()
+    server.break_after = []
+    assert get("v9-t.pt").read_bytes() == BODY
+    assert server.seen[-1] == "bytes=60000-"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (HTML, rf"the server sent a web page \(it begins '<!DOCTYPE html>.*\), expected a checkpoint of {len(BODY):,}"),
+        (b"", "the server sent nothing, expected a checkpoint"),
+        (b"\x80\x02}q\x00." * 9, "the server sent 54 bytes that are no checkpoint"),
+        (BODY[:-1000], f"the server sent {len(BODY) - 1000:,} bytes, expected a checkpoint of {len(BODY):,} bytes"),
+        (BODY + b"x", f"the server sent {len(BODY) + 1:,} bytes, expected a checkpoint of {len(BODY):,} bytes"),
+        (BODY[:9000] + b"!" + BODY[9001:], f"its SHA-256 is [0-9a-f]{{64}}, expected {DIGEST}"),
+    ],
+    ids=["web page", "empty", "pickle", "shorter", "longer", "other"],
+)
+@pytest.mark.parametrize("length", [True, False])
+def test_what_is_not_the_published_file_is_refused(
+    server: FileServer, cache: Path, body: bytes, said: str, length: bool
+) -> None:
+    server.body, server.length = body, length
+    with pytest.raises(
+        UserError, match=rf"^Cannot use http://127.*/yolox_m\.pth: {said}.* Nothing of it is kept"
+    ) as caught:
+        get("yolox_m.pth")
+    assert "\n" not in str(caught.value)
+    assert not (cache / "yolox_m.pth").exists() and not (cache / "yolox_m.pth.sha256").exists()
+    server.body = BODY
+    assert get("yolox_m.pth").read_bytes() == BODY  # from its beginning
+    assert server.seen == [None, None]
+
+
+def test_a_truncated_file_is_refused_though_its_size_is_unknown(unpinned: FileServer, cache: Path) -> None:
+    unpinned.body, unpinned.length = BODY[:-1000], False
+    with pytest.raises(UserError, match=r"bytes whose end is missing, expected a checkpoint of about 0\.2 MB\. Noth"):
+        get("v9-c")
+    assert not (cache / "v9-c.pt").exists()
+    unpinned.body = BODY
+    assert get("v9-c").read_bytes() == BODY and (cache / "v9-c.pt.sha256").is_file()
+
+
+def test_another_file_is_refused_where_megabytes_alone_are_known(
+    unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = io.BytesIO()
+    torch.save({"model": {"weight": torch.arange(100_000.0)}}, file)
+    unpinned.body = file.getvalue()
+    with pytest.raises(
+        UserError, match=r"the server sent 4\d\d,\d{3} bytes, expected a checkpoint of about 0\.2 MB\. No"
+    ):
+        get("v9-c")
+    assert not (cache / "v9-c.pt").exists()
+    unpinned.body = BODY
+    caplog.set_level(logging.INFO)
+    get("v9-c")
+    (line,) = caplog.messages
+    assert f"MIT, SHA-256 {DIGEST} (not pinned: no digest of this file is known to compare it with), kept as" in line
+
+
+def test_a_file_of_no_known_size_is_taken(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = tuple(replace(weights, size=None, megabytes=None, sha256="") for weights in table.PUBLISHED)
+    monkeypatch.setattr(table, "PUBLISHED", known)
+    caplog.set_level(logging.INFO)
+    assert get("v9-t").read_bytes() == BODY and "(not pinned: " in caplog.text
+
+
+@pytest.mark.parametrize("note", [None, "", "0" * 64, "\x1b[2J"], ids=["", "emptied", "other", "control"])
+def test_a_file_that_has_changed_in_the_cache_is_refused(unpinned: FileServer, cache: Path, note: str | None) -> None:
+    path = get("v9-s")
+    if note is None:
+        path.write_bytes(BODY[:9000] + b"!" + BODY[9001:])
+    else:
+        (cache / "v9-s.pt.sha256").write_text(note)
+    with pytest.raises(UserError, match=r"v9-s\.pt has changed since it was downloaded: .* Delete both, and") as caught:
+        get("v9-s")
+    assert str(path) in str(caught.value) and str(caught.value).isprintable()
+    assert resolve_weights(str(path)) == path  # where it is meant
+    path.unlink()
+    (cache / "v9-s.pt.sha256").unlink()
+    assert get("v9-s").read_bytes() == BODY and unpinned.asked == ["/v9-s.pt"] * 2
+
+
+def test_a_file_that_was_put_into_the_cache_by_hand(
+    server: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.mkdir(parents=True)
+    (cache / "yolox_l.pth").write_bytes(BODY)
+    assert get("yolox_l") == cache / "yolox_l.pth" and caplog.messages == []
+    (cache / "yolox_l.pth").write_bytes(BODY[::-1])
+    assert get("yolox_l") == cache / "yolox_l.pth"
+    (line,) = caplog.messages
+    assert f"not the published yolox_l.pth, whose SHA-256 is {DIGEST}" in line and "by hand" in line
+    assert server.asked == [] and not (cache / "yolox_l.pth.sha256").exists()
+
+
+def test_without_a_network(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileServer(b"") as gone:
+        nowhere = gone.folder
+    monkeypatch.setattr(table, "PUBLISHED", tuple(replace(w, folder=nowhere) for w in PUBLISHED))
+    with pytest.raises(
+        UserError, match=r"Cannot download http://.*/yolox_s\.pth: .*refused.*Check the network"
+    ) as caught:
+        get("yolox_s")
+    (cache / "yolox_s.pth").write_bytes(BODY)  # by other means, to where the message says
+    assert f"download the file by other means to {cache / 'yolox_s.pth'}" in str(caught.value)
+    assert get("yolox_s") == cache / "yolox_s.pth"
+
+
+def test_processes_at_once_download_once(server: FileServer, cache: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys, time, logging
+from dataclasses import replace
+from pathlib import Path
+from utils.checkpoints.resolve import resolve_weights
+from utils.flags import published as table
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+table.PUBLISHED = tuple(
+    replace(w, folder={server.folder!r}, size={len(BODY)}, sha256={DIGEST!r}) for w in table.PUBLISHED
+)
+Path(sys.argv[1]).touch()
+while not all(Path(name).exists() for name in "ab"):
+    time.sleep(0.01)
+print(resolve_weights("yolox_x", progress=False).stat().st_size)
+"""
+    server.pause_s = 0.5  # time for the other one to come
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"]
+    both = [subprocess.Popen([*command, name], cwd=tmp_path, stdout=subprocess.PIPE, text=True) for name in "ab"]
+    try:
+        said = [process.communicate(timeout=120)[0].splitlines() for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0]
+    assert server.asked == ["/yolox_x.pth"]
+    assert [lines[-1] for lines in said] == [str(len(BODY))] * 2
+    assert sorted(len(lines) for lines in said) == [1, 2]  # the line of the download, said once
+    assert {path.name for path in cache.iterdir()} == {"yolox_x.pth", "yolox_x.pth.sha256"}
+
+
+def test_the_published_file_itself(shared: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size and digest are the table's."""
+    server.body = (shared / "weights" / "yolov5n.pt").read_bytes()
+    monkeypatch.setattr(table, "PUBLISHED", tuple(replace(w, folder=server.folder) for w in PUBLISHED))
+    assert get("yolov5n").read_bytes() == server.body
+    with pytest.raises(UserError, match="expected a checkpoint of 14,808,437 bytes"):
+        get("yolov5s")
+
+
+def test_names_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        resolve_weights("yolov5ss.pt")
+    message = str(caught.value)
+    assert message.startswith("--weights yolov5ss.pt: no such file; tried ")
+    assert str(tmp_path / "yolov5ss.pt") in message and str(tmp_path / "cache/weights/yolov5ss.pt") in message
+    assert "Did you mean 'yolov5s.pt'? Expected a checkpoint, or a published one by name: --list-weights" in message
+    assert message.count("yolov5") == message.count("yolov5ss") + 1  # not every name
+    with pytest.raises(
+        UserError, match=r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"
+    ):
+        resolve_weights("yolov5z.pt")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/best.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"Did you mean 'best\.pt'"):
+        resolve_weights("runs/bst.pt")
+    (tmp_path / "runs/last.pt").symlink_to("gone")
+    with pytest.raises(UserError, match=r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"):
+        resolve_weights("runs/last.pt")  # which is never offered in place of itself
+    with pytest.raises(UserError, match="no such file"):
+        resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the published name
+    with pytest.raises(UserError, match="--weights is empty, expected a checkpoint"):
+        resolve_weights("")
+    for own in ("tessera-n.pt", "tessera-n", "tessera-n.yaml"):
+        message = rf"--weights {own}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
+        with pytest.raises(UserError, match=message):
+            resolve_weights(own)
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
+        resolve_weights(str(tmp_path / "folder.pt"))
+    (tmp_path / "exp/weights").mkdir(parents=True)
+    (tmp_path / "exp/weights/best.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"):
+        resolve_weights("exp")
+    (tmp_path / "yolov5n").mkdir()
+    with pytest.raises(UserError, match="yolov5n: found a folder"):
+        resolve_weights("yolov5n")

@@ -1,0 +1,101 @@
+"""The table of published weights: what it lists, and what a name means."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.detector import DetectionModel
+from models.summary import count_parameters
+from utils.config import TrainConfig, ValConfig
+from utils.errors import ConfigError
+from utils.flags.detect import DetectConfig
+from utils.flags.export import ExportConfig
+from utils.flags.options import Options
+from utils.flags.published import PUBLISHED, PublishedWeights, licence_of, published, published_table, suggestion
+
+
+def test_every_file_is_in_the_table_with_what_is_known_of_it() -> None:
+    lines = published_table().splitlines()
+    rows = {line.split()[0]: line for line in lines[1 : len(PUBLISHED) + 1]}
+    assert list(rows) == [weights.name for weights in PUBLISHED] and lines[len(PUBLISHED) + 1] == ""
+    assert re.split(r" {2,}", rows["yolox_tiny.pth"]) == [
+        *("yolox_tiny.pth", "5.1 M", "40.8 MB", "Apache-2.0", "32.8", "416 px", "yolox-tiny.yaml")
+    ]
+    assert re.split(r" {2,}", rows["v9-t.pt"]) == ["v9-t.pt", "2.4 M", "-", "MIT", "38.3", "640 px", "yolov9-t.yaml"]
+    assert "AGPL-3.0" in rows["yolov5x6.pt"] and "1280 px" in rows["yolov5x6.pt"]
+    assert len({line.index("px") for line in rows.values()}) == 1  # columns
+    assert max(map(len, lines)) <= 110
+
+
+def test_facts_have_their_form() -> None:
+    assert len(PUBLISHED) == len({weights.name for weights in PUBLISHED}) == 19
+    for weights in PUBLISHED:
+        assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/releases/download/[\w.-]+/", weights.folder)
+        assert weights.url == weights.folder + weights.name
+        assert weights.licence in ("Apache-2.0", "MIT", "AGPL-3.0")
+        assert weights.sha256 == "" or re.fullmatch("[0-9a-f]{64}", weights.sha256)
+        assert (weights.size is None) == (weights.sha256 == "")
+        # Parameters in float16 at least, and beside those in float32 at most a second copy of them.
+        assert weights.megabytes is None or 1.9 * weights.millions < weights.megabytes < 8.2 * weights.millions
+
+
+@pytest.mark.parametrize("weights", PUBLISHED, ids=lambda weights: weights.name)
+def test_the_model_of_a_file_is_there_and_as_large_as_said(weights: PublishedWeights) -> None:
+    with torch.device("meta"):
+        model = DetectionModel(weights.cfg)
+    assert count_parameters(model) == pytest.approx(1e6 * weights.millions, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        *((weights.name, weights.name) for weights in PUBLISHED),
+        *((weights.stem, weights.name) for weights in PUBLISHED),
+        *((Path(weights.cfg).stem, weights.name) for weights in PUBLISHED),
+        ("yolox_s.pt", "yolox_s.pth"),
+        ("yolox-s.pth", "yolox_s.pth"),
+        ("yolov9-t.pt", "v9-t.pt"),
+        ("yolov9-t.yaml", None),
+        ("yolov9t", None),
+        ("yolox_s.onnx", None),
+        ("yolox_s.", None),
+        (".pt", None),
+        ("", None),
+    ],
+)
+def test_names(typed: str, name: str | None) -> None:
+    found = published(typed)
+    assert (found and found.name) == name
+
+
+def test_no_two_files_share_a_spelling() -> None:
+    spellings = [spelling for weights in PUBLISHED for spelling in {weights.stem, Path(weights.cfg).stem}]
+    assert len(spellings) == len(set(spellings))
+
+
+def test_a_family_has_one_licence() -> None:
+    for weights in PUBLISHED:
+        assert licence_of(weights.family) == weights.licence
+    assert [licence_of(family) for family in ("YOLOX", "YOLOv9", "YOLOv5")] == ["Apache-2.0", "MIT", "AGPL-3.0"]
+
+
+def test_files_of_the_users_own_are_suggested_within_the_family() -> None:
+    assert suggestion("yolox_custm.pt", ["yolov5_custom.pt", "yolox_custom.pt"]) == " Did you mean 'yolox_custom.pt'?"
+    assert suggestion("yolox_custm.pt", ["yolov5_custom.pt"]).startswith(" Published ones of YOLOX: yolox_tiny.pth, ")
+    assert suggestion("bst.pt", ["best.pt"]) == " Did you mean 'best.pt'?"
+    assert suggestion("bst.pt") == suggestion("") == ""
+
+
+@pytest.mark.parametrize("options", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
+def test_the_list_is_printed_and_is_no_field(options: type[Options], capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--list-weights", "--list_weights"):
+        with pytest.raises(SystemExit) as ended:
+            options.from_args([flag])
+        assert ended.value.code == 0 and capsys.readouterr().out == published_table() + "\n"
+    assert not any("list" in key for key in options().as_dict())
+    with pytest.raises(ConfigError, match="unknown option 'list_weights'"):
+        options.named({"list_weights": True})

@@ -1,0 +1,113 @@
+"""YOLOX's weights (Ge et al., arXiv 2107.08430; Megvii, Apache-2.0): a body as YOLOv5's, with a head of its own.
+
+YOLOX takes pictures as BGR in 0 … 255. Its first convolution is brought to RGB in 0 … 1: the channels of each of the
+four pixels that it joins in reverse, and all weights times 255, to a rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from models.description import MODELS_DIR
+from utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from utils.text import first_of, shown
+from utils.yaml_file import read_yaml
+
+MARKER = "backbone.backbone.stem.conv.conv.weight"
+MARKER_OF_RELATED = re.compile(r"\bhead\.cls_preds\.0\.weight\Z")  # of its other models too
+EXPECTED_SIZES = "tiny, s, m, l and x"
+
+_LAYERS = {
+    "backbone.backbone.stem": 0,
+    "backbone.backbone.dark2.0": 1,
+    "backbone.backbone.dark2.1": 2,
+    "backbone.backbone.dark3.0": 3,
+    "backbone.backbone.dark3.1": 4,
+    "backbone.backbone.dark4.0": 5,
+    "backbone.backbone.dark4.1": 6,
+    "backbone.backbone.dark5.0": 7,
+    "backbone.backbone.dark5.1": 8,
+    "backbone.backbone.dark5.2": 9,
+    "backbone.lateral_conv0": 10,
+    "backbone.C3_p4": 13,
+    "backbone.reduce_conv1": 14,
+    "backbone.C3_p3": 17,
+    "backbone.bu_conv2": 18,
+    "backbone.C3_n3": 20,
+    "backbone.bu_conv1": 21,
+    "backbone.C3_n4": 23,
+}
+_HEAD = "model.24"
+_BRANCHES = {  # of the head, by level
+    "stems": "stems.{level}",
+    "cls_convs": "cls.{level}",
+    "cls_preds": "cls.{level}.2",
+    "reg_convs": "box.{level}",
+    "reg_preds": "offsets.{level}",
+    "obj_preds": "objectness.{level}",
+}
+_BODY_NAME = re.compile(rf"({'|'.join(map(re.escape, _LAYERS))})\.(.+)")
+_HEAD_NAME = re.compile(rf"head\.({'|'.join(_BRANCHES)})\.([0-2])\.(.+)")
+_PIXELS = 4  # that the first convolution joins
+_LEVELS = 255.0
+_STEM, _REPEATS = 64, 3  # channels and bottlenecks at multiples of 1
+_MOST_REPEATS = 12  # bottlenecks of the first stage; three times YOLOX-x's
+_SIZES = {(24, 1): "tiny", (32, 1): "s", (48, 2): "m", (64, 3): "l", (80, 4): "x"}  # by stem and bottlenecks
+
+
+def convert(tensors: Mapping[str, Tensor]) -> Imported:
+    """Weights of YOLOX in this program's names, for its pictures.
+
+    Args:
+        tensors: float32, by YOLOX's names.
+
+    Raises:
+        UnfitWeights: a tensor has no place here.
+    """
+    if odd := next((name for name in tensors if ".dconv." in name), None):
+        raise UnfitWeights(
+            f"it has depth-wise convolutions ({shown(odd)}), as yolox_nano has, expected {EXPECTED_SIZES}"
+        )
+    state = {_renamed(name): tensor for name, tensor in tensors.items()}
+    first = shape_of(tensors, MARKER, 4)
+    if first[1] != 3 * _PIXELS:
+        refuse_tensor(MARKER, first, f"{3 * _PIXELS} input channels, for RGB")
+    stem = "model.0.conv.conv.weight"
+    state[stem] = state[stem].unflatten(1, (_PIXELS, 3)).flip(2).flatten(1, 2) * _LEVELS
+    channels, bottlenecks = first[0], _bottlenecks(tensors)
+    require_shape(tensors, "backbone.backbone.dark5.0.conv.weight", (16 * channels, 8 * channels, 3, 3))
+    nc = shape_of(tensors, "head.cls_preds.0.weight", 4)[0]
+    require_shape(tensors, "head.cls_preds.0.weight", (nc, 4 * channels, 1, 1))
+    return Imported(state, {**_described(channels, bottlenecks), "nc": nc})
+
+
+def _renamed(name: str) -> str:
+    if found := _BODY_NAME.fullmatch(name):
+        return re.sub(r"\bconv([1-3])\b", r"cv\1", f"model.{_LAYERS[found[1]]}.{found[2]}")
+    if found := _HEAD_NAME.fullmatch(name):
+        return f"{_HEAD}.{_BRANCHES[found[1]].format(level=found[2])}.{found[3]}"
+    raise UnfitWeights(f"{shown(name)} has no place in YOLOX {EXPECTED_SIZES}")
+
+
+def _bottlenecks(tensors: Mapping[str, Tensor]) -> int:
+    """Of the first stage: those of all others follow."""
+    found = {int(m[1]) for name in tensors if (m := re.match(r"backbone\.backbone\.dark2\.1\.m\.(\d{1,3})\.", name))}
+    if found != set(range(len(found))) or not 0 < len(found) <= _MOST_REPEATS:
+        listed = first_of([str(index) for index in sorted(found)], 8)
+        raise UnfitWeights(
+            f"its first stage has the bottlenecks {listed or 'none'}, expected 0 to at most {_MOST_REPEATS - 1}"
+        )
+    return len(found)
+
+
+def _described(stem: int, bottlenecks: int) -> dict[str, Any]:
+    """The model YAML of a size; of another than the published ones, by its multiples."""
+    size = _SIZES.get((stem, bottlenecks))
+    described = dict(read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values)
+    if size is None:
+        described |= {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": stem / _STEM}
+    return {**described, "name": f"yolox-{size}" if size else "yolox"}

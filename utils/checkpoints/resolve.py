@@ -1,0 +1,176 @@
+"""The file that `--weights` means: a path, or a published file by name, which is downloaded once and then kept."""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from data.source.download import fetch
+from models.description import MODELS_DIR
+from utils.environment import cache_dir
+from utils.errors import UserError, did_you_mean
+from utils.files import sha256, special_kind
+from utils.flags.published import PublishedWeights, published, suggestion
+from utils.text import one_line, shown
+
+log = logging.getLogger(__name__)
+
+MAX_WEIGHTS_BYTES = 4 << 30
+_ZIP = b"PK\x03\x04"  # how a file of torch.save begins
+_DIGITS = 64
+_SHARE_OFF = 0.2  # of a size that somebody has once read off a page: another kind of file differs by more
+_TERMS = {"AGPL-3.0": " Mind its terms before you pass on what is made with it; --list-weights shows permissive ones."}
+
+
+def resolve_weights(name: str, *, progress: bool = True) -> Path:
+    """Find the file that `--weights` means; download a published one that is not there.
+
+    Args:
+        name: a path, or the bare name of a published file as `published` knows it, such as "yolox_s.pth" or "yolox_s",
+            which is looked for in the working directory and in the cache folder, and else downloaded to the latter.
+        progress: show a bar while downloading.
+
+    Raises:
+        UserError: there is no such file, with the places that were tried; it cannot be downloaded, what came is not the
+            published file, or a downloaded one is not what it was any more.
+    """
+    if not name:
+        raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
+    given = Path(name).expanduser()
+    if given.is_file():
+        return given
+    bare = given.name == name
+    known = published(name) if bare and not given.exists() else None
+    if known is not None:
+        own = Path(known.name)
+        return own if own.is_file() else _published_file(known, progress)
+    cached = _folder() / given.name
+    if bare and cached.is_file():
+        return cached
+    if kind := special_kind(given):
+        best = given / "weights" / "best.pt"
+        hint = f" Its best one is --weights {best}." if best.is_file() else ""
+        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
+    raise _missing(name, given, f"{given.absolute()}" + (f" and {cached}" if bare else ""))
+
+
+def _missing(name: str, given: Path, tried: str) -> UserError:
+    """What to say of a name that leads to no file."""
+    bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
+    if bare and published(model) is None and (MODELS_DIR / f"{model}.yaml").is_file():
+        return UserError(
+            f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
+            f"scratch, without --weights: --cfg {model}.yaml; or give a checkpoint of a run."
+        )
+    beside = [path.name for path in given.parent.glob("*.pt")] if given.parent.is_dir() else []
+    hint = suggestion(name, beside) if bare else did_you_mean(given.name, beside)
+    return UserError(
+        f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or a published one by name: "
+        "--list-weights shows them."
+    )
+
+
+def _folder() -> Path:
+    return cache_dir() / "weights"
+
+
+def _published_file(known: PublishedWeights, progress: bool) -> Path:
+    """The file in the cache folder, downloaded where it is not there yet."""
+    cached = _folder() / known.name
+    if cached.is_file():
+        _check_kept(known, cached)
+        return cached
+    arrived: list[str] = []
+
+    def accept(part: Path) -> None:
+        arrived.append(_accepted(known, part, cached))
+        _note(cached).write_text(f"{arrived[0]}  {known.name}\n")  # as sha256sum writes it
+
+    fetch(known.url, cached, max_bytes=MAX_WEIGHTS_BYTES, progress=progress, accept=accept)
+    if arrived:  # else another process has downloaded it meanwhile, and reported it
+        parts, size = urlsplit(known.url), cached.stat().st_size
+        pinned = "" if known.sha256 else " (not pinned: no digest of this file is known to compare it with)"
+        log.info(
+            f"{known.name}: {size / 1e6:.1f} MB from {parts.netloc}{parts.path.rpartition('/')[0]}, {known.licence}, "
+            f"SHA-256 {arrived[0]}{pinned}, kept as {cached}.{_TERMS.get(known.licence, '')}"
+        )
+    return cached
+
+
+def _note(cached: Path) -> Path:
+    """Where the digest of a downloaded file is kept."""
+    return cached.with_name(f"{cached.name}.sha256")
+
+
+def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
+    """The digest of a download that is what the publisher has.
+
+    Raises:
+        UserError: it is not.
+    """
+    size, digest = part.stat().st_size, ""
+    with part.open("rb") as file:
+        start = file.read(200)
+    if not start.startswith(_ZIP):
+        page = start.lstrip().startswith(b"<")
+        found = "a web page" if page else f"{size:,} bytes that are no checkpoint" if size else "nothing"
+        said = f" (it begins {shown(start[:40].decode(errors='replace'))})" if size else ""
+        wrong = f"the server sent {found}{said}, expected {_expected(known)}"
+    elif not _has_size(known, size):
+        wrong = f"the server sent {size:,} bytes, expected {_expected(known)}"
+    elif not zipfile.is_zipfile(part):
+        wrong = f"the server sent {size:,} bytes whose end is missing, expected {_expected(known)}"
+    else:
+        digest = sha256(part)
+        if not known.sha256 or digest == known.sha256:
+            return digest
+        wrong = f"its SHA-256 is {digest}, expected {known.sha256}"
+    raise UserError(
+        f"Cannot use {one_line(known.url, 200)}: {wrong}. Nothing of it is kept. Open the address in a browser to see "
+        f"what is there; put a file that you trust at {shown(cached)}, or give its path as --weights."
+    )
+
+
+def _has_size(known: PublishedWeights, size: int) -> bool:
+    """Whether a file is as large as the published one, as far as that is known; `size` in bytes."""
+    if known.size is not None:
+        return size == known.size
+    return known.megabytes is None or abs(size / 1e6 - known.megabytes) <= _SHARE_OFF * known.megabytes
+
+
+def _expected(known: PublishedWeights) -> str:
+    if known.size is not None:
+        return f"a checkpoint of {known.size:,} bytes"
+    return "a checkpoint" + (f" of about {known.megabytes:.1f} MB" if known.megabytes is not None else "")
+
+
+def _check_kept(known: PublishedWeights, cached: Path) -> None:
+    """Make sure that a file in the cache is the one that was downloaded.
+
+    One that a user has put there has no digest beside it: it is used, with a warning where it is not the published one.
+
+    Raises:
+        UserError: it has changed since.
+    """
+    note = _note(cached)
+    try:
+        kept = note.read_text(errors="replace").split() if note.exists() else None
+        found = sha256(cached) if kept is not None or known.sha256 else ""
+    except OSError as error:
+        raise UserError(f"--weights {known.name}: cannot read {shown(cached)}: {error.strerror or error}.") from error
+    if kept is None:
+        if known.sha256 and found != known.sha256:
+            log.warning(
+                f"{cached}: not the published {known.name}, whose SHA-256 is {known.sha256}; this one's is {found}. It "
+                "is used, as it was put there by hand. Delete it to download the published one."
+            )
+        return
+    if kept[:1] != [found]:
+        was = shown(kept[0], _DIGITS + 2) if kept else "nothing"
+        raise UserError(
+            f"--weights {known.name}: {cached} has changed since it was downloaded: its SHA-256 is '{found}', and "
+            f"{note.name} beside it says {was}. Delete both, and it is downloaded again; or give its path as --weights "
+            "where this very file is meant."
+        )

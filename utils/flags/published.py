@@ -1,0 +1,182 @@
+"""Weights that others publish and that models of ours take: what is known of each file, and how they are asked for.
+
+Figures are the publishers' own: YOLOX's model zoo, the table of the YOLOv9 paper's authors, that of YOLOv5's release
+7.0. A digest is here where projects that pin the file agree on it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from utils.errors import did_you_mean
+
+_YOLOX = "https://github.com/Megvii-BaseDetection/YOLOX/releases/download/0.1.1rc0/"
+_YOLOV9 = "https://github.com/MultimediaTechLab/YOLO/releases/download/v1.0-alpha/"
+_YOLOV5 = "https://github.com/ultralytics/yolov5/releases/download/v7.0/"
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """A file of weights on its publisher's server.
+
+    Attributes:
+        name: of the file, such as "yolox_s.pth".
+        family: whose it is: "YOLOX", "YOLOv9" or "YOLOv5".
+        folder: the address that it lies at, without its name, with a slash at the end.
+        cfg: the model of ours that takes it, a file in models/.
+        millions: parameters of that model, in millions, at 80 classes; without what serves training alone.
+        licence: of the weights; an SPDX identifier.
+        map: mAP50-95 on COCO val2017, percent, as published.
+        imgsz: the size that it was measured at, pixels.
+        size: of the file, bytes; None where it is not known to the byte.
+        megabytes: of the file, 10^6 bytes; None where it is not known.
+        sha256: of the file, in hexadecimal digits; "" where it is not known.
+    """
+
+    name: str
+    family: str
+    folder: str
+    cfg: str
+    millions: float
+    licence: str
+    map: float
+    imgsz: int
+    size: int | None = None
+    megabytes: float | None = None
+    sha256: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where it is downloaded from."""
+        return self.folder + self.name
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return self.name.rpartition(".")[0]
+
+
+def _yolox(model: str, millions: float, ap: float, size: int, sha256: str, imgsz: int = 640) -> PublishedWeights:
+    name, cfg = f"yolox_{model}.pth", f"yolox-{model}.yaml"
+    return PublishedWeights(name, "YOLOX", _YOLOX, cfg, millions, "Apache-2.0", ap, imgsz, size, size / 1e6, sha256)
+
+
+def _yolov9(model: str, millions: float, ap: float, megabytes: float | None) -> PublishedWeights:
+    name, cfg = f"v9-{model}.pt", f"yolov9-{model}.yaml"
+    return PublishedWeights(name, "YOLOv9", _YOLOV9, cfg, millions, "MIT", ap, 640, None, megabytes)
+
+
+def _yolov5(model: str, millions: float, ap: float, size: int, sha256: str) -> PublishedWeights:
+    name, cfg, imgsz = f"yolov5{model}.pt", f"yolov5{model}.yaml", 1280 if model.endswith("6") else 640
+    return PublishedWeights(name, "YOLOv5", _YOLOV5, cfg, millions, "AGPL-3.0", ap, imgsz, size, size / 1e6, sha256)
+
+
+PUBLISHED = (
+    _yolox("tiny", 5.06, 32.8, 40_755_013, "9de513de589ac98bb92d3bca53b5af7b9acfa9b0bacb831f7999d0f7afaee8f0", 416),
+    _yolox("s", 8.97, 40.5, 72_089_125, "f55ded7181e1b0c13285c56e7790b8f0e8f8db590fe4edb37f0b7f345c913a30"),
+    _yolox("m", 25.33, 46.9, 203_114_461, "60076992b32da82951c90cfa7bd6ab70eba9eda243e08b940a396f60ac2d19b6"),
+    _yolox("l", 54.21, 49.7, 434_357_141, "1e6b7fa6240375370b2a8a8eab9066b3cdd43fd1d0bfa8d2027fd3a51def2917"),
+    _yolox("x", 99.07, 51.1, 793_463_373, "5652330b6ae860043f091b8f550a60c10e1129f416edfdb65c259be6caf355cf"),
+    _yolov9("t", 2.4, 38.3, None),
+    _yolov9("s", 7.2, 46.8, 39.9),
+    _yolov9("m", 20.1, 51.4, 132.2),
+    _yolov9("c", 25.5, 53.0, 102.9),
+    _yolov5("n", 1.9, 28.0, 4_062_133, "4f180cf23ba0717ada0badd6c685026d73d48f184d00fc159c2641284b2ac0a3"),
+    _yolov5("s", 7.2, 37.4, 14_808_437, "8b3b748c1e592ddd8868022e8732fde20025197328490623cc16c6f24d0782ee"),
+    _yolov5("m", 21.2, 45.4, 42_806_829, "61d933360ba5a7733a36764996c800287d973889d875227f5beedd2473a97a56"),
+    _yolov5("l", 46.5, 49.0, 93_622_629, "2f603b7354c25454d1270663a14d8ddc1eea98e5eebc1d84ce0c6e3150fa155f"),
+    _yolov5("x", 86.7, 50.7, 174_114_333, "9f27a794fa0308e2606f90565164571d6f0a0ba18a3ce2e5e5d323b71c157859"),
+    _yolov5("n6", 3.2, 36.0, 7_190_229, "496c05a2b991da15acc6c4408c63da287f2513a46c6756618776d4dd71170781"),
+    _yolov5("s6", 12.6, 44.8, 25_978_837, "95bda9019ada63f37338308d0c81a66047a6fbaba061abaff271ba9334cf2a6f"),
+    _yolov5("m6", 35.7, 51.3, 72_308_357, "7afe7fa0f29a8351467200a2a5a33c7996d1155ed6636c7edd8ca70b14951c64"),
+    _yolov5("l6", 76.8, 53.7, 154_521_589, "b357b77f646b0190912985937c44e2923441369d5fda69ba86da2aa919212618"),
+    _yolov5("x6", 140.7, 55.0, 282_720_357, "257c991b216d625427dc4d9c7c76d6c6d93cf3732797538da34bdc02f97bfef0"),
+)
+
+
+def published(name: str) -> PublishedWeights | None:
+    """The file that a bare name means; None where none is known under it.
+
+    A name is the file's ("yolox_s.pth"), or that of the model that takes it ("yolox-s", "yolov9-t"), with the suffix
+    .pt or .pth or without one: no two files share one.
+    """
+    stem, _, suffix = name.rpartition(".")
+    stem = stem if suffix in ("pt", "pth") else name
+    known = {spelling: weights for weights in PUBLISHED for spelling in (weights.stem, weights.cfg[: -len(".yaml")])}
+    return known.get(stem)
+
+
+# How names of a family begin, in lower case and without - and _; and models of it that are not read here.
+_BEGINNINGS = {"YOLOX": ("yolox",), "YOLOv9": ("yolov9", "yolo9", "v9"), "YOLOv5": ("yolov5", "yolo5", "v5")}
+_NOT_READ = {"YOLOX": ("nano", "darknet"), "YOLOv9": ("e",), "YOLOv5": ()}
+
+
+def licence_of(family: str) -> str:
+    """The licence of the weights that a family's authors publish, an SPDX identifier.
+
+    Args:
+        family: "YOLOX", "YOLOv9" or "YOLOv5".
+    """
+    return next(weights.licence for weights in PUBLISHED if weights.family == family)
+
+
+def suggestion(name: str, beside: Iterable[str] = ()) -> str:
+    """What to say of a bare name that is no file and no published one: a sentence after a space, or "".
+
+    Who asks for a family may have chosen it for its licence: published weights of another one are never named.
+
+    Args:
+        name: as it was given.
+        beside: files of the user's own that may be meant.
+    """
+    family, size = _family_and_size(name)
+    sizes = {_family_and_size(weights.name)[1]: weights.name for weights in PUBLISHED if weights.family == family}
+    if size in sizes:
+        return f" Did you mean '{sizes[size]}'?"
+    listed = f" Published ones of {family}: {', '.join(sizes.values())}."
+    if family and size in _NOT_READ[family]:
+        return f" {family}-{size} is a model that is not read here.{listed}"
+    if near := did_you_mean(name, [file for file in beside if _family_and_size(file)[0] == family]):
+        return near
+    close = difflib.get_close_matches(size[:100], sizes, n=1, cutoff=0.6)
+    return f" Did you mean '{sizes[close[0]]}'?" if close else listed if family else ""
+
+
+def _family_and_size(name: str) -> tuple[str, str]:
+    """("YOLOX", "tiny") of "YOLOX-Tiny.pth"; ("", …) where a name begins like no family's."""
+    plain = re.sub(r"[-_ ]", "", re.sub(r"\.(pth?|yaml)$", "", name.casefold()))
+    for family, beginnings in _BEGINNINGS.items():
+        for beginning in beginnings:
+            if plain.startswith(beginning):
+                return family, plain.removeprefix(beginning)
+    return "", plain
+
+
+def published_table() -> str:
+    """Every known file in a line of a table, and below it what the columns mean."""
+    rows = [("--weights", "parameters", "file", "licence", "mAP50-95", "at", "model")]
+    for weights in PUBLISHED:
+        megabytes = "-" if weights.megabytes is None else f"{weights.megabytes:.1f} MB"
+        figures = (f"{weights.millions:.1f} M", megabytes, weights.licence, f"{weights.map:.1f}")
+        rows.append((weights.name, *figures, f"{weights.imgsz} px", weights.cfg))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            word.rjust(width) if place in (1, 2, 4, 5) else word.ljust(width)
+            for place, (word, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Each name can be given to train.py, val.py, detect.py and export.py as --weights NAME: the file is looked",
+            "for in the working directory and in the cache folder, else downloaded to the latter. It brings its model;",
+            "train.py takes another one with --cfg. mAP50-95 is what the publisher measured on COCO val2017; the",
+            "licence is that of the weights.",
+        ]
+    )
