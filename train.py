@@ -145,7 +145,8 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         batch_size = choose_batch_size(context, raw_model, criterion, precision, len(train_index))
         config = dataclasses.replace(config, batch_size=batch_size)  # what AutoBatch chose, a resumed run keeps
 
-        optimizer = build_optimizer(raw_model, context.optimizer, hyp, batch_size, fused=accelerator.fused_optimizers)
+        fused, decay = accelerator.fused_optimizers, context.layer_decay
+        optimizer = build_optimizer(raw_model, context.optimizer, hyp, batch_size, fused=fused, layer_decay=decay)
         ema, stopper = ModelEMA(raw_model, hyp.ema_share), EarlyStopping(config.patience)
         progress = Progress(torch.zeros(len(criterion.names), device=world.device))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)

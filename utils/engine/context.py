@@ -45,6 +45,11 @@ class RunContext:
         return self.config.optimizer or self.hyp.optimizer
 
     @property
+    def layer_decay(self) -> float:
+        """A layer's learning rate as a part of the next one's; 1 from scratch, where all begin with nothing."""
+        return self.hyp.layer_decay if self.config.weights else 1.0
+
+    @property
     def mosaic_epochs(self) -> int:
         """Epochs, from the first, that may have mosaic and mixup."""
         config, hyp = self.config, self.hyp

@@ -1,22 +1,28 @@
-"""Optimizers: parameters in three groups, and steps that a flag on the device skips."""
+"""Optimizers: parameters in groups by their kind and layer, and steps that a flag on the device skips."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.detector import DetectionModel
 from utils.config import Hyp
 from utils.engine.schedule import accumulation, nominal_batch
 
 _NORMS = tuple(v for k, v in vars(nn).items() if isinstance(v, type) and "Norm" in k)
+WEIGHTS = 1  # the kind of group that decays
 
 
 def build_optimizer(
-    model: nn.Module, name: str, hyp: Hyp, batch_size: int, *, fused: bool = True
+    model: nn.Module, name: str, hyp: Hyp, batch_size: int, *, fused: bool = True, layer_decay: float = 1.0
 ) -> torch.optim.Optimizer:
     """Optimizer over all parameters that need a gradient, in three groups: biases, weights, norm weights.
 
-    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch.
+    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is 0, 1 or 2, as
+    above, and `share` its part of the learning rate. Where that falls with the distance from the head, each layer has
+    groups of its own (arXiv 1801.06146, 2.2: discriminative fine-tuning).
 
     Args:
         model: the raw model.
@@ -24,11 +30,32 @@ def build_optimizer(
         hyp: lr0, momentum (beta1 of Adam), weight_decay and the nominal batch.
         batch_size: images a batch over all ranks.
         fused: use the fused kernels, which the device has.
+        layer_decay: a layer's learning rate as a part of the next one's; 1 = all have the same.
     """
+    layers = [*model.model] if isinstance(model, DetectionModel) and layer_decay != 1 else [model]
+    decay = hyp.weight_decay * batch_size * accumulation(hyp, batch_size) / nominal_batch(hyp, batch_size)
+    groups: list[dict[str, Any]] = []
+    for from_head, layer in zip(reversed(range(len(layers))), layers, strict=True):
+        for kind, tensors in enumerate(_kinds(layer)):
+            if tensors or len(layers) == 1:
+                group = {"params": tensors, "weight_decay": decay if kind == WEIGHTS else 0.0}
+                groups.append({**group, "kind": kind, "share": layer_decay**from_head})
+    if name == "SGD":
+        sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=fused)
+        for tensor in (tensor for group in groups for tensor in group["params"]):
+            # torch would leave it uninitialised where the very first step is skipped.
+            sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        return sgd
+    adam = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
+    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=fused)
+
+
+def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Biases, weights and norm weights that need a gradient."""
     biases: list[Tensor] = []
     weights: list[Tensor] = []
     norms: list[Tensor] = []
-    for module in model.modules():
+    for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
@@ -38,20 +65,7 @@ def build_optimizer(
                 norms.append(parameter)
             else:
                 weights.append(parameter)
-    decay = hyp.weight_decay * batch_size * accumulation(hyp, batch_size) / nominal_batch(hyp, batch_size)
-    groups = [
-        {"params": biases, "weight_decay": 0.0},
-        {"params": weights, "weight_decay": decay},
-        {"params": norms, "weight_decay": 0.0},
-    ]
-    if name == "SGD":
-        sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=fused)
-        for tensor in (*biases, *weights, *norms):
-            # torch would leave it uninitialised where the very first step is skipped.
-            sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
-        return sgd
-    adam = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
-    return adam(groups, lr=hyp.lr0, betas=(hyp.momentum, 0.999), fused=fused)
+    return biases, weights, norms
 
 
 def step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:

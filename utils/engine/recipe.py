@@ -59,11 +59,12 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     closed = run.config.epochs - run.mosaic_epochs
     mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
     mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
+    by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
     accumulated = accumulation(hyp, run.batch_size)
     images = f"{'up to ' if accumulated > 1 else ''}{run.batch_size * accumulated} images"
     return (
         f"Recipe {one_line(run.config.hyp, 60)}: {batches:,} batches, {steps:,} steps of {images}; {run.optimizer}, "
-        f"learning rate {hyp.lr0:g}, warm-up {schedule.warmup_iterations:,} batches, {flat}{fall} to "
+        f"learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, {flat}{fall} to "
         f"{hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}"
     )
 

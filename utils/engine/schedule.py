@@ -68,7 +68,7 @@ class Schedule:
         return fall * (1 - self.hyp.lrf) + self.hyp.lrf
 
     def learning_rates(self, iteration: int) -> tuple[float, float, float]:
-        """Rates of biases, weights and norm weights."""
+        """Rates of biases, weights and norm weights: those of the head, where layers have others."""
         target = self.hyp.lr0 * self.factor(iteration // self.batches_per_epoch)
         bias = self._warm(iteration, self.hyp.warmup_bias_lr, target)
         other = self._warm(iteration, 0.0, target)
@@ -103,10 +103,10 @@ class Schedule:
         return steps
 
     def apply(self, optimizer: torch.optim.Optimizer, iteration: int) -> None:
-        """Set the optimizer's rates and momentum for the step that ends at `iteration`."""
-        momentum = self.momentum(iteration)
-        for group, rate in zip(optimizer.param_groups, self.learning_rates(iteration), strict=True):
-            group["lr"] = rate
+        """Set the rates and momentum of `build_optimizer`'s groups for the step that ends at `iteration`."""
+        momentum, rates = self.momentum(iteration), self.learning_rates(iteration)
+        for group in optimizer.param_groups:
+            group["lr"] = rates[group["kind"]] * group["share"]
             if "betas" in group:
                 group["betas"] = (momentum, group["betas"][1])
             else:

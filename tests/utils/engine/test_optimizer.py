@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from models.detector import DetectionModel
+from tests.utils.engine.trainer import TINY
 from utils.config import Hyp, load_hyp
 from utils.engine.optimizer import build_optimizer, step_where
 from utils.engine.schedule import Schedule, accumulation
@@ -34,6 +36,52 @@ def test_frozen_parameters_are_in_no_group(hyp: Hyp) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
     model[0].requires_grad_(False)
     assert sum(len(g["params"]) for g in build_optimizer(model, "AdamW", hyp, 16).param_groups) == 2
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_rates_fall_with_the_distance_from_the_head(name: str, hyp: Hyp) -> None:
+    """TINY has three layers below its head; each tensor is in one group, of its kind and layer."""
+    model = DetectionModel(TINY, names=("a", "b"))
+    model.model[0].requires_grad_(False)
+    optimizer = build_optimizer(model, name, hyp, 16, layer_decay=0.5)
+    schedule = Schedule(hyp, 100, 50, 16)
+    schedule.apply(optimizer, 75)
+    biases, weights, norms = schedule.learning_rates(75)
+    assert biases != weights, "the warm-up"
+    rate = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    assert len(rate) == sum(len(group["params"]) for group in optimizer.param_groups)
+    decay = pytest.approx(hyp.weight_decay)
+    expected = {
+        id(p): (
+            (biases if key.endswith("bias") else norms if ".bn." in key else weights) * 0.5 ** (3 - index),
+            0 if key.endswith("bias") or ".bn." in key else decay,
+        )
+        for index in (1, 2, 3)
+        for key, p in model.layer_parameters([index])
+    }
+    assert rate == expected
+
+
+def test_an_optimizer_with_rates_by_layer_is_restored(hyp: Hyp) -> None:
+    """After the restart, the same step: the moments and the rates belong to the same tensors."""
+
+    def stepped(restarted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = DetectionModel(TINY, names=("a", "b"))
+        optimizer = build_optimizer(model, "AdamW", hyp, 16, layer_decay=0.5)
+        schedule = Schedule(hyp, 100, 50, 16)
+        for number in range(4):
+            if restarted and number == 2:
+                saved = optimizer.state_dict()
+                optimizer = build_optimizer(model, "AdamW", hyp, 16, layer_decay=0.5)
+                optimizer.load_state_dict(saved)
+            schedule.apply(optimizer, 60 + number)
+            for place, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.full_like(parameter, float(place + number + 1))
+            optimizer.step()
+        return [*model.parameters()]
+
+    assert all(map(torch.equal, stepped(False), stepped(True)))
 
 
 @pytest.mark.parametrize(("batch", "steps"), [(1, 64), (16, 4), (48, 1), (64, 1), (128, 1), (24, 3)])

@@ -88,6 +88,14 @@ def test_what_is_said_of_a_short_one() -> None:
         assert recipe_in_words(*made(SHORT, 205, **flags)).endswith(said)
 
 
+def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
+    scratch, schedule = made(SHORT, 205)
+    hyp = dataclasses.replace(scratch.hyp, layer_decay=0.9)
+    tuned = dataclasses.replace(scratch, hyp=hyp, config=dataclasses.replace(scratch.config, weights="some.pt"))
+    assert "learning rate 0.002 at the head, × 0.9 a layer before it, warm-up" in recipe_in_words(tuned, schedule)
+    assert "learning rate 0.002, warm-up" in recipe_in_words(dataclasses.replace(scratch, hyp=hyp), schedule)
+
+
 @pytest.mark.parametrize(
     ("file", "images", "from_scratch", "said"),
     [

@@ -34,9 +34,15 @@ TINY: dict[str, Any] = {  # a detector of one level that takes a millisecond
     "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
     "head": [[[2], 1, "Detect", ["nc", "anchors"]]],
 }
-FREE: dict[str, Any] = {  # the same body with the other head
+FREE: dict[str, Any] = {  # the same body with other heads
     **{key: value for key, value in TINY.items() if key != "anchors"},
     "head": [[[2], 1, "DetectFree", ["nc"]]],
+}
+YOLOX: dict[str, Any] = {**FREE, "head": [[[2], 1, "DetectYOLOX", ["nc"]]]}
+YOLOV9: dict[str, Any] = {  # with the blocks of its own bodies
+    **FREE,
+    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "ADown", [8]], [-1, 1, "RepElan", [16]], [-1, 1, "AConv", [16]]],
+    "head": [[[3], 1, "DetectYOLOv9", ["nc", 16]]],
 }
 
 
