@@ -31,6 +31,8 @@ gpu-stand-in:
 	$(PYTEST) -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-free
+	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolox
+	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolov9
 
 KILLS = 1000
 

@@ -35,7 +35,8 @@ from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.summary import summary
 from utils.checkpoints.folder import new_run, write_yaml
-from utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, resolve_weights
+from utils.checkpoints.resolve import resolve_weights
+from utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, renamed_classes
 from utils.engine.precision import half_precision
 from utils.errors import ConfigError, UserError
 from utils.evaluation.coco import CocoSink
@@ -225,6 +226,8 @@ def offer_names(model: Model, spec: DatasetSpec, config: ValConfig, run: Path) -
             f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}). "
             f"Take the checkpoint's, from {run / 'names.yaml'}, unless the labels are numbers in the other order."
         )
+    elif not config.single_cls and (renamed := renamed_classes(model.names, spec.names)):
+        log.warning(f"--weights {config.weights}: {spec.yaml_path} has as many classes, but others ({renamed}).")
 
 
 def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import families
 from utils.environment import spin_briefly
 from utils.machine.limits import usable_cpus
 
@@ -43,6 +45,18 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the folder of reference data {SHARED}, which is not here")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def family_files(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family's published file by the name of its reference, such as "yolox_s"; written once (tests/families.py)."""
+    folder = tmp_path_factory.mktemp("families")
+
+    @cache
+    def written(reference: str) -> Path:
+        return families.write(shared, reference, folder)
+
+    return written
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ class Hyp:
         clip: largest norm of the gradient.
         dfl: gain of the distribution loss; read, with the next three, by heads without anchors.
         topk, alpha, beta: of the task-aligned assignment: cells an object, exponents of probability and IoU.
+        layer_decay: of a run from weights: each layer's rate is this times that of the next; the head has the full one.
     """
 
     lr0: float = _between(1e-8, 10)
@@ -101,6 +102,7 @@ class Hyp:
     topk: float = _between(1, 100, default=10.0, whole=True)
     alpha: float = _between(0, 10, default=0.5)
     beta: float = _between(0, 20, default=6.0)
+    layer_decay: float = _between(0.1, 1, default=1.0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
@@ -205,7 +207,9 @@ class TrainConfig(Options):
 
     former = FORMER_TRAIN
 
-    weights: str = option("", "start from this checkpoint: ours or a YOLOv5 .pt; '' = from scratch")
+    weights: str = option(
+        "", "start from this checkpoint: ours, or a published one by name (--list-weights); '' = from scratch"
+    )
     cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else tessera-n.yaml)")
     data: str = option("shapes.yaml", "dataset YAML, looked up in data/")
     hyp: str = option("", "hyperparameter YAML, looked up in data/hyps/ (default: the model's, for the run's length)")
@@ -294,7 +298,7 @@ class ValConfig(Options):
     former = FORMER_VAL
 
     data: str = option("", "dataset YAML, looked up in data/ (default: the one the weights were trained on)")
-    weights: str = option("yolov5n.pt", "checkpoint: ours or a YOLOv5 .pt")
+    weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
     batch_size: int = option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
     conf_thres: float = option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tests.benchmarks.rounds import indexed, parser, rounds, show
-from utils.checkpoints.weights import resolve_weights
+from utils.checkpoints.resolve import resolve_weights
 from utils.exporting.parity.pictures import gather
 from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
 from utils.exporting.subject import Subject

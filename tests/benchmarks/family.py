@@ -2,6 +2,7 @@
 
     uv run python -m tests.benchmarks.family                                    # the tessera models, on the CPU
     uv run python -m tests.benchmarks.family tessera-n yolov5s mine.yaml --data coco128.yaml
+    uv run python -m tests.benchmarks.family small --data coco128.yaml          # sizes n, t and s of all families
 
 A model and yolov5n make a step each by turns, in processes of their own: the factor is of medians in one run.
 """
@@ -25,6 +26,8 @@ from utils.types import Batch
 
 BASELINE = "yolov5n"
 FAMILY = tuple(f"tessera-{size}" for size in "nsmlx")
+SMALL = ("yolov5s", "tessera-n", "tessera-s", "yolox-tiny", "yolox-s", "yolov9-t", "yolov9-s")
+GROUPS = {"tessera": FAMILY, "small": SMALL}
 SIZES = ((80, 640), (3, 320))  # classes, pixels
 
 
@@ -76,7 +79,8 @@ class Steps:
 def main() -> None:
     """Print the table, a line a model as soon as it is measured."""
     flags = parser(__doc__)
-    flags.add_argument("cfgs", nargs="*", default=FAMILY, help="model YAMLs; default: the tessera models")
+    named = "model YAMLs; tessera: those of this family, small: sizes n, t and s of all families"
+    flags.add_argument("cfgs", nargs="*", default=("tessera",), help=f"{named} (default: tessera)")
     flags.add_argument("--imgsz", type=int, default=320)
     flags.add_argument("--batch", type=int, default=16)
     flags.add_argument("--device", default="cpu")
@@ -92,7 +96,7 @@ def main() -> None:
     print(f"{'':24}{sizes}" + "".join(f"{str(dtype).removeprefix('torch.'):>20}" for dtype in dtypes))
     with ExitStack() as stack:
         baselines = {dtype: stack.enter_context(steps.of(BASELINE, dtype)) for dtype in dtypes}
-        for cfg in (BASELINE, *given.cfgs):
+        for cfg in (BASELINE, *(cfg for name in given.cfgs for cfg in GROUPS.get(name, (name,)))):
             times = [steps.compare(cfg, baselines[dtype], dtype, given.rounds) for dtype in dtypes]
             print(f"{Path(cfg).stem:24}{cost(cfg)}{''.join(times)}", flush=True)
 

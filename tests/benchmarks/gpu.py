@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import FREE, TINY
+from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX
 from tests.utils.machine.stand_in import StandIn
 from utils.config import load_hyp
 from utils.engine.precision import Precision
@@ -43,7 +44,10 @@ from utils.ranks.world import World
 from utils.types import DatasetIndex
 
 HYP = "hyp.scratch-low.yaml"
-SMALL = {"tiny": {**TINY, "nc": 3}, "tiny-free": {**FREE, "nc": 3}}
+SMALL: dict[str, dict[str, Any]] = {
+    name: {**described, "nc": 3}
+    for name, described in (("tiny", TINY), ("tiny-free", FREE), ("tiny-yolox", YOLOX), ("tiny-yolov9", YOLOV9))
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ from models.detector import DetectionModel
 from models.suppression import Suppression, non_max_suppression
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from utils.boxes import cxcywh_to_xyxy
-from utils.checkpoints.weights import load_weights, resolve_weights
+from utils.checkpoints.resolve import resolve_weights
+from utils.checkpoints.weights import load_weights
 from utils.engine.precision import Precision
 from utils.evaluation.average_precision import rank
 from utils.evaluation.curves import summarize

@@ -16,7 +16,7 @@ import yaml
 import train
 import utils.ranks.launch
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import FREE, TINY, Trainer
+from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX, Trainer
 from tests.utils.machine.stand_in import StandIn
 from utils.engine.step import TrainStep
 from utils.machine.accelerator import Accelerator
@@ -27,7 +27,12 @@ from utils.types import Batch, Metrics
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 TOLERANCE = 0.02  # of a loss after 20 steps: each step multiplies a difference in the last digit
-HEADS = {"Detect": (TINY, "yolov5n.yaml"), "DetectFree": (FREE, "tessera-n.yaml")}  # on the stand-in, on CUDA
+HEADS = {  # on the stand-in, on CUDA
+    "Detect": (TINY, "yolov5n.yaml"),
+    "DetectFree": (FREE, "tessera-n.yaml"),
+    "DetectYOLOX": (YOLOX, "yolox-tiny.yaml"),
+    "DetectYOLOv9": (YOLOV9, "yolov9-t.yaml"),
+}
 each_head = pytest.mark.parametrize("head", HEADS)
 STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
 

@@ -12,8 +12,14 @@ from tests.benchmarks.gpu import main
 
 @pytest.mark.parametrize(
     ("cfg", "more"),
-    [("tiny", []), ("tiny", ["--stand-in"]), ("tiny-free", ["--stand-in"])],
-    ids=["chosen device", "stand-in", "stand-in, without anchors"],
+    [
+        ("tiny", []),
+        ("tiny", ["--stand-in"]),
+        ("tiny-free", ["--stand-in"]),
+        ("tiny-yolox", ["--stand-in"]),
+        ("tiny-yolov9", ["--stand-in"]),
+    ],
+    ids=["chosen device", "stand-in", "stand-in, without anchors", "stand-in, YOLOX", "stand-in, YOLOv9"],
 )
 def test_the_benchmark_prints_a_table_and_writes_it(
     cfg: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -26,13 +26,16 @@ from models.detector import DetectionModel
 from models.summary import count_parameters
 from tests.models.hub import describe
 from tests.system.launch import ROOT, free_port, run_command
-from utils.checkpoints.weights import OFFICIAL_NAMES, load_weights, resolve_weights
+from utils.checkpoints.resolve import resolve_weights
+from utils.checkpoints.weights import load_weights
 from utils.config import TrainConfig, ValConfig, load_hyp
 from utils.errors import UserError
 from utils.flags.detect import DetectConfig
 from utils.flags.options import Options
+from utils.flags.published import PUBLISHED
 
 PAGE = ROOT / "docs" / "migrating.md"
+ORIGINALS = tuple(weights.name for weights in PUBLISHED if weights.name.startswith("yolov5"))
 SMALL_TRAIN = "--imgsz 64 --epochs 1 --batch-size 4 --workers 0 --device cpu --noplots --loggers none"
 SMALL_VAL = "--imgsz 64 --workers 0 --device cpu"
 SMALL = {
@@ -208,8 +211,8 @@ DATA = (
     ),
 )
 WEIGHTS = (
-    Row(OFFICIAL_NAMES[0]),
-    *(Row(name, aside="the run that made this page had yolov5n.pt under this name") for name in OFFICIAL_NAMES[1:]),
+    Row(ORIGINALS[0]),
+    *(Row(name, aside="the run that made this page had yolov5n.pt under this name") for name in ORIGINALS[1:]),
     Row("yolov5s", aside="the same as yolov5s.pt"),
     *(Row(f"yolov5s-{kind}.pt", "boxes only") for kind in ("seg", "cls")),
 )
@@ -221,7 +224,7 @@ def scratch(folder: Path, original: Path) -> dict[str, str]:
         (folder / name).symlink_to(ROOT / name)
     weights, datasets = folder / "cache" / "weights", folder / "datasets"
     weights.mkdir(parents=True)
-    for name in OFFICIAL_NAMES:
+    for name in ORIGINALS:
         (weights / name).symlink_to(original.absolute())
     write_shapes(datasets / "coco", train=8, val=4, size=96)
     for split in ("train", "val"):

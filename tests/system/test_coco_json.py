@@ -15,9 +15,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import val
+from data.source.annotations.coco_names import COCO_NAMES
 from data.source.index import build_index
 from data.source.spec import load_spec
-from utils.evaluation.coco import COCO_NAMES
 
 IMAGES, MAX_DET = 16, 100
 

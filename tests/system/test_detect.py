@@ -18,9 +18,10 @@ from PIL import Image
 
 import detect
 import val
+from data.source.annotations.coco_names import COCO_NAMES
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 from utils.errors import UserError
-from utils.evaluation.coco import COCO_NAMES, CocoRows, coco_image_ids, coco_results
+from utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
 from utils.inference.outputs import CsvFile, JsonLines
 from utils.inference.sources.frames import Frame, SourceEvent
 from utils.types import CocoIds

@@ -25,7 +25,7 @@ import yaml
 from data.feed.sampler import EpochOrder
 from data.source.index import build_index
 from data.source.spec import load_spec
-from tests.system.launch import run_python, torchrun
+from tests.system.launch import ROOT, run_python, torchrun
 from tests.system.tiny import make_data
 from utils.config import load_hyp
 
@@ -42,6 +42,7 @@ class Case:
     Attributes:
         images: of the training set.
         flags: beside the common ones.
+        head: with its arguments, on the body of tessera-n; "" = the model is yolov5n, or as the flags say.
         hyp: values that differ from the defaults.
         empty_share: whether in each batch the last images, 8 of 16, have no object, and in the second one none has.
         windows: batches of each of the three steps.
@@ -49,6 +50,7 @@ class Case:
 
     images: int = 48
     flags: tuple[str, ...] = ()
+    head: str = ""
     hyp: tuple[tuple[str, float], ...] = ()
     empty_share: bool = False
     windows: tuple[int, ...] = (1, 1, 1)
@@ -70,6 +72,8 @@ CASES = {
     "free-empty-share": Case(
         flags=("--cfg", "tessera-n.yaml"), hyp=(*FREE, ("mosaic", 0.0), ("translate", 0.0)), empty_share=True
     ),
+    "yolox": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE),
+    "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),
     "image-weights": Case(flags=("--image-weights",)),
@@ -172,11 +176,14 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
 
 
 def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
-    """Flags of all cases; writes the case's hyperparameters beside its data."""
-    hyp = folder / "hyp.yaml"
+    """Flags of all cases; writes the case's hyperparameters, and model where it is its own, beside its data."""
+    cfg, hyp = folder / "model.yaml", folder / "hyp.yaml"
     hyp.write_text(yaml.safe_dump({**load_hyp("hyp.scratch-low.yaml").as_dict(), **dict(case.hyp)}))
     numbers = ["--imgsz", str(IMGSZ), "--batch", str(batch), "--workers", "1"]
-    return ["--cfg", "yolov5n.yaml", *numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
+    if case.head:
+        cfg.write_text((ROOT / "models" / "tessera-n.yaml").read_text().replace("DetectFree, [nc]", case.head))
+    model = str(cfg) if case.head else "yolov5n.yaml"
+    return ["--cfg", model, *numbers, "--device", "cpu", "--sync-bn", "--hyp", str(hyp)]
 
 
 def blank_half_of_batches_and_one(data: Path) -> None:

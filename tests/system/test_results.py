@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data.source.annotations.coco_names import COCO_NAMES
 from tests.system.launch import ROOT, run_python
 from tests.system.tiny import make_data
 from utils.config import load_hyp
-from utils.evaluation.coco import COCO_NAMES
 from utils.report.results import read_results
 
 TRAIN = ROOT / "train.py"

@@ -148,10 +148,10 @@ def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cl
     job = cluster.said("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "job.sh")).split()[0]
     run = tmp_path / "runs" / "train" / f"job{job}"
     log = tmp_path / f"slurm-{job}.out"
-    wait_for(lambda: (run / "weights" / "last.pt").exists(), 90, log)
+    wait_for(lambda: (run / "weights" / "last.pt").exists(), 300, log)
     cluster.said("scancel", "--signal=USR1", job)  # what SLURM sends to the ranks before the time is over
-    wait_for(lambda: "Best epoch" in log.read_text(), 180, log)
-    wait_for(lambda: job not in cluster.said("squeue", "--noheader"), 60, log)
+    wait_for(lambda: "Best epoch" in log.read_text(), 300, log)
+    wait_for(lambda: job not in cluster.said("squeue", "--noheader"), 300, log)
     said = log.read_text()
     assert said.count("Stopped as asked") == 1 and said.count("Resuming ") == 1, said
     assert [path.name for path in run.parent.iterdir()] == [run.name]

@@ -13,6 +13,7 @@ import yaml
 
 from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
+from data.source.annotations.coco_names import COCO_NAMES
 from data.source.index import build_index
 from data.source.spec import load_spec
 from detect import Detector
@@ -22,7 +23,6 @@ from tests.system.tiny import flags, make_data
 from utils.checkpoints.weights import Weights, load_weights
 from utils.config import ValConfig
 from utils.errors import ConfigError, UserError
-from utils.evaluation.coco import COCO_NAMES
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink

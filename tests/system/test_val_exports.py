@@ -9,10 +9,10 @@ import yaml
 
 import export
 import val
+from data.source.annotations.coco_names import COCO_NAMES
 from tests.system.tiny import make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from utils.errors import ConfigError, UserError
-from utils.evaluation.coco import COCO_NAMES
 
 CPU = {"device": "cpu", "workers": 0}
 

@@ -148,6 +148,7 @@ def test_anchors_of_an_evolved_file() -> None:
 OPTIONAL = {  # the keys that a file may leave out, at what YOLOv5 does
     "anchors": 0, "optimizer": "SGD", "nominal_batch": 64, "warmup_least": 100, "warmup_share": 0, "flat": 0,
     "cosine": 0, "ema_share": 0, "close_mosaic": 0, "clip": 10, "dfl": 1.5, "topk": 10, "alpha": 0.5, "beta": 6,
+    "layer_decay": 1,
 }  # fmt: skip
 
 
@@ -182,6 +183,7 @@ def test_keys_that_may_be_left_out() -> None:
         ("warmup_least", 0.5, "found 0.5, expected a whole number from 0 to 100000"),
         ("alpha", 11, "found 11, allowed is 0 to 10"),
         ("beta", 21, "found 21, allowed is 0 to 20"),
+        ("layer_decay", 1.1, "found 1.1, allowed is 0.1 to 1"),
     ],
 )
 def test_values_of_optional_keys_that_are_refused(key: str, value: Any, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.checkpoints.weights import resolve_weights
+from utils.checkpoints.resolve import resolve_weights
 from utils.errors import ConfigError
 from utils.inference.backend import Backend, PictureBackend
 from utils.inference.backends.choose import is_exported, open_exported
