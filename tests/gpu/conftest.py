@@ -1,4 +1,7 @@
-"""The gate of a device. Every case runs on the stand-in in the default suite, and on CUDA with `make gpu`."""
+"""The gate of a device. Every case runs on the stand-in, and on CUDA with `make gpu`.
+
+Those on the stand-in are in the default suite; of the heads that share `DetectFree`'s loss, in the slow one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ HEADS = {  # on the stand-in, on CUDA
     "DetectYOLOX": (YOLOX, "yolox-tiny.yaml"),
     "DetectYOLOv9": (YOLOV9, "yolov9-t.yaml"),
 }
-each_head = pytest.mark.parametrize("head", HEADS)
+each_head = pytest.mark.parametrize(
+    "head",
+    [pytest.param(head, marks=pytest.mark.slow if head in ("DetectYOLOX", "DetectYOLOv9") else ()) for head in HEADS],
+)
 STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
 
 
