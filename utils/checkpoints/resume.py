@@ -159,8 +159,9 @@ def run_of_checkpoint(
     if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
         raise ConfigError(
             f"--hyp {shown(config.hyp)} with --resume: its layer_decay is {hyp.layer_decay:g}, that of the run of "
-            f"{path} {kept.layer_decay:g}, and the optimizer keeps a state by layers below 1 alone. Leave "
-            f"--hyp out, or start a new run from the checkpoint with --weights."
+            f"{path} {kept.layer_decay:g}, and an optimizer with a rate for each layer (below 1) cannot continue the "
+            "state of one with a single rate (1), nor the other way round. Leave --hyp out, or start a new run from "
+            "the checkpoint with --weights."
         )
     has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
