@@ -18,7 +18,7 @@ _BYTES_A_PIXEL = 16  # more than any format needs; a file may have so many for e
 _DEFLATE = 1032  # times as large as the compressed bytes, at most (zlib.net/zlib_tech.html)
 _JPEG_BLOCK, _JPEG_BLOCKS_A_BYTE = 64, 8  # a code of at least one bit for each block of 8 x 8 (ITU T.81, F.1.2)
 _RLE = 128  # pixels a byte, at most
-_MARKER = re.compile(rb"\xff+([\x01-\xfe])")  # as libjpeg finds the next one, whatever lies before it
+MARKER = re.compile(rb"\xff+([\x01-\xfe])")  # as libjpeg finds the next one, whatever lies before it
 _MARKERS = 5000  # a header has dozens
 _PNM = re.compile(rb"P[1-7fF]\s+(\d{1,9})\s+(\d{1,9})\s")
 
@@ -81,7 +81,7 @@ def _jpeg(encoded: Buffer) -> Stated | None:
     """The first frame header of any coding (ITU T.81, B.2.2)."""
     at = 2
     for _ in range(_MARKERS):
-        match = _MARKER.search(encoded, at)
+        match = MARKER.search(encoded, at)
         if match is None:
             return None
         marker, at = match[1][0], match.end()

@@ -1,4 +1,4 @@
-"""Image sizes without decoding.
+"""Image sizes without decoding, and whether the end of a file is there.
 
 JPEG, PNG, BMP and WebP files give their size in their first bytes; whatever is unusual about one (a rotation that
 OpenCV may or may not know, a missing end, a rare coding) is settled by decoding it with OpenCV, so that the size is
@@ -16,7 +16,7 @@ import os
 import struct
 from pathlib import Path
 
-from data.source.bounds import LARGE, refuse_large
+from data.source.bounds import LARGE, MARKER, refuse_large
 from data.source.decode import TooLarge, read_image
 from utils.environment import max_pixels
 from utils.errors import UserError
@@ -25,10 +25,11 @@ from utils.files import is_address, open_plain
 MIN_SIDE = 10  # pixels
 _HEAD = 4096  # bytes; enough for most files
 _MORE = (1 << 16, 1 << 20)  # for the metadata of cameras: preview, colour profile
-TAIL = 4096  # bytes; where the end mark must be; some cameras add a trailer after it
-_JPEG_END = b"\xff\xd9"
+_TAIL = 4096  # bytes; where most files have their end mark
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _JPEG_SIZES = frozenset({0xC0, 0xC1, 0xC2})  # frame headers that libjpeg decodes everywhere
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
+_JPEG_SCAN = 0xDA
 
 Size = tuple[int, int]
 
@@ -82,8 +83,8 @@ def _size_from_header(path: str, length: int) -> Size | None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
     try:
         head = os.read(descriptor, _HEAD)
-        if head[:2] == b"\xff\xd8":
-            if os.pread(descriptor, 2, length - 2) != _JPEG_END and ends_early(head, _read_tail(descriptor, length)):
+        if head[:2] == _JPEG_START:
+            if os.pread(descriptor, 2, length - 2) != _JPEG_END and _lacks_end(head, _read_tail(descriptor, length)):
                 return None
             for more in (*_MORE, 0):
                 try:
@@ -95,7 +96,7 @@ def _size_from_header(path: str, length: int) -> Size | None:
             if b"IDAT" not in head:
                 head += os.read(descriptor, _MORE[-1])
             tail = _read_tail(descriptor, length)
-            return None if ends_early(head, tail) else _png_size(head, tail)
+            return None if _lacks_end(head, tail) else _png_size(head, tail)
     finally:
         os.close(descriptor)
     if head[:2] == b"BM":
@@ -103,17 +104,6 @@ def _size_from_header(path: str, length: int) -> Size | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return _webp_size(head, length)
     return None
-
-
-def ends_early(head: bytes, tail: bytes) -> bool:
-    """Whether the last 4096 bytes of a JPEG or PNG file lack the mark of its end; False for other files."""
-    if head[:2] == b"\xff\xd8":
-        return _JPEG_END not in tail
-    return head[:4] == b"\x89PNG" and b"IEND" not in tail
-
-
-def _read_tail(descriptor: int, length: int) -> bytes:
-    return os.pread(descriptor, TAIL, max(length - TAIL, 0))
 
 
 def _jpeg_size(head: bytes) -> Size | None:
@@ -194,3 +184,45 @@ def _webp_size(head: bytes, length: int) -> Size | None:
         width, height = int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
         return height, width
     return None
+
+
+def breaks_off(encoded: Path | bytes) -> bool:
+    """Whether a JPEG or PNG file lacks the mark of its end, a trailer after it or not; False for all others.
+
+    Args:
+        encoded: the file, or its content; one that decoded.
+    """
+    if isinstance(encoded, bytes):
+        return _lacks_end(encoded, encoded[-_TAIL:]) and _lacks_end(encoded, _coded(encoded))
+    try:
+        with open_plain(encoded) as file:
+            head, length = file.read(_HEAD), os.fstat(file.fileno()).st_size
+            file.seek(max(length - _TAIL, 0))
+            if not _lacks_end(head, file.read()):
+                return False
+            file.seek(0)
+            return _lacks_end(head, _coded(file.read()))
+    except OSError:  # gone since it was decoded
+        return False
+
+
+def _lacks_end(head: bytes, part: bytes) -> bool:
+    if head[:2] == _JPEG_START:
+        return _JPEG_END not in part
+    return head[:4] == b"\x89PNG" and b"IEND" not in part
+
+
+def _coded(content: bytes) -> bytes:
+    """A JPEG from its first scan on: the headers before may hold a preview with an end of its own (ITU T.81, B.1)."""
+    at = 2
+    while content[:2] == _JPEG_START and (match := MARKER.search(content, at)) is not None:
+        marker, at = match[1][0], match.end()
+        if marker == _JPEG_SCAN:
+            return content[at:]
+        if marker not in _JPEG_BARE and marker != 0xD9:
+            at += max(int.from_bytes(content[at : at + 2], "big"), 2)
+    return content
+
+
+def _read_tail(descriptor: int, length: int) -> bytes:
+    return os.pread(descriptor, _TAIL, max(length - _TAIL, 0))

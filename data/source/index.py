@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco import ids_of
+from data.source.annotations.coco_ids import ids_of
+from data.source.held_out import part_of
 from data.source.listing import Listing, Remembered, list_images
+from data.source.refusals import missing_labels, refuse_unusable
 from data.source.scan import ClassNames, Stretch, scan
 from utils.environment import cache_dir, max_pixels
-from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write, open_plain, remove_leftovers
 from utils.machine.opencv import cv2
-from utils.text import first_of, shown
+from utils.text import first_of
 from utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 2  # raise it when the same files give another index
+_FORMAT = 4  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
-_NEXT_LINE = "\n  "
 _COCO_IMAGES = "coco_images"  # an array of the file alone
 _ARRAYS = (
     "path_bytes",
@@ -85,11 +85,12 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     stored = read_index(path)
     listing = list_images(spec, split, stored.coco_images() if stored else None)
     names = class_names(spec, single_cls)
-    digest = _digest(listing, names)
+    digest = _digest(spec, split, listing, names)
     if stored is not None and stored.content.digest == digest:
         return stored.content
     if not listing.is_complete:
         listing = list_images(spec, split)
+    listing = part_of(spec, split, listing)
     logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
     scanned = scan(listing, ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls))
     refuse_unusable(spec, split, listing, scanned)
@@ -119,68 +120,38 @@ def problem_report(index: DatasetIndex) -> str:
     if not index.problems:
         return ""
     count = len(index.problems)
-    lines = first_of(index.problems, _SHOWN, _NEXT_LINE)
-    where = "; --check-data prints them all" if count > _SHOWN else ""
-    return f"{index.split}: {count:,} problem{'s' if count > 1 else ''} with images or labels:\n  {lines}{where}"
-
-
-def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch) -> None:
-    """Raise a UserError where training on what was scanned would be wrong or impossible."""
-    if scanned.unknown:
-        places = _NEXT_LINE.join(f"{place}: class {name}" for place, name in scanned.unknown[1:_SHOWN])
-        count = len(scanned.unknown)
-        others = f" There are {count:,} such rows; the next are\n  {places}" if count > 1 else ""
-        raise UserError(unknown_class(spec, *scanned.unknown[0]) + others)
-    if not scanned.kept.any():
-        lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
-        raise UserError(
-            f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
-        )
-    if split == "train" and not len(scanned.classes):
-        places = label_places(listing)
-        files = sum(Path(label).is_file() for label in listing.labels)
-        raise UserError(
-            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images: {files:,} of them have "
-            f"a label file, which holds no usable row. Looked for\n  {places}\n"
-            "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
-            "`path`, move the labels there, or label the images."
-        )
-
-
-def unknown_class(spec: DatasetSpec, place: str, name: str) -> str:
-    """The message about a class that the YAML does not name."""
-    noun = "class" if spec.nc == 1 else "classes"
-    known = first_of([shown(name) for name in spec.names], _SHOWN)
-    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], spec.names)}"
-    found = f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}."
-    return f"{found} Fix the label or add the class.{hint}"
-
-
-def label_places(listing: Listing) -> str:
-    """Where labels were looked for: each folder with one file as an example, or the COCO file."""
-    examples: dict[str, str] = {}
-    for label in listing.labels:
-        examples.setdefault(label.rpartition("/")[0], label)
-    named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
-    lines = [*listing.coco_images, *named]
-    return first_of(lines, _SHOWN, _NEXT_LINE)
+    lines = first_of(index.problems, _SHOWN, "\n  ")
+    where = "prints them all" if count > _SHOWN else "says more"
+    noun = "problem" if count == 1 else "problems"
+    return f"{index.split}: {count:,} {noun} with images or labels:\n  {lines}; --check-data {where}"
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
     """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
-    parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
+    parts = [
+        split,
+        str(spec.root),
+        *map(str, spec.splits.get(split, ())),
+        *spec.names,
+        str(single_cls),
+        *([str(spec.held_out)] if spec.held_out else []),
+    ]
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
-def _digest(listing: Listing, names: tuple[str, ...]) -> str:
-    """State of the dataset: paths from its root, sizes, times, names, format. A dataset moved as it is keeps it."""
+def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, ...]) -> str:
+    """State of the dataset: paths from its root, sizes, times, names, format. A dataset moved as it is keeps it.
+
+    Where a share is held out, it is that of all its images, and of which part of them this is.
+    """
     state = hashlib.blake2b(digest_size=20)
     sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
     # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.
     images, labels = (
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
-    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, names, sources, listing.notes])
+    part = [split, *spec.held_out] if spec.held_out else []
+    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, names, sources, listing.notes, part])
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
     state.update(listing.image_stats.tobytes())
@@ -227,7 +198,7 @@ def _assemble(
         split=split,
         names=names,
         digest=digest,
-        problems=tuple(listing.notes + scanned.problems),
+        problems=(*listing.notes, *missing_labels(split, listing, scanned), *scanned.problems),
         stored_hash="",
         pixels=None,
         **arrays,

@@ -8,22 +8,24 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.source.annotations.coco import CocoImage, read_coco
-from data.source.stretches import in_stretches
+from data.source.annotations.voc_folder import voc_folder
 from utils.errors import UserError
 from utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
+from utils.machine.stretches import in_stretches
 from utils.text import first_of, one_line, shown
 from utils.types import IMAGE_SUFFIXES, DatasetSpec
 
 Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)
 NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
+OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _STRETCH = 1024  # files
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
@@ -43,6 +45,7 @@ class Listing:
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
         notes: what is unusual about the list itself, "file: what".
+        orphans: XML files of no image, which a note counts.
     """
 
     root: str
@@ -54,10 +57,24 @@ class Listing:
     coco_images: dict[str, tuple[Stat, Sequence[str]]]
     is_complete: bool
     notes: list[str]
+    orphans: frozenset[str]
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
         return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
+
+    def only(self, wanted: NDArray[np.bool_]) -> Listing:
+        """The images where `wanted`, bool (N,), is True."""
+        places = np.flatnonzero(wanted).tolist()
+        return replace(
+            self,
+            images=[self.images[place] for place in places],
+            labels=[self.labels[place] for place in places],
+            image_stats=self.image_stats[places],
+            label_stats=self.label_stats[places],
+            coco={new: self.coco[old] for new, old in enumerate(places) if old in self.coco},
+            notes=list(self.notes),
+        )
 
     def label_place(self, index: int) -> Callable[[int | None], str]:
         """How messages name a line of the labels of image `index`, and None: all of them."""
@@ -84,10 +101,11 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     """
     if not spec.splits.get(split):
         have = ", ".join(spec.splits)
-        raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.")
+        offer = f" {OFFER}" if split == "val" else ""
+        raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     found = _Found(spec, split, remembered or {})
     for entry in spec.splits[split]:
-        for path in _expand(spec, split, entry):
+        for path in expand(spec, split, entry):
             found.add(path)
     if not found.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
@@ -111,6 +129,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         coco_images=found.coco_images,
         is_complete=found.is_complete,
         notes=found.notes,
+        orphans=frozenset(found.orphans),
     )
 
 
@@ -140,11 +159,6 @@ def label_path(image: str) -> str:
     return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
 
 
-def _voc_path(image: str) -> str:
-    """The XML of an image of the VOC development kit: the last /JPEGImages/ becomes /Annotations/."""
-    return "/Annotations/".join(os.path.splitext(image)[0].rsplit("/JPEGImages/", 1)) + ".xml"
-
-
 @dataclass
 class _Found:
     """Collects the images of all entries of a split."""
@@ -156,6 +170,7 @@ class _Found:
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
     coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    orphans: set[str] = field(default_factory=set)
     repeats: int = 0
     is_complete: bool = True
 
@@ -185,17 +200,17 @@ class _Found:
     def _add_folder(self, folder: Path) -> None:
         images, xmls = _walk(folder)
         # XML beside images that have text labels is left over from a conversion.
-        if xmls and not any(os.path.exists(label_path(image)) for image in images):
+        if any(os.path.exists(label_path(image)) for image in images):
+            for image in images:
+                self._put(image, label_path(image))
+            return
+        if xmls:
             self._add_voc(folder, images, xmls)
             return
-        annotations = Path(_voc_path(f"{folder}/x")).parent
-        has_xmls = (
-            annotations != folder
-            and annotations.is_dir()
-            and not any(os.path.exists(label_path(image)) for image in images)
-        )
-        for image in images:
-            self._put(image, _voc_path(image) if has_xmls else label_path(image))
+        names = [f"{os.path.splitext(image)[0][len(str(folder)) + 1 :]}.xml" for image in images]
+        annotations = voc_folder(str(folder), names)
+        for image, name in zip(images, names, strict=True):
+            self._put(image, f"{annotations}/{name}" if annotations else label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
         """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
@@ -204,18 +219,25 @@ class _Found:
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
         by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
         by_stem.update((_stem(image), image) for image in images)
+        orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
+        if orphans:
+            named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
+            looked = ", ".join(self._shown(place) for place in (folder, *places))
+            noun = "1 XML file has" if len(orphans) == 1 else f"{len(orphans):,} XML files have"
+            self.notes.append(f"{self._shown(folder)}: {noun} no image of that name in {looked}, and no use: {named}")
+            self.orphans.update(orphans)
         for xml in xmls:
-            image = by_stem.get(_stem(xml))
-            if image is None:
-                looked = ", ".join(map(str, [folder, *places]))
-                self.notes.append(f"{xml}: no image of that name in {looked}; it is left out")
-            else:
-                self._put(image, xml)
+            if _stem(xml) in by_stem:
+                self._put(by_stem[_stem(xml)], xml)
         # Images beside annotations, but without one of their own, show background.
         annotated = {_stem(xml) for xml in xmls}
         for image in images:
             if _stem(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
+
+    def _shown(self, folder: Path) -> str:
+        inside = folder.is_relative_to(self.spec.root)
+        return shown(folder.relative_to(self.spec.root) if inside else folder)
 
     def _add_list(self, file: Path) -> None:
         try:
@@ -274,8 +296,12 @@ class _Found:
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
 
 
-def _expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob, in order."""
+def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
+    """The entry itself where it exists, else what it matches as a glob, in order.
+
+    Raises:
+        UserError: there is nothing.
+    """
     if os.path.exists(entry):
         return [entry]
     if glob.has_magic(str(entry)):

@@ -113,7 +113,7 @@ class Place:
             )
         staging = real.with_name(f".{real.name}.download")
         try:
-            if real.exists() and any(real.iterdir()):
+            if real.exists() and any(real.iterdir()) and not self.is_in(real):  # another process may be done by now
                 raise UserError(
                     f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Move it away to "
                     f"have the dataset {done} there, or correct `path`."

@@ -15,12 +15,12 @@ from data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
 from data.source.annotations.voc import parse_voc
 from data.source.headers import BadImage, Size, image_size
 from data.source.listing import Listing
-from data.source.stretches import in_stretches
 from utils.files import open_plain
+from utils.machine.stretches import in_stretches
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
-_NO_CLASS_LIMIT = 2**31 - 1
+NO_CLASS_LIMIT = 2**31 - 1
 
 
 class ClassNames(NamedTuple):
@@ -179,8 +179,8 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
     except OSError as error:
         return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
     if path.endswith(".xml"):
-        return parse_voc(raw, size_hw, _AnyName() if names.single else names.ids)
-    return parse_labels(raw, _NO_CLASS_LIMIT if names.single else len(names.ids))
+        return parse_voc(raw, size_hw, AnyName() if names.single else names.ids)
+    return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids))
 
 
 def _read_bytes(path: str, length: int) -> bytes:
@@ -197,7 +197,7 @@ def _read_bytes(path: str, length: int) -> bytes:
         os.close(descriptor)
 
 
-class _AnyName(dict[str, int]):
+class AnyName(dict[str, int]):
     """Every name is class 0."""
 
     def __contains__(self, name: object) -> bool:

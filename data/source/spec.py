@@ -7,21 +7,27 @@ nothing is downloaded to anywhere but the folder of datasets.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
+from data.source.annotations.coco import read_names
+from data.source.listing import expand, stats
 from data.source.place import GENERATORS, Place, absolute
-from utils.environment import REPO
+from utils.environment import REPO, cache_dir
 from utils.errors import ConfigError, did_you_mean
-from utils.files import special_kind, user_path
+from utils.files import kept, special_kind, user_path
 from utils.pixels import PixelRule
+from utils.seeding import HeldOut
 from utils.text import first_of, is_one_line, shown
 from utils.types import Archive, DatasetSpec
 from utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_KEYS = (*SPLITS, "path", "names", "nc", "download", "generate", "pixels")
+_KEYS = (*SPLITS, "path", "names", "nc", "download", "generate", "pixels", "split_seed")
 _FOLDER = REPO / "data"
 LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
 
@@ -43,8 +49,10 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     yaml_path = _find_yaml(data)
     found = read_yaml(yaml_path, "keys such as train, val and names")
     _refuse_misspelled(found)
-    names = _names(found)
-    entries = _entries(found)
+    in_coco = found.values.get("names") is None and _is_coco(found)
+    names = () if in_coco else _names(found)
+    held_out = _held_out(found)
+    entries = _entries(found, held_out)
     archives, refused = _archives(found)
     generate, stated = found.values.get("generate"), found.values.get("path")
     if generate is not None and generate not in list(GENERATORS):
@@ -59,7 +67,11 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     root = place.find()
     splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
-    return DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives, pixels)
+    spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, names, archives, pixels, held_out)
+    if not in_coco:
+        return spec
+    named = dataclasses.replace(found, values={**found.values, "names": _names_of_coco(spec)})
+    return dataclasses.replace(spec, names=_names(named))
 
 
 def _find_yaml(data: str | Path) -> Path:
@@ -150,11 +162,72 @@ def _names(found: YamlMapping) -> tuple[str, ...]:
     return names
 
 
-def _entries(found: YamlMapping) -> dict[str, tuple[str, ...]]:
+def _is_coco(found: YamlMapping) -> bool:
+    """Whether every entry is a COCO file, which has names of its own."""
+    texts = [
+        text for entry in map(found.values.get, SPLITS) for text in (entry if isinstance(entry, list) else [entry])
+    ]
+    named = [text for text in texts if isinstance(text, str) and text]
+    return bool(named) and all(text.lower().endswith(".json") for text in named)
+
+
+def _names_of_coco(spec: DatasetSpec) -> list[str]:
+    """The categories of all splits' COCO files, in the order of their ids.
+
+    Raises:
+        ConfigError: they differ.
+        UserError: there is no such file, or it cannot be read.
+    """
+    named = ((split, entry) for split, entries in spec.splits.items() for entry in entries)
+    files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
+    first = _names_in(files[0])
+    for file in files[1:]:
+        names = _names_in(file)
+        if names != first:
+            odd = sorted(set(first) ^ set(names)) or names
+            raise ConfigError(
+                f"{spec.yaml_path}: names: none are given, and the categories of {shown(files[0])} and {shown(file)} "
+                f"differ ({first_of(list(map(shown, odd)), 5)}). Write `names:` with the classes of both."
+            )
+    return first
+
+
+def _names_in(file: Path) -> list[str]:
+    """The categories of a COCO file; read once, as it may be hundreds of megabytes large."""
+    key = hashlib.blake2b(os.fsencode(file), digest_size=10).hexdigest()
+    state = f"{file} {stats([str(file)]).tolist()}".encode("utf-8", "surrogateescape")
+    content = kept(cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_names(file)).encode())
+    names: list[str] = json.loads(content)
+    return names
+
+
+def _held_out(found: YamlMapping) -> HeldOut | None:
+    """`val: 0.2`, a share of train that is validated on, and `split_seed`."""
+    share, seed = found.values.get("val"), found.values.get("split_seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        if "split_seed" in found.values:
+            raise ConfigError(
+                f"{found.at('split_seed')}: split_seed: found it without a share as `val`. Write `val: 0.2` to hold "
+                "out a fifth of train, or leave split_seed out."
+            )
+        return None
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"{found.at('val')}: val: found {shown(share)}, expected a folder, or a share of train between 0 and 1, "
+            "such as 0.2."
+        )
+    if not found.values.get("train"):
+        raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
+    return HeldOut(float(share), seed)
+
+
+def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[str, ...]]:
     """Split → its entries as written; an empty entry counts as a missing one."""
     entries: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:
-        stated = found.values.get(split)
+        stated = found.values.get("train" if held_out and split == "val" else split)
         if stated is None or stated in ("", []):
             continue
         texts = stated if isinstance(stated, list) else [stated]

@@ -6,6 +6,11 @@ that.
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from utils.environment import bound_opencv, quieten_opencv
 
 bound_opencv()
@@ -17,3 +22,19 @@ import cv2 as cv2  # noqa: E402 - so it is loaded after that
 cv2.setNumThreads(0)
 if _is_ours:  # a program that has imported it before has kept it from reading that
     cv2.utils.logging.setLogLevel(1)  # fatal errors alone
+
+
+@contextmanager
+def in_utf8(path: str) -> Iterator[str]:
+    """A path that leads to the same file and is UTF-8: itself, or inside `with` a link.
+
+    For OpenCV, which takes no other one: version 5 ends the process. There need be nothing at the path yet.
+    """
+    if path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path):
+        yield path
+        return
+    suffix = os.path.splitext(path)[1]  # noqa: PTH122
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+        link = f"{folder}/link{suffix if suffix.isascii() else ''}"
+        os.symlink(os.path.abspath(path), link)  # noqa: PTH100, PTH211
+        yield link

@@ -17,7 +17,7 @@ from data.source.annotations.labels import Crowds, ParsedLabels, Rows, Size, cli
 from utils.errors import UserError
 from utils.files import is_address, open_plain
 from utils.text import one_line, shown
-from utils.types import CocoId, CocoIds
+from utils.types import CocoId
 
 _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
@@ -73,10 +73,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         owners = [item["image_id"] for item in annotations]
         used = {own for item in annotations if isinstance(own := item.get("category_id"), (int, float, str))}
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: expected a COCO detection file with {_PARTS}; "
-            f"found {type(error).__name__} {one_line(str(error), 80)}."
-        ) from error
+        raise _not_coco(path, error) from error
     categories = _one_for_each_name(path, categories, used)
     places = _places(path, names, _image_folder(path, names, folders))
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
@@ -85,6 +82,27 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
             raise UserError(f"{path}: annotations[{number}] {_no_owner(owner, images)}.")
         images[cast(CocoId, owner)].annotations.append((number, annotation))
     return CocoFile(path, list(images.values()), cast("dict[int, str]", categories), "annotations" in content)
+
+
+def read_names(path: Path) -> list[str]:
+    """Names of the categories of a COCO file, in the order of their ids.
+
+    Raises:
+        UserError: as `read_coco`.
+    """
+    content = _load(path)
+    _refuse_other(path, content)
+    try:
+        named = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
+        used = {own for item in content.get("annotations", []) if isinstance(own := item.get("category_id"), int)}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _not_coco(path, error) from error
+    return [name for _, name in sorted(_one_for_each_name(path, named, used).items())]
+
+
+def _not_coco(path: Path, error: Exception) -> UserError:
+    found = f"{type(error).__name__} {one_line(str(error), 80)}"
+    return UserError(f"{path}: expected a COCO detection file with {_PARTS}; found {found}.")
 
 
 def _load(path: Path) -> Any:
@@ -236,33 +254,6 @@ def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:
     return len(found), sum(not os.path.normpath(name).startswith("..") for name in found)
 
 
-def ids_of(
-    images: Sequence[CocoId], categories: Sequence[Mapping[int, str]], names: Sequence[str], single: bool
-) -> CocoIds | None:
-    """The ids that results are written with; None where files of one split give an id to two things.
-
-    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it is the
-    first category.
-
-    Args:
-        images: the ids of the images of a split.
-        categories: category id → name of each file that they come from.
-        names: class names.
-        single: all classes count as one.
-    """
-    by_name: dict[str, int] = {}
-    by_id: dict[int, str] = {}
-    for number, name in (item for of_file in categories for item in of_file.items()):
-        if by_id.setdefault(number, name) != name or (len(categories) > 1 and by_name.get(name, number) != number):
-            return None
-        by_name.setdefault(name, number)
-    if len(set(images)) < len(images) or not by_id:
-        return None
-    beyond = max(by_id) + 1
-    own = [by_name.get(name, beyond + number) for number, name in enumerate(names)]
-    return CocoIds(tuple(images), (min(by_id),) if single else tuple(own))
-
-
 def parse_coco(
     annotations: Sequence[tuple[int, dict[str, Any]]],
     size_hw: Size,
@@ -306,14 +297,14 @@ def parse_coco(
 
 def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:
     """Centre and size of a bbox as fractions of the image, or what is wrong with it."""
-    box = _numbers(found)
+    box = numbers(found)
     if box is None or len(box) != 4 or box[2] < 0 or box[3] < 0:
         return f"bbox is {'null' if found is None else shown(found, 60)}, expected x, y, width, height in pixels"
     fractions = clipped_fractions(box[0], box[1], box[0] + box[2], box[1] + box[3], size_hw)
     return fractions or f"bbox {box} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
 
 
-def _numbers(value: Any) -> list[float] | None:
+def numbers(value: Any) -> list[float] | None:
     """A list of finite numbers, None for anything else."""
     if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
         return None
@@ -326,7 +317,7 @@ def _numbers(value: Any) -> list[float] | None:
 
 def _coco_polygon(segmentation: Any, size_hw: Size) -> NDArray[np.float64]:
     """All parts of a polygon, end to end, as fractions cut to the image; (0, 2) for a mask or nothing."""
-    parts = [_numbers(part) for part in segmentation] if isinstance(segmentation, list) else []
+    parts = [numbers(part) for part in segmentation] if isinstance(segmentation, list) else []
     points = [np.array(part).reshape(-1, 2) for part in parts if part and len(part) >= 6 and len(part) % 2 == 0]
     if not points:
         return np.zeros((0, 2))

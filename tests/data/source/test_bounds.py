@@ -19,7 +19,7 @@ import pytest
 
 from data.source import decode
 from data.source.bounds import refuse_large, stated
-from data.source.check import check_dataset
+from data.source.checks.dataset import check_dataset
 from data.source.decode import TooLarge, UndecodableImage, read_image
 from data.source.headers import BadImage, image_size
 from data.source.index import build_index

@@ -10,7 +10,7 @@ import pytest
 
 from data.feed.cache import open_images
 from data.feed.images import ImageStore
-from data.source.check import check_dataset
+from data.source.checks.dataset import check_dataset
 from data.source.decode import decode_levels, read_image, read_levels
 from data.source.index import build_index
 from data.source.spec import load_spec

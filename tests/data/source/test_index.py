@@ -36,7 +36,11 @@ def test_contents(tmp_path: Path) -> None:
     np.testing.assert_array_equal(boxes, [[24, 12, 40, 36], [0, 0, 32, 24]])
     assert [len(index.labels(i)[0]) for i in range(4)] == [1, 2, 0, 0]
     assert index.segments(0) == [] and len(index.segment_offsets) == 0
-    assert (index.names, index.problems, index.split) == (("cat", "dog"), (), "train")
+    assert (index.names, index.split) == (("cat", "dog"), "train")
+    assert index.problems == (
+        "train: 1 of 4 images have no label file and are used as background, without objects: images/train/c.jpg. "
+        "If they are background, all is well (an empty label file for each says so); else restore their labels",
+    )
     assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
 
 
@@ -82,8 +86,8 @@ def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         build(yaml)
     assert str(caught.value) == (
-        "labels/train/0123.txt:4: class 81, but pets.yaml names 2 classes. Fix the label or add the class. "
-        "There are 2 such rows; the next are\n  labels/train/0123.txt:5: class 2"
+        "labels/train/0123.txt:4: class 81, but pets.yaml names 2 classes. Fix the label or add the class.\n"
+        "  labels/train/0123.txt:5: class 2, but pets.yaml names 2 classes. Fix the label or add the class."
     )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source.annotations.coco import ids_of, parse_coco, read_coco
+from data.source import spec as spec_module
+from data.source.annotations.coco import parse_coco, read_coco, read_names
+from data.source.annotations.coco_ids import ids_of
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_image
@@ -258,3 +260,62 @@ def test_files_whose_ids_meet(tmp_path: Path) -> None:
     index = build_index(load_spec(yaml), "train")
     assert len(index) == 4 and index.coco_ids() is None
     assert "one id is two images" in index.problems[0]
+
+
+def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> None:
+    root_twice = [
+        {"id": 0, "name": "dog", "supercategory": "none"},
+        {"id": 18, "name": "dog"},
+        {"id": 17, "name": "cat"},
+    ]
+    yaml = write_coco(tmp_path / "set", coco(categories=root_twice))
+    (tmp_path / "set/val.json").write_text(json.dumps(coco(categories=root_twice[1:])))
+    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", "val: val.json"))
+    spec = load_spec(yaml)
+    assert spec.names == ("cat", "dog"), "by their ids; a root that no object is of is none"
+    assert build_index(spec, "train").classes.tolist() == [1, 0]
+    (tmp_path / "set/val.json").write_text(json.dumps(coco(categories=[{"id": 17, "name": "cow"}], annotations=[])))
+    with pytest.raises(
+        UserError, match=r"the categories of .*train\.json and .*val\.json differ \('cat', 'cow', 'dog'\)"
+    ):
+        load_spec(yaml)
+    yaml.write_text(yaml.read_text() + "nc: 3\n")
+    (tmp_path / "set/val.json").unlink()
+    yaml.write_text(yaml.read_text().replace("val: val.json", ""))
+    with pytest.raises(UserError, match="nc is 3, but names has 2 classes"):
+        load_spec(yaml)
+    assert read_names(tmp_path / "set/annotations/instances_train.json") == ["cat", "dog"]
+
+
+def test_names_of_an_unchanged_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(spec_module, "read_names", lambda path: (read.append(path.name), read_names(path))[1])
+    yaml = write_coco(tmp_path / "set", coco())
+    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", ""))
+    assert [load_spec(yaml).names for _ in range(3)] == [("cat", "dog")] * 3 and len(read) == 1
+    file = tmp_path / "set/annotations/instances_train.json"
+    file.write_text(file.read_text().replace('"cat"', '"puma"'))
+    assert load_spec(yaml).names == ("puma", "dog") and len(read) == 2
+
+
+def test_names_of_all_files_that_a_glob_matches(tmp_path: Path) -> None:
+    yaml = write_coco(tmp_path / "set", coco())
+    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: annotations/instances_*.json\n")
+    assert load_spec(yaml).names == ("cat", "dog") and len(build_index(load_spec(yaml), "train")) == 2
+    other = coco(categories=[{"id": 17, "name": "cow"}], annotations=[])
+    (tmp_path / "set/annotations/instances_more.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match=r"the categories of .*instances_more\.json and .*instances_train\.json differ"):
+        load_spec(yaml)
+    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: annotations/none_*.json\n")
+    with pytest.raises(UserError, match=r"none_\*\.json"):
+        load_spec(yaml)
+
+
+def test_names_of_other_labels_are_asked_for(tmp_path: Path) -> None:
+    yaml = write_coco(tmp_path / "set", coco())
+    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", "val: images/train"))
+    with pytest.raises(UserError, match="names: found None, expected a list"):
+        load_spec(yaml)
+    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: nowhere.json\nnames:\n")
+    with pytest.raises(UserError):
+        load_spec(yaml)

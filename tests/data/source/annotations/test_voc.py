@@ -104,7 +104,9 @@ def test_voc_folder(tmp_path: Path) -> None:
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
     (problem,) = index.problems
-    assert "lost.xml: no image of that name" in problem
+    assert problem.startswith("Annotations: 1 XML file has no image of that name in ") and problem.endswith(
+        ": lost.xml"
+    )
 
 
 def test_voc_beside_the_images(tmp_path: Path) -> None:
@@ -112,7 +114,8 @@ def test_voc_beside_the_images(tmp_path: Path) -> None:
     write_image(tmp_path / "voc" / "train" / "background.jpg")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
     index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert (len(index), len(index.classes), index.problems) == (2, 1, ())
+    assert (len(index), len(index.classes)) == (2, 1)
+    assert index.problems[0].startswith("train: 1 of 2 images have no label file and are used as background")
 
 
 def test_voc_image_sets(tmp_path: Path) -> None:
@@ -206,6 +209,33 @@ def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
     write_image(root / folder / "background.jpg")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n")
     index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert (len(index), index.classes.tolist(), index.problems) == (2, [1], ())
+    assert (len(index), index.classes.tolist()) == (2, [1])
     (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
     assert build_index(load_spec(tmp_path / "voc.yaml"), "train").classes.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("images", "annotations"),
+    [
+        ("images", "annots"),
+        ("images", "Annotations"),
+        ("images/train", "annotations/train"),
+        ("train", "xml"),
+        ("photos/train", "photos/xmls"),
+    ],
+)
+def test_xml_in_a_folder_beside_the_images_is_used(tmp_path: Path, images: str, annotations: str) -> None:
+    root = tmp_path / "voc"
+    write_voc(root, "a", voc_object("dog"), images=images, annotations=annotations)
+    write_voc(root, "b", voc_object("cat"), images=images, annotations=annotations)
+    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {images}\nnames: [cat, dog]\n")
+    assert build_index(load_spec(tmp_path / "voc.yaml"), "train").classes.tolist() == [1, 0]
+
+
+def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    write_image(root / "images/a.jpg")
+    write_voc(root, "other", voc_object(), images="elsewhere", annotations="annots")
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: images\nnames: [cat, dog]\n")
+    with pytest.raises(UserError, match="no labels found for 1 images"):
+        build_index(load_spec(tmp_path / "voc.yaml"), "train")

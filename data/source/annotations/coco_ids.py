@@ -1,0 +1,34 @@
+"""The ids that results are written with: those of the COCO files that images come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from utils.types import CocoId, CocoIds
+
+
+def ids_of(
+    images: Sequence[CocoId], categories: Sequence[Mapping[int, str]], names: Sequence[str], single: bool
+) -> CocoIds | None:
+    """The ids that results are written with; None where files of one split give an id to two things.
+
+    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it is the
+    first category.
+
+    Args:
+        images: the ids of the images of a split.
+        categories: category id → name of each file that they come from.
+        names: class names.
+        single: all classes count as one.
+    """
+    by_name: dict[str, int] = {}
+    by_id: dict[int, str] = {}
+    for number, name in (item for of_file in categories for item in of_file.items()):
+        if by_id.setdefault(number, name) != name or (len(categories) > 1 and by_name.get(name, number) != number):
+            return None
+        by_name.setdefault(name, number)
+    if len(set(images)) < len(images) or not by_id:
+        return None
+    beyond = max(by_id) + 1
+    own = [by_name.get(name, beyond + number) for number, name in enumerate(names)]
+    return CocoIds(tuple(images), (min(by_id),) if single else tuple(own))

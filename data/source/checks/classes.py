@@ -1,0 +1,79 @@
+"""Classes: which have objects, which do not, and which differ by case alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.source.checks.part import Part
+from data.source.checks.report import DatasetCheck, counted
+from data.source.index import class_names
+from data.source.refusals import counts_from_one, unknown_classes
+from utils.text import first_of, one_line, printable, shown, table_row
+from utils.types import DatasetSpec
+
+_MOST_ROWS = 100
+_MOST_ERRORS = 20  # classes; with more, the YAML is that of another dataset
+
+
+def check_names(check: DatasetCheck, spec: DatasetSpec) -> None:
+    """Report classes whose names differ by case alone."""
+    spelled: dict[str, list[str]] = {}
+    for name in spec.names:
+        spelled.setdefault(name.casefold(), []).append(shown(name))
+    for names in spelled.values():
+        if len(names) > 1:
+            check.problems.append(
+                f"{spec.yaml_path.name}: the classes {first_of(names, 5, ' and ')} differ by case alone: if they are "
+                "one, name it once and correct the labels."
+            )
+
+
+def check_classes(check: DatasetCheck, part: Part) -> None:
+    """Report rows of classes that the YAML does not name, and classes that train has no object of."""
+    unknown = unknown_classes(part.spec, part.split, part.scanned)
+    check.errors += unknown[:_MOST_ERRORS]
+    if len(unknown) > _MOST_ERRORS:
+        more = len(unknown) - _MOST_ERRORS
+        check.errors.append(f"{part.split}: {more:,} more classes are not named: is this the YAML of these labels?")
+    if part.single_cls:
+        return
+    absent = _absent_categories(check, part)
+    used = {*part.scanned.classes.tolist(), *([0] if counts_from_one(part.spec, part.scanned) else [])}
+    missing = [shown(name) for number, name in enumerate(part.spec.names) if number not in used and name not in absent]
+    if part.split == "train" and missing and used:
+        check.notes.append(f"train: {counted(len(missing), 'class')} without an object: {first_of(missing, 8)}")
+
+
+def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
+    """Note classes that no category of a split's COCO files is named after, perhaps misspelled: they get no objects."""
+    listing = part.listing
+    files = {listing.shown(str(file)): categories for file, _, categories in listing.coco.values()}
+    named = {name for categories in files.values() for name in categories.values()}
+    if not listing.coco or len(listing.coco) < len(listing.images):  # labels of other kinds may have them
+        return set()
+    missing = [name for name in part.spec.names if name not in named]
+    if missing:
+        check.notes.append(
+            f"{first_of(list(files), 3)}: found no category named {first_of(list(map(shown, missing)), 8)}, which "
+            f"{part.spec.yaml_path.name} names as classes"
+        )
+    return set(missing)
+
+
+def table(parts: Sequence[Part]) -> list[str]:
+    """How many images and objects each class has in each split."""
+    if not parts:
+        return []
+    names = class_names(parts[0].spec, parts[0].single_cls)
+    columns = []
+    for part in parts:
+        classes, owners = part.scanned.classes, part.owners
+        pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)
+        columns += [np.bincount(pairs[:, 0], minlength=len(names)), np.bincount(classes, minlength=len(names))]
+    heads = [f"{part.split} {noun}" for part in parts for noun in ("img", "obj")]
+    figures = np.stack(columns, 1).tolist()
+    rows = [table_row(one_line(printable(name), 60), *row) for name, row in zip(names, figures, strict=True)]
+    more = len(rows) - _MOST_ROWS
+    return [table_row("class", *heads), *rows[:_MOST_ROWS], *([f"and {more:,} more classes"] if more > 0 else [])]

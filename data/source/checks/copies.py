@@ -1,0 +1,79 @@
+"""Copies: files of equal content, in two splits or twice in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from data.source.checks.part import Part
+from data.source.checks.report import DatasetCheck, counted
+
+Place = tuple[Part, int]  # the image among those of the split that are kept
+
+
+def check_copies(check: DatasetCheck, digests: Mapping[Part, list[bytes]]) -> None:
+    """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels.
+
+    Args:
+        check: what is added to.
+        digests: split → of each of its images that is kept.
+    """
+    owners: dict[bytes, list[Place]] = {}
+    for part, of_images in digests.items():
+        for own, digest in enumerate(of_images):
+            if digest:
+                owners.setdefault(digest, []).append((part, own))
+    copies = [places for places in owners.values() if len(places) > 1]
+    parts = list(digests)
+    for at, first in enumerate(parts):
+        _report_twice(check, first, [[own for part, own in places if part is first] for places in copies])
+        for second in parts[at + 1 :]:
+            _report_shared(check, first, second, copies)
+
+
+def _report_shared(check: DatasetCheck, first: Part, second: Part, copies: list[list[Place]]) -> None:
+    shared = 0
+    example = ""
+    for places in copies:
+        own = [next((_shown(part, own) for part, own in places if part is side), "") for side in (first, second)]
+        if all(own):
+            shared += sum(part is second for part, _ in places)
+            example = example or " = ".join(dict.fromkeys(own))
+    if shared:
+        images = counted(len(second.places), "image")
+        line = f"{shared:,} of the {images} of {second.split} {'is' if shared == 1 else 'are'} in {first.split} too"
+        if first.split == "train":
+            check.problems.append(f"{line}, such as {example}: what was trained on cannot show how well it detects")
+        else:
+            check.notes.append(f"{line}, such as {example}")
+
+
+def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> None:
+    differ, equal = list[list[int]](), list[list[int]]()
+    for own in copies:
+        if len(own) > 1:
+            first, *others = (_labels(part, one) for one in own)
+            (equal if all(labels == first for labels in others) else differ).append(own)
+    if differ:
+        check.problems.append(
+            f"{part.split}: {counted(len(differ), 'picture')} with several files that differ in their labels, such as "
+            f"{' = '.join(_shown(part, one) for one in differ[0][:3])}: remove all but the correct one"
+        )
+    if equal:
+        check.notes.append(
+            f"{part.split}: {counted(len(equal), 'picture')} with several files and equal labels, such as "
+            f"{' = '.join(_shown(part, one) for one in equal[0][:3])}"
+        )
+
+
+def _shown(part: Part, own: int) -> str:
+    return part.listing.shown(part.listing.images[int(part.places[own])])
+
+
+def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
+    """Class and box of each object of an image, in one order whatever that of the rows."""
+    end = int(part.scanned.counts[: own + 1].sum())
+    mine = slice(end - int(part.scanned.counts[own]), end)
+    rows = np.column_stack((part.scanned.classes[mine], part.scanned.boxes_xyxy[mine]))
+    return sorted(map(tuple, rows.tolist()))

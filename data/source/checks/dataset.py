@@ -1,0 +1,71 @@
+"""Everything that is wrong with a dataset, with file and line, and what it holds: what `--check-data` prints."""
+
+from __future__ import annotations
+
+from data.source.checks.boxes import check_boxes, sizes_at
+from data.source.checks.classes import check_classes, check_names, table
+from data.source.checks.copies import check_copies
+from data.source.checks.files import check_label_files, check_orphans
+from data.source.checks.part import Part
+from data.source.checks.pictures import check_pictures
+from data.source.checks.report import DatasetCheck
+from data.source.held_out import part_of
+from data.source.listing import OFFER, list_images
+from data.source.refusals import refuse_unusable
+from data.source.scan import ClassNames, scan
+from utils.errors import UserError
+from utils.types import DatasetSpec
+
+
+def check_dataset(
+    spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640, progress: bool = False
+) -> DatasetCheck:
+    """Check all splits: what indexing checks, every place instead of the first ones, and every image decoded.
+
+    Args:
+        spec: the dataset.
+        single_cls: all classes are one, so any class will do.
+        imgsz: pixels of an image's long side, for the sizes of boxes.
+        progress: show a bar on stderr.
+    """
+    check = DatasetCheck()
+    names = ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls)
+    digests: dict[Part, list[bytes]] = {}
+    if not single_cls:
+        check_names(check, spec)
+    for split in spec.splits:
+        try:
+            listing = part_of(spec, split, list_images(spec, split))
+        except UserError as error:
+            check.errors.append(str(error))
+            continue
+        part = Part(spec, split, listing, scan(listing, names), single_cls)
+        _check_part(check, part)
+        digests[part] = check_pictures(check, part, progress)
+        check.facts.append(sizes_at(part, imgsz))
+    for split in ("train", "val"):
+        if split not in spec.splits:
+            offer = f" {OFFER}" if split == "val" else ""
+            check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
+    check_orphans(check, list(digests))
+    check_copies(check, digests)
+    check.facts += table(list(digests))
+    return check
+
+
+def _check_part(check: DatasetCheck, part: Part) -> None:
+    listing, scanned = part.listing, part.scanned
+    check.images += len(scanned.sizes_hw)
+    check.objects += len(scanned.classes)
+    check.problems += listing.notes + scanned.problems
+    check.left_out += [
+        listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
+    ]
+    if not scanned.unknown:  # else there are labels, all of which are in the errors
+        try:
+            refuse_unusable(part.spec, part.split, listing, scanned)
+        except UserError as error:
+            check.errors.append(str(error))
+    check_classes(check, part)
+    check_label_files(check, part)
+    check_boxes(check, part)

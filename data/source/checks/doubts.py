@@ -1,0 +1,30 @@
+"""What a run is warned of before it uses a dataset."""
+
+from __future__ import annotations
+
+from data.source.checks.boxes import flat
+from data.source.checks.report import counted
+from data.source.index import problem_report
+from data.source.refusals import without_objects
+from utils.types import DatasetIndex
+
+
+def doubts(index: DatasetIndex) -> list[str]:
+    """What a run is warned of before it uses an index; it goes on all the same.
+
+    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    """
+    found = list(filter(None, [problem_report(index)]))
+    without_area = int(flat(index.boxes_xyxy).sum())
+    if without_area:
+        use = (
+            "nothing is learnt from such a box"
+            if index.split == "train"
+            else "such a box is an object that is never found"
+        )
+        every = "all " if without_area == len(index.classes) > 1 else ""
+        boxes = counted(without_area, "box")
+        found.append(f"{index.split}: {every}{boxes} without width or height: {use}; --check-data says where")
+    if not len(index.classes):
+        found.append(without_objects(index.split, len(index)))
+    return found

@@ -1,0 +1,82 @@
+"""Pictures: every one is decoded, and its file's content told from the others'."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from data.source.checks.part import Part
+from data.source.checks.report import DatasetCheck, counted
+from data.source.decode import read_levels
+from data.source.headers import breaks_off
+from utils.errors import UserError
+from utils.machine.limits import usable_cpus
+from utils.pixels import PixelRule, to_uint8
+
+_DARK = 128  # a split whose deep pictures become no brighter uses seven bits of eight, or fewer
+
+
+class _Decoded(NamedTuple):
+    """A decoded image; `brightest` is its largest level of more than 8 bits, and the byte that became of it."""
+
+    digest: bytes
+    size_hw: tuple[int, int]
+    is_cut: bool
+    brightest: tuple[float, int] | None
+
+
+def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[bytes]:
+    """Decode every image that is kept; the digest of each file, b"" of one that does not decode."""
+    digests: list[bytes] = []
+    listing = part.listing
+    paths = [listing.images[place] for place in part.places.tolist()]
+    deep: list[tuple[float, int]] = []
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        decoding = pool.map(partial(_decode, rule=part.spec.pixels), paths)
+        results = tqdm(decoding, f"Decoding {part.split}", len(paths), disable=not progress)
+        for path, size, decoded in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
+            shown = listing.shown(path)
+            if isinstance(decoded, str):
+                check.errors.append(f"{shown}: {decoded}")
+                digests.append(b"")
+                continue
+            height, width = decoded.size_hw
+            if [height, width] != size:
+                stated = f"{size[1]} x {size[0]}"
+                check.errors.append(f"{shown}: decodes to {width} x {height} pixels, but its header says {stated}.")
+            elif decoded.is_cut:
+                check.notes.append(f"{shown}: the end of the file is missing; what decodes is used")
+            digests.append(decoded.digest)
+            if decoded.brightest is not None:
+                deep.append(decoded.brightest)
+    level, byte = max(deep, default=(0.0, 0))
+    if level > 0 and max(byte for _, byte in deep) < _DARK:
+        check.notes.append(
+            f"{part.split}: of {counted(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
+            f"which becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in "
+            f"{part.spec.yaml_path.name}"
+        )
+    return digests
+
+
+def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
+    """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
+    try:
+        levels = read_levels(Path(path))
+        raw = Path(path).read_bytes()
+    except UserError as error:
+        return str(error).removeprefix(f"{path}: ")
+    except OSError as error:
+        return f"cannot be read ({error.strerror})."
+    digest = hashlib.blake2b(raw, digest_size=16).digest()
+    brightest = None
+    if levels.dtype != np.uint8:
+        largest = float(np.max(levels, where=np.isfinite(levels), initial=0))
+        brightest = largest, int(to_uint8(levels, rule).max())
+    return _Decoded(digest, (levels.shape[0], levels.shape[1]), breaks_off(raw), brightest)

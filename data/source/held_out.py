@@ -1,0 +1,252 @@
+"""`val: 0.2` in a dataset YAML: a share of the training images is held out to validate on.
+
+Copies of a picture and pictures that are nearly equal stay on one side: a detector that has trained on a picture's twin
+is not measured by the picture. That does not hold a video together: where the camera moves, its frames differ by more,
+and whole videos must be given to one side by the user. Which images are held out depends on what the files hold and on
+`split_seed` alone: it is the same on each rank and host, wherever the dataset lies and whatever its files are called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.source.decode import REDUCTIONS, Pixels, decode_levels
+from data.source.headers import BadImage, image_size
+from data.source.listing import Listing
+from utils.environment import cache_dir
+from utils.errors import UserError
+from utils.files import kept, open_plain
+from utils.machine.limits import usable_cpus
+from utils.machine.opencv import cv2
+from utils.pixels import to_uint8
+from utils.seeding import HeldOut
+from utils.types import DatasetSpec
+
+GRID = 9  # cells a side that a picture is averaged over
+BITS = 2 * GRID * (GRID - 1)
+# Bits that pictures which are kept together may differ in. Copies in another quality and pictures of a burst differ in
+# up to 10, those of one scene in 20 and more, any two of coco128 in at least 35. Fewer where too many look alike, as
+# all of a camera that stands still do.
+ALIKE = (14, 7, 3, 0)
+_DIGEST = 16  # bytes
+_ROW = _DIGEST + BITS // 8  # bytes of a picture in the cache
+_DISTANCES = 1 << 22  # in memory at a time
+
+log = logging.getLogger(__name__)
+
+
+class Looks(NamedTuple):
+    """What N pictures hold.
+
+    Attributes:
+        contents: uint8 (N, 16), hash of each file; of its path from the dataset's folder where it does not decode.
+        bits: uint8 (N, 18), `look` of each picture; 0 where it does not decode.
+    """
+
+    contents: NDArray[np.uint8]
+    bits: NDArray[np.uint8]
+
+
+class Division(NamedTuple):
+    """Which images are held out.
+
+    Attributes:
+        is_val: bool (N,).
+        groups: int64 (N,), equal for images that are kept together.
+        alike: bits that such images differ in at most, from one to the next.
+    """
+
+    is_val: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+    alike: int
+
+
+def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
+    """The images of `split` among those of its entries: all, unless a share of train is held out.
+
+    Raises:
+        UserError: that share cannot be held out.
+    """
+    if spec.held_out is None or split not in ("train", "val"):
+        return listing
+    division = _division(spec, listing, spec.held_out)
+    if split == "val":
+        log.info("%s", said_of(division, spec.held_out))
+    part = listing.only(division.is_val == (split == "val"))
+    if split == "val" and division.alike < ALIKE[0]:
+        part.notes.append(_doubt_of(division, spec.held_out))
+    return part
+
+
+def _doubt_of(division: Division, held_out: HeldOut) -> str:
+    """What a run is warned of where pictures that look alike are on both sides."""
+    together = f"that differ in at most {division.alike} of {BITS} bits" if division.alike else "that are copies"
+    return (
+        f"val: {held_out.share:g} of train: too many pictures look alike to keep them on one side, as frames of a "
+        f"still camera do, so only those {together} stay together. What is trained on shows much of what is measured "
+        "on, and metrics will be too good: give whole videos or places to val as a folder of its own"
+    )
+
+
+def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Division:
+    """Which images are held out, from the cache where neither a picture nor the share has changed."""
+    looks = _looks(spec, listing)
+    count = len(looks.bits)
+
+    def divided() -> bytes:
+        division = divide(looks, held_out)
+        if division is None:
+            raise UserError(
+                f"{spec.yaml_path}: val: {held_out.share:g}: the {count:,} images of train are too few, or copies of "
+                "too few pictures, to hold out that share. Name the folder of other images."
+            )
+        return np.concatenate(([division.alike], division.is_val, division.groups)).astype("<i8").tobytes()
+
+    state = f"{ALIKE} {held_out}\0".encode() + looks.contents.tobytes() + looks.bits.tobytes()
+    table = np.frombuffer(kept(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
+    return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
+
+
+def said_of(division: Division, held_out: HeldOut) -> str:
+    """A line about a division: images and groups of each side."""
+    _, sizes = np.unique(division.groups, return_counts=True)
+    in_val = len(np.unique(division.groups[division.is_val]))
+    return (
+        f"val: {held_out.share:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
+        f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (pictures that differ in at most "
+        f"{division.alike} of {BITS} bits are kept together; the largest group has {int(sizes.max()):,})"
+    )
+
+
+def divide(looks: Looks, held_out: HeldOut) -> Division | None:
+    """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
+
+    Where less than half of the share fits, pictures must look more alike to be kept together. None where that is of no
+    help either.
+    """
+    count = len(looks.bits)
+    wanted = min(max(round(count * held_out.share), 1), count - 1)
+    keys = [_keyed(held_out.seed, content) for content in looks.contents]
+    # A file's copies are one picture, whether it decodes or not.
+    _, copies = np.unique(looks.contents, axis=0, return_inverse=True)
+    for alike in ALIKE:
+        groups = group(looks.bits, copies.reshape(-1), alike)
+        is_val = _chosen(groups, keys, wanted)
+        if 2 * int(is_val.sum()) >= max(wanted, 1):
+            return Division(is_val, groups, alike)
+    return None
+
+
+def _keyed(seed: int, content: NDArray[np.uint8]) -> bytes:
+    return hashlib.blake2b(content.tobytes(), digest_size=16, salt=(seed % 2**128).to_bytes(16, "little")).digest()
+
+
+def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
+    """Whole groups, in the order of their least keys, that are at most `most` images together; bool (N,)."""
+    least: dict[int, bytes] = {}
+    for own, key in zip(groups.tolist(), keys, strict=True):
+        least[own] = min(key, least.get(own, key))
+    sizes = np.bincount(groups)
+    is_chosen = np.zeros(len(sizes), np.bool_)
+    for own in sorted(least, key=lambda own: least[own]):
+        if sizes[own] <= most:
+            is_chosen[own] = True
+            most -= int(sizes[own])
+    chosen: NDArray[np.bool_] = is_chosen[groups]
+    return chosen
+
+
+def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDArray[np.int64]:
+    """The group of each of N pictures: chains of pictures, each at most `alike` bits from the next; int64 (N,).
+
+    Args:
+        bits: uint8 (N, 18), as in Looks; those of 0 look like nothing else.
+        copies: int64 (N,), equal for equal files.
+        alike: the limit.
+    """
+    _, first, of = np.unique(copies, return_index=True, return_inverse=True)
+    count = len(first)
+    labels = np.arange(count)
+    signs = np.where(np.unpackbits(bits[first], axis=1), np.float32(1), np.float32(-1))
+    signs[~bits[first].any(1)] = 0
+    length = max(_DISTANCES // max(count, 1), 1)
+    for start in range(0, count, length):
+        rows = np.arange(start, min(start + length, count))
+        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
+        near = signs[rows] @ signs.T >= BITS - 2 * alike
+        near[np.arange(len(rows)), rows] = False
+        touched = near.any(1)
+        mine, near = rows[touched], near[touched]
+        columns = np.flatnonzero(near.any(0))
+        near = near[:, columns]
+        while len(mine):  # until all that hang together have the least label of theirs
+            least = np.minimum(np.where(near, labels[columns], count).min(1), labels[mine])
+            reach = np.where(near, least[:, None], count).min(0)
+            parent = np.arange(count)
+            np.minimum.at(parent, labels[mine], least)
+            np.minimum.at(parent, labels[columns], reach)
+            while np.any(parent != parent[parent]):
+                parent = parent[parent]
+            if np.array_equal(parent[labels], labels):
+                break
+            labels = parent[labels]
+    return np.unique(labels, return_inverse=True)[1][of.reshape(-1)]
+
+
+def _cache_file(spec: DatasetSpec, what: str) -> Path:
+    """Where it is kept for the entries of train."""
+    key = "\0".join([str(spec.root), *map(str, spec.splits["train"])]).encode("utf-8", "surrogateescape")
+    return cache_dir() / "index" / f"{spec.name}-{what}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
+
+
+def _looks(spec: DatasetSpec, listing: Listing) -> Looks:
+    """What the pictures hold, from the cache where no file has changed."""
+    count = len(listing.images)
+
+    def rows() -> bytes:
+        log.info("Comparing %s images, to hold out a share without twins in train …", f"{count:,}")
+        with ThreadPoolExecutor(usable_cpus()) as pool:
+            return b"".join(pool.map(lambda place: _row(listing, place), range(count)))
+
+    state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
+    content = kept(_cache_file(spec, "looks"), state + listing.image_stats.tobytes(), rows)
+    table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
+    return Looks(table[:, :_DIGEST], table[:, _DIGEST:])
+
+
+def _row(listing: Listing, place: int) -> bytes:
+    """A picture's row of `Looks`."""
+    path = listing.images[place]
+    try:
+        height, width = image_size(path, int(listing.image_stats[place, 0]))
+        reduction = next((by for by in REDUCTIONS if min(height, width) // by >= 4 * GRID), 1)
+        with open_plain(path) as file:
+            content = file.read()
+        pixels = to_uint8(decode_levels(np.frombuffer(content, np.uint8), path, reduction), None)
+    except (BadImage, UserError, OSError):  # it will be left out; on which side matters little
+        name = listing.shown(path).encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest() + look(pixels).tobytes()
+
+
+def look(pixels: Pixels) -> NDArray[np.uint8]:
+    """Which of neighbouring parts of a picture (H, W, 3) are brighter: 144 bits, uint8 (18,).
+
+    The difference hash of Krawetz (hackerfactor.com, 2013), on a grid of 9 x 9 in both directions. Sums of integers, so
+    that no rounding decides.
+    """
+    levels = pixels.sum(-1, dtype=np.int64)
+    rows, columns = (np.arange(GRID) * side // GRID for side in levels.shape)
+    sums = np.add.reduceat(np.add.reduceat(levels, rows, 0), columns, 1)
+    heights, widths = (np.diff([*starts, side]) for starts, side in zip((rows, columns), levels.shape, strict=True))
+    means = sums / np.outer(heights, widths)
+    bits = np.concatenate([(means[:, 1:] > means[:, :-1]).ravel(), (means[1:] > means[:-1]).ravel()])
+    return np.packbits(bits)

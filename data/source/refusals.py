@@ -1,0 +1,113 @@
+"""What a dataset cannot be used with, or should not: messages that indexing and the checks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.source.listing import MISSING, Listing
+from data.source.scan import Stretch
+from utils.errors import UserError, did_you_mean
+from utils.text import first_of, shown
+from utils.types import DatasetSpec
+
+_SHOWN, _NEXT = 5, 3
+_NEXT_LINE = "\n  "
+MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
+
+
+def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch) -> None:
+    """Raise a UserError where training on what was scanned would be wrong or impossible."""
+    if scanned.unknown:
+        raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
+    if not scanned.kept.any():
+        lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
+        raise UserError(
+            f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
+        )
+    if split == "train" and not len(scanned.classes):
+        places = _label_places(listing)
+        files = sum(map(os.path.isfile, listing.labels))
+        raise UserError(
+            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images: {files:,} of them have "
+            f"a label file, which holds no usable row. Looked for\n  {places}\n"
+            "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
+            "`path`, move the labels there, or label the images."
+        )
+
+
+def unknown_classes(spec: DatasetSpec, split: str, scanned: Stretch) -> list[str]:
+    """A message for each class that labels have and the YAML does not name: how many rows, and where the first are."""
+    places: dict[str, list[str]] = {}
+    for place, name in scanned.unknown:
+        places.setdefault(name, []).append(place)
+    if counts_from_one(spec, scanned):
+        (found,) = places.values()
+        return [
+            f"{found[0]}: class {spec.nc}, but {spec.yaml_path.name} names classes from 0 to {spec.nc - 1}, and no row "
+            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{_others(found)}"
+        ]
+    return [_unknown(spec, found[0], name) + _others(found) for name, found in places.items()]
+
+
+def counts_from_one(spec: DatasetSpec, scanned: Stretch) -> bool:
+    """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
+    beyond = {name for _, name in scanned.unknown}
+    return beyond == {str(spec.nc)} and not (scanned.classes == 0).any() and (spec.nc == 1 or len(scanned.classes) > 0)
+
+
+def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
+    noun = "class" if spec.nc == 1 else "classes"
+    known = first_of([shown(name) for name in spec.names], _SHOWN)
+    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], spec.names)}"
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}."
+    return f"{found} Fix the label or add the class.{hint}"
+
+
+def _others(places: Sequence[str]) -> str:
+    """Where else a class is."""
+    if len(places) == 1:
+        return ""
+    return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
+
+
+def without_objects(split: str, images: int) -> str:
+    """What a split other than train is worth where no label of its images holds an object."""
+    return (
+        f"{split}: no object in the labels of its {images:,} image{'s' * (images != 1)}: no metric can be measured, "
+        f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
+    )
+
+
+def missing_labels(split: str, listing: Listing, scanned: Stretch) -> list[str]:
+    """A message where many images have no label file: they count as background, and may have lost their labels.
+
+    Where none has one, there is nothing to compare with, and training refuses or warns of no object at all.
+    """
+    missing = unlabelled(listing, scanned)
+    images = len(scanned.counts)
+    if not MANY_MISSING * images < len(missing) < images:
+        return []
+    return [
+        f"{split}: {len(missing):,} of {images:,} images have no label file and are used as background, "
+        f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
+        "for each says so); else restore their labels"
+    ]
+
+
+def unlabelled(listing: Listing, scanned: Stretch) -> list[str]:
+    """Kept images, as messages name them, without a label file; a COCO file has the labels of all that it lists."""
+    missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
+    return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
+
+
+def _label_places(listing: Listing) -> str:
+    """Where labels were looked for: each folder with one file as an example, or the COCO file."""
+    examples: dict[str, str] = {}
+    for label in listing.labels:
+        examples.setdefault(label.rpartition("/")[0], label)
+    named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
+    lines = [*listing.coco_images, *named]
+    return first_of(lines, _SHOWN, _NEXT_LINE)

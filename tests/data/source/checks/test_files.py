@@ -1,0 +1,81 @@
+"""What is said of label files: images without one, and labels without an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data.source.checks.dataset import check_dataset
+from data.source.checks.doubts import doubts
+from data.source.index import build_index
+from data.source.spec import load_spec
+from tests.data.make import write_dataset, write_image
+from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def problems(yaml: Path) -> list[str]:
+    return check_dataset(load_spec(yaml)).problems
+
+
+def test_lost_labels_are_named_before_a_run_too(tmp_path: Path) -> None:
+    labels = {f"train/{number}": BOX if number > 2 else None for number in range(20)}
+    yaml = write_dataset(tmp_path / "pets", {**labels, "val/a": BOX}, names="[cat]")
+    said = "train: 3 of 20 images have no label file and are used as background, without objects: images/train/0.jpg"
+    (line,) = problems(yaml)
+    assert line.startswith(said)
+    (warning,) = doubts(build_index(load_spec(yaml), "train"))
+    assert said in warning and "--check-data" in warning
+
+
+def test_a_little_background_is_but_noted(tmp_path: Path) -> None:
+    labels = {f"train/{number}": BOX if number > 1 else None for number in range(20)}
+    found = check_dataset(load_spec(write_dataset(tmp_path / "pets", {**labels, "val/a": BOX}, names="[cat]")))
+    assert not found.problems
+    assert found.notes == [
+        "train: 2 images without a label file, used as background: images/train/0.jpg, images/train/1.jpg"
+    ]
+    assert "18 with objects; as background, 0 whose labels hold no object and 2 without a label file" in found.facts[0]
+
+
+def test_no_label_of_val_at_all(tmp_path: Path) -> None:
+    yaml = write_dataset(
+        tmp_path / "pets", {"train/a": BOX, "val/b": None, "val/c": None, "test/d": None}, names="[cat]"
+    )
+    assert problems(yaml) == ["val: none of its 2 images has a label file, such as images/val/b.jpg"]
+
+
+def test_no_object_of_val_at_all(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": "", "val/c": ""}, names="[cat]")
+    (line,) = problems(yaml)
+    assert line.startswith("val: no object in the labels of its 2 images: no metric can be measured")
+    assert line in doubts(build_index(load_spec(yaml), "val"))
+
+
+def test_labels_of_no_image(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX, "val/b": BOX}, names="[cat]")
+    for name, text in {"lost": BOX, "more": BOX, "empty": "", "classes": "cat\ndog\n", "README": "of pets"}.items():
+        (root / f"labels/train/{name}.txt").write_text(text)
+    assert problems(yaml) == [
+        "labels/train: 2 label files of no image, so their objects are not used: lost.txt, more.txt"
+    ]
+    # What the YAML does not list is no loss, as long as its image is there.
+    write_image(root / "images/train/lost.png")
+    (root / "list.txt").write_text("images/train/a.jpg\n")
+    yaml.write_text(yaml.read_text().replace("train: images/train", "train: list.txt"))
+    assert problems(yaml) == ["labels/train: 1 label file of no image, so their objects are not used: more.txt"]
+
+
+def test_xml_of_no_image(tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    write_voc(root, "a", voc_object())
+    (root / "Annotations/lost.xml").write_bytes(voc(voc_object()))
+    yaml = tmp_path / "voc.yaml"
+    for entry, said in (
+        ("Annotations", "1 XML file has no image of that name"),
+        ("JPEGImages", "1 label file of no image"),
+    ):
+        yaml.write_text(f"path: voc\ntrain: {entry}\nnames: [cat]\n")
+        (line,) = problems(yaml)
+        assert said in line and "lost.xml" in line
