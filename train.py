@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
@@ -39,21 +38,22 @@ from data.feed.cache import open_images
 from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from data.feed.sampler import image_weights
 from data.feed.shared_memory import SharedMemory
-from data.source.check import check_dataset, doubts
+from data.source.checks.dataset import check_dataset
+from data.source.checks.doubts import doubts
 from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from models.summary import summary
 from utils.checkpoints.folder import new_run
-from utils.checkpoints.resume import ResumedRun, interrupted_run, resume
+from utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end, start_of_run
 from utils.checkpoints.saver import Saver
 from utils.checkpoints.start import build_model, head_class, read_weights
 from utils.checkpoints.weights import load_weights
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
 from utils.engine.guard import DivergenceGuard
-from utils.engine.multi_scale import largest_size, multi_scale
+from utils.engine.multi_scale import check_statistics, largest_size, multi_scale
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision, choose_precision
 from utils.engine.profile import open_profile
@@ -69,7 +69,7 @@ from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
 from utils.ranks.ddp import smart_DDP
 from utils.ranks.failures import run_rank
-from utils.ranks.launch import check_batch_size, open_world
+from utils.ranks.launch import open_world
 from utils.ranks.preflight import preflight
 from utils.ranks.signals import Interruption
 from utils.ranks.world import World, torch_distributed_zero_first
@@ -113,7 +113,7 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         stack.enter_context(
             explain_out_of_memory(accelerator, lambda: work_in_words(config, context), OUT_OF_MEMORY_REMEDIES)
         )
-        accelerator.set_deterministic(config.deterministic)
+        stack.enter_context(accelerator.choosing_kernels(config.deterministic))
         init_seeds(config.seed + 1 + world.rank)
         world.from_main(lambda: check_trackers(config.logger_names))
         # Mistakes in the flags before the dataset is read, which may take minutes.
@@ -124,7 +124,7 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
             spec = load_spec(config.data)
             train_index = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
             val_index = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-        warn_of_problems(train_index, val_index)
+        warn_of_problems(config.data, train_index, val_index)
         if resumed:
             resumed.check_classes(train_index.names, config)
 
@@ -151,6 +151,7 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         progress = Progress(torch.zeros(len(criterion.names), device=world.device))
         state = TrainState(raw_model, ema, optimizer, precision, stopper, progress)
         context = dataclasses.replace(context, config=config)
+        check_statistics(context)
         memory = SharedMemory(world)
         loader = open_train_loader(context, train_index, memory, stack)
         val_loader = open_val_loader(context, val_index, memory, stack)
@@ -251,9 +252,10 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
 # -------------------------------------------------------------------------------------------- parts of a run
 
 
-def warn_of_problems(*indexes: DatasetIndex) -> None:
+def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
     """Warn of what is wrong with the data, such as images that the scans left out."""
-    for text in itertools.chain.from_iterable(map(doubts, indexes)):
+    texts = list(itertools.chain.from_iterable(map(doubts, indexes)))
+    for text in texts + [f"`train.py --data {shlex.quote(data)} --check-data` lists every one."] * bool(texts):
         log.warning(text)
 
 
@@ -304,7 +306,7 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
 
 
 def finish(
-    context: RunContext, model: DetectionModel, loader: ValLoader, saver: Saver, journal: Journal, best_epoch: int
+    context: RunContext, model: DetectionModel, loader: ValLoader, saver: Saver, journal: Journal, best: int | None
 ) -> Metrics:
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     world, index = context.world, loader.index
@@ -312,14 +314,15 @@ def finish(
     sinks = journal.watching(index)
     found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
-        print(f"\nBest epoch {best_epoch}; measured again from {saver.best}")
+        epoch = "No epoch has a finite fitness" if best is None else f"Best epoch {best}"
+        print(f"\n{epoch}; measured again from {saver.best}")
         report_validation(
             found, index, context.folder, imgsz=context.imgsz, verbose=len(index.names) <= 20, plots=journal.renders
         )
         if not (context.config.nosave and context.config.noval):  # as the trials of a search, of which no weights stay
             print(f"Detect: uv run detect.py --weights {shlex.quote(str(saver.best))} --source …")
             print(f"Export: uv run export.py --weights {shlex.quote(str(saver.best))}")
-    journal.finish(best_epoch, saver.best)
+    journal.finish(best or 0, saver.best)
     world.barrier()
     return found.metrics
 
@@ -330,26 +333,22 @@ def finish(
 def start(given: Mapping[str, Any]) -> Metrics | None:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
-    with open_world(asked.device, asked.local_rank, 0 if asked.resume else asked.batch_size) as world:
+    batch_size = 0 if asked.resume else asked.batch_size
+    with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world:
         setup_logging(world.rank, world.size)
         require_same_command(asked, world)
         if asked.check_data:
             check_data(asked, world)
             return None
+        if ended := recall_end(world):
+            return ended[0]
         if asked.evolve:
-            return evolve(*start_of_search(asked, world), world, train)
-        # Where the launcher has restarted the ranks; a checkpoint that was there before this job is not its own.
-        earlier, saved = world.broadcast((world.recall("run"), world.recall("saved")))
-        before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
-        if before is None and asked.resume:
-            before = resume({**given, "resume": asked.resume}, world)
-        if before is None:
-            if earlier:
-                folder = Path(earlier)
-                asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-            return train(asked, load_hyp(asked.hyp) if asked.hyp else None, world)
-        check_batch_size(before[0].batch_size, world.size)
-        return train(*before[:2], world, before[2])
+            metrics = evolve(*start_of_search(asked, world), world, train)
+        else:
+            config, hyp, resumed = start_of_run(given, asked, world)
+            metrics = train(config, hyp, world, resumed)
+        remember_end(metrics, world)
+        return metrics
 
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
@@ -369,7 +368,9 @@ def check_data(config: TrainConfig, world: World) -> None:
     Raises:
         UserError: training would not be safe.
     """
-    checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, progress=True))
+    checked = world.from_main(
+        lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz, progress=True)
+    )
     if world.is_main:
         print("\n".join(checked.lines()))
     if not checked.safe:

@@ -6,6 +6,7 @@ A pipe that does not block is full only for a moment: what is printed then is lo
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -97,5 +98,8 @@ def keep_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that its encoding does not have ends nothing
     out, err = (stream or os.fdopen(number, "w") for number, stream in ((1, sys.stdout), (2, sys.stderr)))
     sys.stdout, sys.stderr = LastingStream(out, "stdout", err), LastingStream(err, "stderr", out)

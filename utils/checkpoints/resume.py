@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from utils.checkpoints.folder import newest_last_checkpoint
 from utils.checkpoints.format import load_checkpoint
@@ -16,10 +19,17 @@ from utils.checkpoints.weights import moved_classes
 from utils.config import Hyp, TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
+from utils.ranks.launch import check_batch_size
 from utils.ranks.world import World
 from utils.text import one_line, shown
+from utils.types import Metrics
 
 log = logging.getLogger(__name__)
+
+_ARRAYS = {
+    **dict.fromkeys(("class_ids", "images_per_class", "objects_per_class"), np.int64),
+    **dict.fromkeys(("per_class", "class_confidences"), np.float64),
+}
 
 
 @dataclass(frozen=True)
@@ -187,8 +197,9 @@ def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
 def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
     """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
 
-    The rank that has the checkpoint on its disk sends it to all, for rank 0 may be on another host than before. None
-    where nothing had been saved.
+    The rank that has the checkpoint on its disk sends it to all, for rank 0 may be on another host than before. The
+    batch size that AutoBatch has chosen stays, unless there are now ranks that do not divide it. None where nothing had
+    been saved.
     """
     last = run / "weights" / "last.pt"
     mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
@@ -198,5 +209,50 @@ def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[
     checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
     assert checkpoint is not None
     log.info(f"Restarted by the launcher: resuming from {last}")
+    chosen = saved_config(checkpoint, last).batch_size
+    if TrainConfig(**given).batch_size < 1 and chosen % world.size == 0:  # as typed, its values are texts
+        given = {**given, "batch_size": chosen}
     config, hyp, resumed = run_of_checkpoint(given, last, checkpoint, world)
     return config, hyp, dataclasses.replace(resumed, restarted=True)
+
+
+def start_of_run(
+    given: Mapping[str, Any], asked: TrainConfig, world: World
+) -> tuple[TrainConfig, Hyp | None, ResumedRun | None]:
+    """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in."""
+    earlier, saved = world.recall("run"), world.recall("saved")
+    # A checkpoint that was there before this call is not its own.
+    before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
+    if before is None and asked.resume:
+        before = resume({**given, "resume": asked.resume}, world)
+    if before is not None:
+        check_batch_size(before[0].batch_size, world.size)
+        return before
+    if earlier:
+        folder = Path(earlier)
+        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
+    return asked, load_hyp(asked.hyp) if asked.hyp else None, None
+
+
+def call_in_words(config: TrainConfig) -> str:
+    """What a training is asked for, wherever this rank runs: the `call` of `open_world`."""
+    return repr(dataclasses.replace(config, device="", local_rank=-1, workers=0))
+
+
+def remember_end(metrics: Metrics | None, world: World) -> None:
+    """Let the launcher keep what this call of train.run returns: restarted, it must not train again."""
+    world.remember("ended", json.dumps(metrics and vars(metrics), default=np.ndarray.tolist))
+
+
+def recall_end(world: World) -> tuple[Metrics | None] | None:
+    """What this call had returned before the launcher restarted the ranks; None where it had not ended. Every rank."""
+    kept = world.recall("ended")
+    if kept is None:
+        return None
+    log.info("Restarted by the launcher: this training had ended; its result is the one that was measured then.")
+    values = json.loads(kept)
+    if values is None:
+        return (None,)
+    values |= {name: np.array(values[name], dtype) for name, dtype in _ARRAYS.items()}
+    values |= {name: tuple(values[name]) for name in ("losses", "speed_ms", "names")}
+    return (Metrics(**{**values, "per_class": values["per_class"].reshape(-1, 4)}),)

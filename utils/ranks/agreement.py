@@ -112,8 +112,12 @@ def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
 
 
 def _data(index: DatasetIndex) -> str:
+    """The images with their labels; the rule for their levels; crowd regions, which count in a validation alone."""
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
-    return f"{len(index)} images, {index.content_hash()}{rule}"
+    regions = index.crowd_offsets, index.crowd_classes, index.crowd_boxes_xyxy
+    content = b"".join(array.tobytes() for array in regions)
+    crowds = f", {len(index.crowd_classes)} crowd regions, {_short(content)}" if len(index.crowd_classes) else ""
+    return f"{len(index)} images, {index.content_hash()}{rule}{crowds}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Store
 
 from utils.environment import Launch
 from utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from utils.ranks.signals import Interruption
+from utils.ranks.signals import EndWhereStuck, Interruption
 from utils.ranks.stack_dumps import print_stacks_on_signal
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code, None
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
-    end_answers = print_stacks_on_signal(f"rank {launch.rank}")
+    end_answers = print_stacks_on_signal(f"rank {launch.rank}", EndWhereStuck())
     try:
         with Interruption():
             return 0, body()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from utils.environment import Launch, connect_over_loopback, control_timeout_s, join_timeout_s, peer_timeout_s
+from utils.environment import Launch, connecting_over_loopback, control_timeout_s, join_timeout_s, peer_timeout_s
 from utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from utils.machine.accelerator import Accelerator
 from utils.machine.choose import choose_accelerator
@@ -32,16 +34,20 @@ from utils.ranks.world import World
 from utils.text import first_line
 
 _FILES = 2  # for each rank: a connection of the default group and one of the control group
+# How often this process has joined its job, by what for. A process that the launcher restarts counts anew.
+_calls: Counter[str] = Counter()
 
 
 @contextmanager
-def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> Iterator[World]:
+def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call: str = "") -> Iterator[World]:
     """Join the job that the launcher describes; leave it on the way out, however that is.
 
     Args:
         device: `--device`: "", "cpu", "mps", "0" or "0,1".
         local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
         batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
+        call: what this rank is asked for, as a text that it has again when it is restarted. What the world remembers
+            belongs to this call: no other of this process recalls it, and a restarted process in the same one.
 
     Raises:
         ConfigError: a device that is not there, or a batch that the ranks do not divide.
@@ -51,6 +57,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
     accelerator = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
+    call = _numbered(call)
     if launch.size == 1 and not launch.has_store:
         world = World(launch, accelerator)
         with _own_threads(world):
@@ -61,18 +68,25 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0) -> I
             # A single rank can be restarted too: the others may have left the job, or never been in it.
             memory = WatchedStore(connect_to_store(launch, watchdog), watchdog, keeper_of(launch))
             try:
-                world = World(launch, accelerator, memory=memory)
+                world = World(launch, accelerator, memory=memory, call=call)
                 with _own_threads(world):
                     yield world
             except dist.DistNetworkError as error:
                 raise UserError(STORE_LOST, reporter=launch.rank) from error
         else:
-            with _joined(launch, accelerator, watchdog) as world:
+            with _joined(launch, accelerator, watchdog, call) as world:
                 yield world
 
 
+def _numbered(call: str) -> str:
+    """The call and how many before it were for the same, in short."""
+    number = _calls[call]
+    _calls[call] += 1
+    return f"{hashlib.blake2b(call.encode(), digest_size=8).hexdigest()}/{number}"
+
+
 @contextmanager
-def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Iterator[World]:
+def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
     """As `open_world`, with several ranks. The heartbeat comes first: a rank may die while the groups are made."""
     open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 keeps the store, all connect to it too
     joined = open_store(launch, watchdog)
@@ -90,7 +104,8 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog) -> Ite
         control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined), heartbeat)
         collectives = Collectives(control)
         watchdog.keeper = None if launch.has_store else heartbeat.process_here(0)
-        world = World(launch, accelerator, collectives, store, heartbeat, WatchedStore(memory, watchdog, keeper))
+        kept = WatchedStore(memory, watchdog, keeper)
+        world = World(launch, accelerator, collectives, store, heartbeat, kept, call)
         with _own_threads(world):
             yield world
         if accelerator.group_waits_for_all:
@@ -142,17 +157,17 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
             f"grants rank {launch.rank} only {max(left, 0)}. Raise the hard limit there (ulimit -Hn, LimitNOFILE of "
             f"the service that starts the ranks)."
         )
-    if require_own_devices(store, launch.rank, launch.size, accelerator):
-        connect_over_loopback()
+    share_loopback = require_own_devices(store, launch.rank, launch.size, accelerator)
     try:
-        dist.init_process_group(
-            accelerator.backend,
-            store=store,
-            rank=launch.rank,
-            world_size=launch.size,
-            device_id=accelerator.group_device,
-        )
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
+        with connecting_over_loopback(share_loopback):
+            dist.init_process_group(
+                accelerator.backend,
+                store=store,
+                rank=launch.rank,
+                world_size=launch.size,
+                device_id=accelerator.group_device,
+            )
+            control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
     except RuntimeError as error:
         if _is_lost_connection(error) and heartbeat.silent():
             raise  # a peer is gone; who, its signs of life tell

@@ -1,4 +1,4 @@
-"""Being asked to stop: by Ctrl-C, by a scheduler, by a warning that the time is nearly up."""
+"""Being asked to stop: by Ctrl-C, by a scheduler or its warning that time is nearly up, by a terminal that closes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,7 +16,8 @@ from utils.environment import Launch
 from utils.errors import Interrupted
 
 GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
+STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
 
 
 class Interruption:
@@ -44,6 +47,8 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # under nohup a closed terminal ends nothing
                 self._before[number] = signal.signal(number, self)
         return self
 
@@ -87,6 +92,11 @@ class Interruption:
         """Whether a signal has come."""
         return self.requested > 0
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether a signal is only noted now."""
+        return self._deferred
+
     def defer(self) -> None:
         """From now on only note a signal."""
         self._deferred = True
@@ -108,6 +118,54 @@ class Interruption:
         self.begin_end()
         name = signal.Signals(self.requested).name
         return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
+
+
+@contextmanager
+def signals_end_at_once() -> Iterator[None]:
+    """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
+
+    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
+    a handler nor another thread would have its turn.
+    """
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    handlers = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class EndWhereStuck:
+    """Ends the process where the main thread does not come to handle a signal, for it is in a library's endless call.
+
+    For a thread that learns of signals as soon as they come. Where the signal is only noted, for a training to save and
+    end after its step, nothing is done: a step may take long.
+    """
+
+    def __init__(self) -> None:
+        self._waits = False
+
+    def __call__(self, number: int) -> None:
+        """Signal `number` has come: look after it some time later, or sooner where it is not the first."""
+        handler = signal.getsignal(number)
+        if not isinstance(handler, Interruption):  # such as SIGCHLD, of a loader worker that ends
+            return
+        timer = threading.Timer(GRACE_S if self._waits else STUCK_S, self.look, (number, handler))
+        timer.daemon = True
+        timer.start()
+        self._waits = True
+
+    @staticmethod
+    def look(number: int, handler: Interruption) -> None:
+        """End the process where `handler` is still to handle signal `number`, and not only to note it."""
+        if not handler.asked() and not handler.is_deferred and signal.getsignal(number) is handler:
+            name = signal.Signals(number).name
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
+            os._exit(128 + number)
 
 
 def ignore_sigterm_at_the_end() -> None:

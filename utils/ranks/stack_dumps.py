@@ -16,7 +16,7 @@ _END = b"\0"  # no signal's number
 _PATIENCE_S = 5.0
 
 
-def print_stacks_on_signal(who: str) -> Callable[[], None]:
+def print_stacks_on_signal(who: str, heard: Callable[[int], None] = lambda _: None) -> Callable[[], None]:
     """From now on SIGUSR2 prints the stack of each thread of this process to stderr, and the process continues.
 
     The dumps go where stderr is now, also while `words_of_libraries` holds stderr back.
@@ -30,6 +30,8 @@ def print_stacks_on_signal(who: str) -> Callable[[], None]:
 
     Args:
         who: the process's part in the job, which heads the dump.
+        heard: called in the same thread with the number of every other signal that Python handles, at once: the main
+            thread handles it only after the library's call that it is in.
 
     Returns:
         Ends it, so that this thread is gone before the interpreter is. The signal is ignored afterwards.
@@ -41,7 +43,7 @@ def print_stacks_on_signal(who: str) -> Callable[[], None]:
     wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
-    thread = threading.Thread(target=_print_when_asked, args=(who, asked, to), name="stack dumps", daemon=True)
+    thread = threading.Thread(target=_print_when_asked, args=(who, heard, asked, to), name="stack dumps", daemon=True)
     thread.start()
 
     def end() -> None:
@@ -57,8 +59,11 @@ def print_stacks_on_signal(who: str) -> Callable[[], None]:
     return end
 
 
-def _print_when_asked(who: str, asked: int, to: int) -> None:
+def _print_when_asked(who: str, heard: Callable[[int], None], asked: int, to: int) -> None:
     while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
+        for number in numbers:
+            if number != signal.SIGUSR2:
+                heard(number)
         if signal.SIGUSR2 in numbers:
             with contextlib.suppress(OSError):  # nobody reads stderr
                 os.write(to, _stacks(who).encode(errors="backslashreplace"))  # at once: other processes print there too

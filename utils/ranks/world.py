@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -41,6 +42,8 @@ class World:
         store: of this session, without waiting calls; None for a single rank.
         heartbeat: of this rank; None for a single rank.
         memory: the launcher's store, which outlives the ranks; None where there is none.
+        call: which call of this process it is, among all: the one whose texts the launcher keeps. Restarted, it has the
+            same name; ranks may have different ones.
 
     Attributes:
         rank, size: this rank among all.
@@ -59,6 +62,7 @@ class World:
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
         memory: Store | None = None,
+        call: str = "",
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
@@ -78,6 +82,7 @@ class World:
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
         self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
+        self._kept = f"tessera/kept/{self._call_id(call)}"
 
     @property
     def is_main(self) -> bool:
@@ -142,15 +147,22 @@ class World:
             self._heartbeat.activity = activity
 
     def remember(self, key: str, value: str) -> None:
-        """Keep a text for as long as the launcher lives, over restarts of the ranks."""
-        if self._memory is not None:
-            self._memory.set(f"tessera/{key}", value)
+        """Keep rank 0's text for this call of this process, over restarts of the ranks until the launcher ends."""
+        if self.is_main and self._memory is not None:
+            self._memory.set(f"{self._kept}/{key}", value)
 
     def recall(self, key: str) -> str | None:
-        """A text that was kept before; None where there is none."""
-        if self._memory is None or not self._memory.check([f"tessera/{key}"]):
-            return None
-        return self._memory.get(f"tessera/{key}").decode()
+        """What rank 0 finds kept for this call, on every rank; None where there is nothing."""
+        return self.broadcast(_read(self._memory, f"{self._kept}/{key}") if self.is_main else None)
+
+    def _call_id(self, call: str) -> str:
+        """Id of this call of all ranks, which every rank notes: another one may be rank 0 after a restart."""
+        if self._memory is None:
+            return ""
+        noted = _read(self._memory, f"tessera/call/{call}")
+        found = self.broadcast(noted or uuid.uuid4().hex)
+        self._memory.set(f"tessera/call/{call}", found)
+        return found
 
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""
@@ -191,6 +203,11 @@ class World:
     def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
         return self.collectives.begin_all_reduce(tensor) if self.size > 1 else lambda: tensor
+
+
+def _read(store: Store | None, key: str) -> str | None:
+    """Value of `key`; None where there is none."""
+    return store.get(key).decode() if store is not None and store.check([key]) else None
 
 
 def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> int:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from tests.utils.checkpoints.made_saver import METRICS
 from tests.utils.checkpoints.made_state import full, make_state
-from utils.checkpoints.resume import ResumedRun, run_of_checkpoint
+from utils.checkpoints import resume as resume_module
+from utils.checkpoints.resume import ResumedRun, interrupted_run, recall_end, remember_end, run_of_checkpoint
 from utils.config import TrainConfig, load_hyp
 from utils.engine.state import TrainState
 from utils.errors import ConfigError, UserError
 from utils.ranks.world import World
+
+ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
+ENDED = dataclasses.replace(
+    METRICS,
+    precision=0.1 + 0.2,
+    map50=1 / 3,
+    class_ids=np.array([1]),
+    per_class=np.array([[0.3, 0.5, 1 / 3, 0.25]]),
+    losses=(0.5, float("nan")),
+    speed_ms=(1.0, 2.0, 0.1),
+    names=("cat", "dög"),
+)
 
 
 def checkpoint() -> dict[str, Any]:
@@ -58,6 +74,55 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
     older = checkpoint()
     older["config"]["optimizer"] = "Adam"
     assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 12), (3, 12), (5, -1)])
+def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, batch_size: int
+) -> None:
+    class Ranks(World):
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value] * self.size
+
+        def broadcast(self, value: Any, source: int = 0) -> Any:
+            return value
+
+    world, saved = Ranks(), checkpoint()
+    world.size = ranks
+    saved["config"]["batch_size"], saved["step"] = 12, 4
+    last = tmp_path / "mine" / "weights" / "last.pt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    monkeypatch.setattr(resume_module, "load_checkpoint", lambda _: saved)
+    restarted = interrupted_run({"batch_size": -1}, tmp_path / "mine", world)
+    assert restarted is not None and restarted[0].batch_size == batch_size
+    typed = interrupted_run(TrainConfig.from_args(["--batch", "-1"]), tmp_path / "mine", world)
+    assert typed is not None and typed[0].batch_size == batch_size
+    asked = interrupted_run(TrainConfig.from_args(["--batch", "4"]), tmp_path / "mine", world)
+    assert asked is not None and asked[0].batch_size == 4
+
+
+def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
+    kept: dict[str, str] = {}
+
+    class Kept(World):
+        def remember(self, key: str, value: str) -> None:
+            kept[key] = value
+
+        def recall(self, key: str) -> str | None:
+            return kept.get(key)
+
+    assert recall_end(Kept()) is None
+    remember_end(None, Kept())
+    assert recall_end(Kept()) == (None,), "a search in which nothing was left to do"
+    for metrics in (ENDED, dataclasses.replace(ENDED, **{key: getattr(ENDED, key)[:0] for key in ARRAYS})):
+        remember_end(metrics, Kept())
+        (recalled,) = recall_end(Kept()) or (None,)
+        assert recalled is not None and str(recalled) == str(metrics) and recalled.fitness == metrics.fitness
+        for field in dataclasses.fields(metrics):
+            was, now = getattr(metrics, field.name), getattr(recalled, field.name)
+            assert type(was) is type(now)
+            np.testing.assert_array_equal(was, now, strict=isinstance(was, np.ndarray))
 
 
 def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:

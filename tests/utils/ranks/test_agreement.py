@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.data.made_index import make_index
@@ -43,6 +44,26 @@ def test_images_that_come_in_other_levels_are_other_data() -> None:
     found = r"train data: 2 images, \w+ on rank 0; 2 images, \w+, `pixels: range-0-4095` on rank 1\n"
     with pytest.raises(UserError, match=found):
         require_agreement(mine, _Ranks([theirs]))
+
+
+def test_other_crowd_regions_are_other_data() -> None:
+    """They decide which detections count in a validation, though nothing is trained on them."""
+    plain = make_index([(24, 32), (32, 24)])
+    one, other = (
+        dataclasses.replace(
+            plain,
+            crowd_offsets=np.array([0, 0, 1]),
+            crowd_classes=np.zeros(1, np.int32),
+            crowd_boxes_xyxy=np.array([[0, 0, side, side]], np.float32),
+        )
+        for side in (4, 5)
+    )
+    assert plain.content_hash() == one.content_hash(), "a run on the same objects resumes"
+    without, mine, theirs = (data_fingerprint({"val": index}) for index in (plain, one, other))
+    require_agreement(mine, _Ranks([mine]))
+    for found in (without, theirs):
+        with pytest.raises(UserError, match=r"val data: .* images, \w+, 1 crowd regions, \w+ on rank [01]"):
+            require_agreement(mine, _Ranks([found]))
 
 
 class _Gathers(World):

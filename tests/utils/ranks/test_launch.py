@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, HashStore
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from utils.environment import Launch
 from utils.errors import ConfigError, Diverged, Interrupted, UserError
@@ -17,6 +19,7 @@ from utils.ranks import launch as launch_module
 from utils.ranks.failures import PeerError, run_rank
 from utils.ranks.heartbeat import STORE_LOST
 from utils.ranks.launch import _make_groups, _with_reporter
+from utils.ranks.world import World
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,42 @@ def test_a_mistake_that_rank_0_does_not_meet_is_printed(
 
     assert run_rank(body) == (2, None)
     assert said == [""] and capsys.readouterr().err == "rank 1: error: --device 3: there is no such device\n"
+
+
+def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recalls_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": keeper.port}
+    for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+
+    def visit(call: str, value: str) -> str | None:
+        with launch_module.open_world("cpu", call=call) as world:
+            found = world.recall("run")
+            world.remember("run", value)
+        return found
+
+    def started() -> list[str | None]:
+        monkeypatch.setattr(launch_module, "_calls", Counter())
+        return [visit("train a", "exp"), visit("train a", "exp2"), visit("train b", "exp3")]
+
+    assert started() == [None, None, None]
+    assert started() == ["exp", "exp2", "exp3"]
+    monkeypatch.setattr(launch_module, "_calls", Counter())
+    assert visit("train b", "exp3") == "exp3", "also where a restarted script leaves out what it has done"
+
+
+def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart() -> None:
+    """Hosts may have the data, and so a flag, of other names."""
+    store = HashStore()
+    first = World(memory=store, call="on one host")
+
+    class Follower(World):
+        def broadcast(self, value: Any, source: int = 0) -> Any:
+            return first._kept.rpartition("/")[2]
+
+    first.remember("run", "exp")
+    Follower(memory=store, call="on another host")
+    assert World(memory=store, call="on another host").recall("run") == "exp"
+    assert World(memory=store, call="of another call").recall("run") is None

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from tests.system.launch import ROOT
 from utils.errors import Interrupted
-from utils.ranks.signals import SIGNALS, Interruption, ignore_sigterm_at_the_end
+from utils.ranks.signals import (
+    GRACE_S,
+    SIGNALS,
+    STUCK_S,
+    EndWhereStuck,
+    Interruption,
+    ignore_sigterm_at_the_end,
+    signals_end_at_once,
+)
+
+STUCK = """
+import contextlib, ctypes
+from utils.errors import Interrupted
+from utils.ranks import signals
+from utils.ranks.stack_dumps import print_stacks_on_signal
+signals.STUCK_S = 0.2
+end = print_stacks_on_signal("the one", signals.EndWhereStuck())
+library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(lock)
+while True:
+    with contextlib.suppress(Interrupted), signals.Interruption():  # raised where the signal comes before the call
+        print("stuck", flush=True)
+        library.pthread_mutex_lock(lock)  # it is locked: never returns, and no signal makes it
+"""
 
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
 def test_at_first_a_signal_ends_the_run_at_once(number: signal.Signals, code: int) -> None:
     sentence = rf"^Stopped by {number.name} before the first step\.$"
     with pytest.raises(Interrupted, match=sentence) as caught, Interruption("before the first step"):
         send(number)
     assert caught.value.exit_code == code and not caught.value.saved
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            send(signal.SIGHUP)
+            assert not interruption.asked() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_no_handler_of_errors_swallows_it() -> None:
@@ -129,3 +168,68 @@ def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
             os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert interruption.requested == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a lock of zeros is Linux's")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, code: int) -> None:
+    """Python's handlers run in the main thread, which never comes out of the library."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "stuck\n"
+            for _ in range(100):  # one that comes just before the call is handled
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+                    break
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert f"{number.name}: ended in the middle of a call that does not return" in said
+
+
+def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training saves and ends after its step, however long that takes; a later run is not the one that was meant."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with Interruption() as deferred:
+        deferred.defer()
+        EndWhereStuck.look(signal.SIGTERM, deferred)
+    with pytest.raises(Interrupted), Interruption() as handled:
+        try:
+            send(signal.SIGTERM)
+        finally:
+            EndWhereStuck.look(signal.SIGTERM, handled)
+    with Interruption() as later:
+        EndWhereStuck.look(signal.SIGTERM, handled)
+        assert ended == []
+        EndWhereStuck.look(signal.SIGTERM, later)
+    assert ended == [143]
+
+
+def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a loader's worker that has ended, which torch handles."""
+    waits: list[float] = []
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: waits.append(timer.interval))
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        with Interruption():
+            end_where_stuck = EndWhereStuck()
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGTERM):
+                end_where_stuck(number)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert waits == [STUCK_S, GRACE_S]
+
+
+def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:
+    with Interruption() as interruption:
+        with signals_end_at_once():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is interruption
+    before = signal.getsignal(signal.SIGTERM)
+    with signals_end_at_once():
+        assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"

@@ -1,0 +1,61 @@
+"""Several calls in one job: `calls_program.py DATA PROJECT`; in the first attempt rank 1 is killed in the third.
+
+Each rank prints what each call has returned, a line of JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import train
+import val
+from utils.engine.step import TrainStep
+from utils.types import Metrics
+
+KILLED_AT = 3  # optimizer step of the third call, of which two are saved
+
+
+def say(call: str, metrics: Metrics | None) -> None:
+    """What a call has returned, written at once so that ranks' lines do not mix."""
+    line = {"call": call, "rank": os.environ["RANK"], "attempt": os.environ["TORCHELASTIC_RESTART_COUNT"]}
+    sys.stdout.write(json.dumps({**line, "found": metrics and metrics.map}) + "\n")
+    sys.stdout.flush()
+
+
+def kill_in_step(number: int) -> None:
+    """Let this process end itself in the place of a step, counted from now on."""
+    step: Callable[..., Any] = TrainStep.__call__
+    steps = 0
+
+    @functools.wraps(step)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*args, **kwargs)
+
+    TrainStep.__call__ = counted  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """The calls."""
+    data, project = sys.argv[1:]
+    where = {"data": data, "project": project, "device": "cpu", "imgsz": 64}
+    flags = {**where, "cfg": "yolov5n.yaml", "workers": 0, "noplots": True, "loggers": "none", "batch_size": -1}
+    say("train", train.run(**flags, epochs=1, save_steps=1))
+    say("val", val.run(**where, weights=f"{project}/exp/weights/best.pt", name="val"))
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        kill_in_step(KILLED_AT)
+    say("same", train.run(**flags, epochs=1, save_steps=1))
+    say("search", train.run(**{**flags, "batch_size": 8, "project": f"{project}/evolve"}, epochs=1, evolve=1))
+
+
+if __name__ == "__main__":
+    main()
