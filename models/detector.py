@@ -121,10 +121,9 @@ class DetectionModel(nn.Module):
 
     def usable_imgsz(self, imgsz: int) -> int:
         """`--imgsz` rounded up to a multiple of the stride, and of 32; with a warning where that changes it."""
-        multiple = max(self.stride, 32)
-        rounded = -(-imgsz // multiple) * multiple
+        rounded = round_imgsz(imgsz, self.stride)
         if rounded != imgsz:
-            log.warning(f"--imgsz {imgsz} is not a multiple of {multiple}: using {rounded}.")
+            log.warning(f"--imgsz {imgsz} is not a multiple of {size_multiple(self.stride)}: using {rounded}.")
         return rounded
 
     def forward(self, images: Tensor) -> Any:
@@ -169,6 +168,17 @@ class DetectionModel(nn.Module):
             if not 0 <= index < len(self.model):
                 raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
+
+
+def round_imgsz(imgsz: int, stride: int) -> int:
+    """The long side of images in pixels, rounded up to a `size_multiple`, in every command alike."""
+    multiple = size_multiple(stride)
+    return -(-imgsz // multiple) * multiple
+
+
+def size_multiple(stride: int) -> int:
+    """What the long side of images is a multiple of: the stride, and 32 where that is finer."""
+    return max(stride, 32)
 
 
 def _anchors_a_level(spec: ModelSpec) -> int | None:

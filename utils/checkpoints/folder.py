@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import numpy as np
 import yaml
 
 from utils.config import TrainConfig, ValConfig
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 from utils.files import atomic_write, remove_leftovers
 from utils.flags.detect import DetectConfig
 from utils.ranks.world import World
+from utils.text import shown
 
 
 def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:
@@ -41,14 +44,82 @@ def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Pa
 
 
 @contextmanager
-def new_run(flags: TrainConfig | ValConfig | DetectConfig, world: World) -> Iterator[Path]:
-    """The folder of a new run, as `open_run`; a new one that is still empty at the end is removed again."""
+def new_run(
+    flags: TrainConfig | ValConfig | DetectConfig, world: World, files: Iterable[str | Path] = ()
+) -> Iterator[Path]:
+    """The folder of a new run, as `open_run`; a new one that is still empty at the end is removed again.
+
+    Args:
+        flags: that name it.
+        world: the ranks.
+        files: that the run reads, and that its results could replace.
+
+    Raises:
+        UserError: as of `open_run`.
+        ConfigError: one of the files lies in the folder, which --exist-ok names.
+    """
+    if flags.exist_ok:
+        world.from_main(lambda: require_apart(first_run(flags), files))
     run = open_run(flags.project, flags.name, flags.exist_ok, world)
     try:
         yield run
     finally:
         if world.is_main and not flags.exist_ok:
             _discard_if_empty(run)
+
+
+def first_run(flags: TrainConfig | ValConfig | DetectConfig) -> Path:
+    """The folder of the first run of a name, which --exist-ok writes into; it may not be there yet."""
+    return Path(flags.project).expanduser().absolute() / flags.name
+
+
+def require_apart(run: Path, files: Iterable[str | Path]) -> None:
+    """Make sure that no result can replace a file that is read.
+
+    Args:
+        run: the folder of results.
+        files: what is read, as in `lying_in`.
+
+    Raises:
+        ConfigError: one of them lies in the folder, or below it.
+    """
+    lies_there = lying_in(run)
+    for file in files:
+        if lies_there(file):
+            raise ConfigError(
+                f"{shown(Path(file))}: it lies in the folder of results {shown(run)}, which could replace it. "
+                "Leave --exist-ok out, or give another --project or --name."
+            )
+
+
+# Paths are strings here: as Path objects, a hundred thousand of them cost seconds.
+def lying_in(folder: Path) -> Callable[[str | Path], bool]:
+    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once.
+
+    Nothing lies in a folder that is not there yet.
+    """
+    try:
+        wanted = folder.stat()
+    except OSError:  # not there yet, or about to be refused
+        return lambda file: False
+
+    @cache
+    def is_below(real: str) -> bool:
+        above = os.path.dirname(real)  # noqa: PTH120
+        try:
+            return os.path.samestat(os.stat(real), wanted) or (above != real and is_below(above))  # noqa: PTH116
+        except OSError:  # it is not there, and so no folder of results
+            return above != real and is_below(above)
+
+    @cache
+    def leads_there(given: str) -> bool:
+        return is_below(os.path.realpath(given))
+
+    def lies_there(file: str | Path) -> bool:
+        path = os.path.realpath(file) if os.path.islink(file) else os.fspath(file)  # noqa: PTH114
+        return leads_there(os.path.dirname(path))  # noqa: PTH120
+
+    return lies_there
 
 
 def _discard_if_empty(run: Path) -> None:

@@ -129,7 +129,7 @@ def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
         wrong = f"its SHA-256 is {digest}, expected {known.sha256}"
     raise UserError(
         f"Cannot use {one_line(known.url, 200)}: {wrong}. Nothing of it is kept. Open the address in a browser to see "
-        f"what is there; put a file that you trust at {shown(cached)}, or give its path as --weights."
+        f"what is there; put the published file at {shown(cached)}, or give the path of one you trust as --weights."
     )
 
 
@@ -147,30 +147,29 @@ def _expected(known: PublishedWeights) -> str:
 
 
 def _check_kept(known: PublishedWeights, cached: Path) -> None:
-    """Make sure that a file in the cache is the one that was downloaded.
+    """Make sure that a cached file is the published one, or where no digest of that is known, what was downloaded.
 
-    One that a user has put there has no digest beside it: it is used, with a warning where it is not the published one.
+    The digest of a download is noted beside it, by whoever writes there: it says nothing where the published one is
+    known. A file without a note that cannot be compared was put there by hand, and is used.
 
     Raises:
-        UserError: it has changed since.
+        UserError: it is another file, or has changed since.
     """
     note = _note(cached)
     try:
-        kept = note.read_text(errors="replace").split() if note.exists() else None
+        kept = note.read_text(errors="replace").split() if note.exists() and not known.sha256 else None
         found = sha256(cached) if kept is not None or known.sha256 else ""
     except OSError as error:
         raise UserError(f"--weights {known.name}: cannot read {shown(cached)}: {error.strerror or error}.") from error
-    if kept is None:
-        if known.sha256 and found != known.sha256:
-            log.warning(
-                f"{cached}: not the published {known.name}, whose SHA-256 is {known.sha256}; this one's is {found}. It "
-                "is used, as it was put there by hand. Delete it to download the published one."
-            )
-        return
-    if kept[:1] != [found]:
+    again = "and it is downloaded again; or give its path as --weights where this very file is meant."
+    if known.sha256 and found != known.sha256:
+        raise UserError(
+            f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{found}', expected "
+            f"'{known.sha256}'. Delete it, {again}"
+        )
+    if kept is not None and kept[:1] != [found]:
         was = shown(kept[0], _DIGITS + 2) if kept else "nothing"
         raise UserError(
             f"--weights {known.name}: {cached} has changed since it was downloaded: its SHA-256 is '{found}', and "
-            f"{note.name} beside it says {was}. Delete both, and it is downloaded again; or give its path as --weights "
-            "where this very file is meant."
+            f"{note.name} beside it says {was}. Delete both, {again}"
         )

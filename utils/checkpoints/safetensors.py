@@ -13,6 +13,7 @@ from utils.errors import UserError
 from utils.files import atomic_write
 from utils.machine.extras import import_extra
 from utils.pixels import PixelRule
+from utils.text import first_line, shown, strict_json
 
 if TYPE_CHECKING:
     from utils.checkpoints.weights import Weights
@@ -39,13 +40,13 @@ def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str],
     }
     own = {
         "format": FORMAT,
-        "model_yaml": json.dumps(weights.model_yaml),
-        "names": json.dumps(list(weights.names)),
+        "model_yaml": strict_json(weights.model_yaml),
+        "names": strict_json(list(weights.names)),
         "data": weights.data,
-        "trained_imgsz": json.dumps(weights.imgsz),
-        "confidence": json.dumps(weights.confidence),
-        "class_confidences": json.dumps(list(weights.class_confidences)),
-        "pixels": json.dumps(None if weights.pixels is None else weights.pixels.as_dict()),
+        "trained_imgsz": strict_json(weights.imgsz),
+        "confidence": strict_json(weights.confidence),
+        "class_confidences": strict_json(list(weights.class_confidences)),
+        "pixels": strict_json(None if weights.pixels is None else weights.pixels.as_dict()),
     }
     try:
         with atomic_write(path) as file:
@@ -68,10 +69,10 @@ def read_safetensors(path: Path) -> dict[str, Any]:
             found = dict(file.metadata() or {})
             tensors = {name: _full(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (module.SafetensorError, OSError) as error:
-        raise UserError(f"{path}: no sound safetensors file ({error}). Copy or export it again.") from error
+        raise UserError(f"{path}: no sound safetensors file ({first_line(error)}). Copy or export it again.") from error
     if found.get("format") != FORMAT:
         raise UserError(
-            f"{path}: found {found.get('format')!r} as its format, expected {FORMAT!r}: another program wrote it, "
+            f"{path}: found {shown(found.get('format'))} as its format, expected {FORMAT!r}: another program wrote it, "
             "and it does not say of which model the weights are. Give a file of export.py, or the checkpoint."
         )
     try:
@@ -80,7 +81,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
         return {
             "state_dict": tensors,
             "model_yaml": dict(values["model_yaml"]),
-            "names": tuple(str(name) for name in values["names"]),
+            "names": tuple(values["names"]),
             "source": path.name,
             "data": found["data"],
             "imgsz": None if values["trained_imgsz"] is None else int(values["trained_imgsz"]),
@@ -88,8 +89,9 @@ def read_safetensors(path: Path) -> dict[str, Any]:
             "class_confidences": tuple(float(one) for one in confidences),
             "pixels": PixelRule.from_plain(pixels, f"{path}: pixels"),
         }
-    except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: its header is damaged ({type(error).__name__}: {error}). Export it again.") from error
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path}: its header is damaged ({said}). Export it again.") from error
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from data.source.spec import LONGEST_CLASS_NAME
 from utils.checkpoints.inert_pickle import Damaged
+from utils.text import shown
+
+MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 
 _Test = Callable[[Any], bool]
 _DEEPEST = 20
@@ -156,6 +161,46 @@ def check_values(state: Mapping[str, Any]) -> None:
     for key, kind in _KINDS.items():
         if key in state and not kind.test(state[key]):
             raise Damaged(f"its `{key}` is a {type(state[key]).__name__} that is not {kind.words}")
+
+
+def check_detector(
+    names: Sequence[Any], imgsz: int | None, confidence: float | None, class_confidences: Sequence[float]
+) -> None:
+    """Check what a file of any format, a checkpoint or an export, says of the detector in it.
+
+    Args:
+        names: classes by index.
+        imgsz: size in pixels that it was trained at, or is made for; None where the file does not say.
+        confidence: that suits it; None where the file does not say.
+        class_confidences: that suit its classes; () where the file does not say.
+
+    Raises:
+        Damaged: a value that no detector has; names it, and what was expected.
+    """
+    for name in names:
+        if not _is_text(name) or len(name) > LONGEST_CLASS_NAME:
+            raise Damaged(f"it names a class {shown(name, 60)}, expected text of at most {LONGEST_CLASS_NAME} letters")
+    if imgsz is not None and not MIN_IMGSZ <= imgsz <= MAX_IMGSZ:
+        raise Damaged(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
+    for value in (*(() if confidence is None else (confidence,)), *class_confidences):
+        if not 0 <= value <= 1:
+            raise Damaged(f"it says a confidence of {value:g}, expected 0 to 1")
+    if len(class_confidences) not in (0, len(names)):
+        raise Damaged(f"it says {len(class_confidences)} confidences for {len(names)} classes")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Check that every number of a model's tensors is one.
+
+    Raises:
+        Damaged: names the first tensor with another.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        extremes = tensor.float().aminmax()  # NaN where one number is: one pass, and of float32 without a copy
+        if not all(map(math.isfinite, map(float, extremes))):
+            raise Damaged(f"{shown(name)} has numbers that are not finite (NaN or infinite)")
 
 
 def check_parts(value: Any, most: int) -> None:

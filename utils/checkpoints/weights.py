@@ -13,13 +13,27 @@ from torch import Tensor
 from models.detector import DetectionModel
 from utils.checkpoints.foreign.read import read_foreign
 from utils.checkpoints.format import load_any_checkpoint
+from utils.checkpoints.inert_pickle import Damaged
 from utils.checkpoints.safetensors import SUFFIX, read_safetensors
+from utils.checkpoints.schema import check_detector, check_finite
 from utils.errors import UserError
+from utils.machine.accelerator import Accelerator
+from utils.machine.out_of_memory import explain_out_of_memory_of
 from utils.pixels import PixelRule
 from utils.text import first_of, one_line, shown
 
 log = logging.getLogger(__name__)
 
+_USUAL_IMGSZ = 640  # of files that do not say at which size they were trained
+# Suffixes of exported files, and what computes them.
+EXPORTED = {
+    ".onnx": "ONNX Runtime",
+    ".xml": "OpenVINO",
+    ".torchscript": "torch",
+    ".pt2": "torch",
+    ".param": "ncnn",
+    ".tflite": "LiteRT",
+}
 _OTHER = "for the weights are of another architecture"
 _LEAST_SHARE = 0.05  # of the numbers in a model's layers: what fits by chance is less
 _ORDINARY_SHARE = 0.5
@@ -52,13 +66,34 @@ class Weights(NamedTuple):
     pixels: PixelRule | None = None
     family: str = ""
 
+    @property
+    def usual_imgsz(self) -> int:
+        """Size in pixels to measure, detect and export at where none is asked for."""
+        return self.imgsz or _USUAL_IMGSZ
+
 
 def load_weights(path: Path) -> Weights:
     """Read the weights of a checkpoint of this program, or of a file of YOLOv5, YOLOX or YOLOv9; nothing in it is run.
 
     Raises:
-        UserError: as of `load_any_checkpoint` and `read_foreign`.
+        UserError: an exported file; else as of `load_any_checkpoint` and `read_foreign`; or a number in it is none.
     """
+    if path.suffix.lower() in EXPORTED:
+        raise UserError(
+            f"{path}: an exported file; val.py and detect.py take it, but it cannot be trained on or exported again. "
+            "Give the .pt that it was exported from, such as runs/train/exp/weights/best.pt."
+        )
+    with explain_out_of_memory_of(path, Accelerator()):
+        weights = _read(path)
+    try:
+        check_detector(weights.names, weights.imgsz, weights.confidence, weights.class_confidences)
+        check_finite(weights.state_dict)
+    except Damaged as error:
+        raise UserError(f"{path}: damaged: {error}. Take another checkpoint, such as an earlier one.") from error
+    return weights
+
+
+def _read(path: Path) -> Weights:
     if path.suffix.lower() == SUFFIX:
         return Weights(**read_safetensors(path))
     if foreign := read_foreign(path):
@@ -98,7 +133,8 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
         UserError: the weights do not fit the architecture.
         ConfigError: the architecture is wrong.
     """
-    model = DetectionModel(weights.model_yaml, names=weights.names or None)
+    with explain_out_of_memory_of(given, Accelerator()):
+        model = DetectionModel(weights.model_yaml, names=weights.names or None)
     different = differences(model.state_dict(), weights.state_dict, most=2)
     if different:
         of_family = f" of {weights.family}" if weights.family else ""

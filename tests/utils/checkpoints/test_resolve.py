@@ -84,9 +84,9 @@ def test_existing_files(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert resolve_weights("best.pt").samefile(tmp_path / "best.pt")
     cache.mkdir(parents=True)
-    (cache / "yolov5s.pt").write_bytes(b"x")
+    (cache / "v9-c.pt").write_bytes(b"x")  # whose digest is not known
     (cache / "ours.pt").write_bytes(b"x")
-    assert resolve_weights("yolov5s.pt") == resolve_weights("yolov5s") == cache / "yolov5s.pt"
+    assert resolve_weights("v9-c.pt") == resolve_weights("v9-c") == cache / "v9-c.pt"
     assert resolve_weights("ours.pt") == cache / "ours.pt"
     (tmp_path / "yolov5s.pt").write_bytes(b"mine")  # a file of the user's own comes first
     for name in ("yolov5s.pt", "yolov5s", "yolov5s.pth"):
@@ -212,23 +212,38 @@ def test_a_file_that_has_changed_in_the_cache_is_refused(unpinned: FileServer, c
     assert get("v9-s").read_bytes() == BODY and unpinned.asked == ["/v9-s.pt"] * 2
 
 
-def test_a_file_that_was_put_into_the_cache_by_hand(
-    server: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "note", ["", f"{hashlib.sha256(BODY[::-1]).hexdigest()}  yolox_l.pth\n"], ids=["alone", "with a note"]
+)
+def test_where_a_digest_is_pinned_it_decides_what_is_used_of_the_cache(
+    server: FileServer, cache: Path, note: str
 ) -> None:
+    """Who can write a forged file into the cache can write the note of its digest too."""
     cache.mkdir(parents=True)
-    (cache / "yolox_l.pth").write_bytes(BODY)
-    assert get("yolox_l") == cache / "yolox_l.pth" and caplog.messages == []
-    (cache / "yolox_l.pth").write_bytes(BODY[::-1])
-    assert get("yolox_l") == cache / "yolox_l.pth"
-    (line,) = caplog.messages
-    assert f"not the published yolox_l.pth, whose SHA-256 is {DIGEST}" in line and "by hand" in line
-    assert server.asked == [] and not (cache / "yolox_l.pth.sha256").exists()
+    path = cache / "yolox_l.pth"
+    path.write_bytes(BODY)
+    assert get("yolox_l") == path  # put there by hand
+    path.write_bytes(BODY[::-1])
+    if note:
+        (cache / "yolox_l.pth.sha256").write_text(note)
+    with pytest.raises(UserError, match=rf"yolox_l\.pth is not the published file: .* expected '{DIGEST}'\. Delete it"):
+        get("yolox_l")
+    assert resolve_weights(str(path)) == path and server.asked == []  # where this very file is meant
+    path.unlink()
+    assert get("yolox_l").read_bytes() == BODY
+
+
+def test_a_file_without_a_note_is_used_where_no_digest_is_known(unpinned: FileServer, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / "v9-s.pt").write_bytes(BODY[::-1])
+    assert get("v9-s") == cache / "v9-s.pt" and unpinned.asked == []
 
 
 def test_without_a_network(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileServer(b"") as gone:
         nowhere = gone.folder
-    monkeypatch.setattr(table, "PUBLISHED", tuple(replace(w, folder=nowhere) for w in PUBLISHED))
+    known = tuple(replace(w, folder=nowhere, sha256=DIGEST) for w in PUBLISHED)
+    monkeypatch.setattr(table, "PUBLISHED", known)
     with pytest.raises(
         UserError, match=r"Cannot download http://.*/yolox_s\.pth: .*refused.*Check the network"
     ) as caught:

@@ -11,6 +11,7 @@ from models.detector import DetectionModel
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 from utils.checkpoints.format import load_checkpoint, save_checkpoint
 from utils.checkpoints.weights import (
+    EXPORTED,
     Weights,
     intersect_weights,
     load_weights,
@@ -176,3 +177,11 @@ def test_weights_of_classes_in_another_order_are_warned_of(caplog: pytest.LogCap
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     warn_of_moved_classes(weights, ["dog", "cat"])
     assert "'cat' is 0 in the checkpoint and 1 in the data" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", sorted(EXPORTED))
+def test_an_exported_file_is_nothing_to_train_on(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"best{suffix}"
+    path.write_bytes(b"an export")
+    with pytest.raises(UserError, match=r"an exported file; .* cannot be trained on or .*best\.pt"):
+        load_weights(path)

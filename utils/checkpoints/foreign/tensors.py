@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from utils.checkpoints.inert_pickle import Damaged
+from utils.checkpoints.schema import check_finite
 from utils.text import shown
 
 # Where trainers put a table of tensors, the averaged weights first, and what they write before each name.
@@ -92,9 +93,11 @@ def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
         name: (tensor.float() if tensor.is_floating_point() else tensor).clone().contiguous()
         for name, tensor in tensors.items()
     }
+    try:
+        check_finite(full)
+    except Damaged as error:
+        raise UnfitWeights(str(error)) from error
     for name, tensor in full.items():
-        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, map(float, tensor.aminmax()))):
-            raise UnfitWeights(f"{shown(name)} has numbers that are not finite")
         if name.endswith("running_var") and tensor.numel() and float(tensor.min()) < 0:
             raise UnfitWeights(f"{shown(name)} has a variance below 0")
     return full

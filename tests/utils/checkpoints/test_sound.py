@@ -1,0 +1,133 @@
+"""Numbers that no detector has, in its weights or beside them, are one message of every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import detect
+import export
+import train
+import val
+from tests.system.tiny import make_data
+from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
+from tests.utils.inference.backends.made_files import write_torchscript
+from tests.utils.machine.stand_in import StandIn
+from utils.checkpoints.archive import Archive
+from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
+from utils.checkpoints.safetensors import save_safetensors
+from utils.checkpoints.weights import Weights, load_weights
+from utils.errors import UserError
+from utils.inference.backends.choose import open_exported
+from utils.inference.network import TorchNetwork
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("good") / "best.pt", ANCHORED)
+
+
+def with_number(good: Path, path: Path, number: float) -> tuple[Path, str]:
+    """The same with a number in a tensor, which is named too."""
+    state = load_any_checkpoint(good)
+    ema = {name: tensor.clone() for name, tensor in state["ema"].items()}
+    name = [name for name, tensor in ema.items() if tensor.is_floating_point()][5]
+    ema[name].view(-1)[-1] = number
+    if path.suffix == ".pt":
+        save_checkpoint(path, {**state, "ema": ema})
+    else:
+        save_safetensors(path, Weights(ema, state["model_yaml"], tuple(state["names"]), "best.pt"), {})
+    return path, name
+
+
+@pytest.mark.parametrize("number", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_first_tensor_with_a_number_that_is_none_is_named(
+    good: Path, tmp_path: Path, suffix: str, number: float
+) -> None:
+    if suffix == ".safetensors":
+        pytest.importorskip("safetensors")
+    path, name = with_number(good, tmp_path / f"bad{suffix}", number)
+    with pytest.raises(UserError, match=rf"bad\{suffix}: damaged: '{name}' has numbers that are not finite"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize("command", ["val", "detect", "export", "train"])
+def test_every_command_refuses_them(good: Path, tmp_path: Path, command: str) -> None:
+    weights = str(with_number(good, tmp_path / "bad.pt", NAN)[0])
+    data = make_data(tmp_path, train=1, val=1)
+    place = {"project": str(tmp_path / "runs"), "device": "cpu"}
+    calls: dict[str, Callable[[], object]] = {
+        "val": lambda: val.run(weights=weights, data=str(data), workers=0, **place),
+        "detect": lambda: detect.run(weights=weights, source=[str(tmp_path)], **place),
+        "export": lambda: export.run(weights=weights, include=["torchscript"], device="cpu"),
+        "train": lambda: train.run(weights=weights, data=str(data), epochs=1, workers=0, imgsz=64, **place),
+    }
+    with pytest.raises(UserError, match=r"bad\.pt: damaged: .* not finite"):
+        calls[command]()
+    assert not list(tmp_path.rglob("*.torchscript")) and not list(tmp_path.rglob("last.pt"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"imgsz": 10**9}, "its size is 1000000000 pixels, expected 32 to 8192"),
+        ({"imgsz": 0}, "its size is 0 pixels"),
+        ({"names": ["x" * 300, "b", "c"]}, "names a class 'x.*, expected text of at most 200 letters"),
+        ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "a confidence of nan, expected 0 to 1"),
+        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "a confidence of 7, expected 0"),
+        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5]}}, "1 confidences for 3 classes"),
+    ],
+    ids=str,
+)
+def test_a_description_that_no_detector_has(good: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    save_checkpoint(tmp_path / "bad.pt", {**load_any_checkpoint(good), **change})
+    with pytest.raises(UserError, match=rf"bad\.pt: damaged: .*{said}"):
+        load_weights(tmp_path / "bad.pt")
+
+
+@pytest.mark.parametrize("key", ["format", "trained_imgsz", "names"])
+def test_a_header_of_any_length_is_a_short_message(good: Path, tmp_path: Path, key: str) -> None:
+    module = pytest.importorskip("safetensors.torch")
+    save_safetensors(tmp_path / "good.safetensors", load_weights(good), {})
+    with module.safe_open(tmp_path / "good.safetensors", "pt") as file:
+        described = {**file.metadata(), key: f'"{"x" * 100_000}"'}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    module.save_file(tensors, tmp_path / "bad.safetensors", described)
+    with pytest.raises(UserError, match=r"bad\.safetensors: ") as caught:
+        load_weights(tmp_path / "bad.safetensors")
+    assert len(str(caught.value)) < 700
+
+
+def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_weights(good).names == NAMES
+
+    def no_memory_there(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def no_memory_here(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("utils.inference.network.fused_copy", no_memory_there)
+    with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
+        TorchNetwork.open(good, StandIn())
+    monkeypatch.setattr(Archive, "content", no_memory_here)
+    with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Take a smaller model"):
+        load_weights(good)
+
+
+def test_exhausted_memory_of_a_device_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_torchscript(tmp_path / "best.torchscript")
+
+    def exhausted(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch.jit, "load", exhausted)
+    with pytest.raises(UserError, match=r"out of memory on stand-in: the model of .*best\.torchscript"):
+        open_exported(path, StandIn(), trust_file=True)
