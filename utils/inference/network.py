@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel
+from models.detector import DetectionModel, round_imgsz
 from models.tta import predict_augmented
 from utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from utils.engine.precision import Precision, half_precision
@@ -16,8 +16,7 @@ from utils.errors import UserError
 from utils.evaluation.evaluate import fused_copy
 from utils.inference.backend import Backend
 from utils.machine.accelerator import Accelerator
-
-DEFAULT_IMGSZ = 640  # of files that do not say at which size they were trained
+from utils.machine.out_of_memory import explain_out_of_memory_of
 
 
 class TorchNetwork(Backend):
@@ -41,13 +40,13 @@ class TorchNetwork(Backend):
         half: bool = False,
     ) -> None:
         self.source, self.names, self.stride = weights.source, model.names, model.stride
-        multiple = max(model.stride, 32)
-        self.imgsz = -(-(weights.imgsz or DEFAULT_IMGSZ) // multiple) * multiple
+        self.imgsz = round_imgsz(weights.usual_imgsz, model.stride)
         self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
         self.pixels = weights.pixels
         self.accelerator = accelerator
         self.has_objectness, self.needs_suppression = model.head.has_objectness, model.head.needs_suppression
-        self._model, self._augment = fused_copy(model, accelerator), augment
+        with explain_out_of_memory_of(weights.source, accelerator):
+            self._model, self._augment = fused_copy(model, accelerator), augment
         self._precision = half_precision(accelerator) if half else Precision(accelerator, torch.float32)
 
     @classmethod

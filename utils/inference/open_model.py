@@ -11,7 +11,13 @@ from utils.machine.accelerator import Accelerator
 
 
 def open_model(
-    weights: str, accelerator: Accelerator, *, augment: bool = False, half: bool = False, end2end: bool = False
+    weights: str,
+    accelerator: Accelerator,
+    *,
+    augment: bool = False,
+    half: bool = False,
+    end2end: bool = False,
+    trust_file: bool = False,
 ) -> Backend | PictureBackend:
     """Open the file that `--weights` means.
 
@@ -21,6 +27,7 @@ def open_model(
         augment: test-time augmentation.
         half: the accelerator's 16 bits.
         end2end: the branch that needs no suppression.
+        trust_file: an exported file that is a program may run.
 
     Raises:
         UserError: there is no such file, it cannot be read, or it cannot do what was asked for.
@@ -30,4 +37,4 @@ def open_model(
     for flag, given in (("--augment", augment), ("--half", half), ("--end2end", end2end)):
         if given:
             raise ConfigError(f"{flag} with {weights}: what an exported file computes was decided by its export.")
-    return open_exported(weights, accelerator)
+    return open_exported(weights, accelerator, trust_file=trust_file)

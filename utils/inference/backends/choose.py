@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
 
+from utils.checkpoints.weights import EXPORTED
 from utils.errors import UserError, did_you_mean
-from utils.inference.backends.exported import ExportedDetector, ExportedNetwork, MissingDevice
+from utils.inference.backends.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
 from utils.inference.backends.litert import open_litert
 from utils.inference.backends.ncnn import open_ncnn
 from utils.inference.backends.onnxruntime import open_onnx
 from utils.inference.backends.openvino import open_openvino
 from utils.inference.backends.torch_files import open_pt2, open_torchscript
 from utils.machine.accelerator import Accelerator
+from utils.machine.out_of_memory import explain_out_of_memory_of
+from utils.ranks.signals import signals_end_at_once
 
-log = logging.getLogger(__name__)
-
-SUFFIXES = {".onnx", ".xml", ".torchscript", ".pt2", ".param", ".tflite"}
+PROGRAMS = {".torchscript", ".pt2"}  # to load one is to run what is in it
 
 
 def is_exported(name: str) -> bool:
     """Whether `--weights` names an exported file, not a checkpoint."""
-    return Path(name).suffix.lower() in SUFFIXES
+    return Path(name).suffix.lower() in EXPORTED
 
 
 def open_exported(
-    name: str | Path, accelerator: Accelerator, *, threads: int = 0
+    name: str | Path, accelerator: Accelerator, *, trust_file: bool = False, threads: int = 0
 ) -> ExportedDetector | ExportedNetwork:
     """Open a file of export.py in the runtime that it is made for.
 
     Args:
         name: as given with --weights.
         accelerator: what it must be computed on.
+        trust_file: a file that is a program may run; else it is refused, and nothing of it is read.
         threads: of the CPU; 0 = as many as torch uses.
 
     Raises:
-        UserError: there is no such file, its runtime is missing or lacks the device, or another program made it.
+        UserError: there is no such file, it is damaged, it is a program that is not trusted, its runtime is missing or
+            lacks the device, or another program made it.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -45,8 +47,24 @@ def open_exported(
         raise UserError(
             f"--weights {name}: no such file.{did_you_mean(path.name, beside)} Expected a file that export.py wrote."
         )
-    threads = threads or torch.get_num_threads()
     suffix = path.suffix.lower()
+    if suffix in PROGRAMS and not trust_file:
+        raise UserError(
+            f"--weights {name}: a {suffix} file is a program; to load it can run anything with your rights. Give "
+            "--trust-file (Python: trust_file=True) where you trust its maker; else take the checkpoint, or a file of "
+            "export.py --include onnx, which holds no code."
+        )
+    if suffix in (".param", ".tflite") and not accelerator.is_host:
+        raise MissingDevice(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")
+    with (
+        errors_of(EXPORTED[suffix], path, "load"),
+        explain_out_of_memory_of(path, accelerator),
+        signals_end_at_once(),  # a runtime may never come back from a file
+    ):
+        return _open(path, suffix, accelerator, threads or torch.get_num_threads())
+
+
+def _open(path: Path, suffix: str, accelerator: Accelerator, threads: int) -> ExportedDetector | ExportedNetwork:
     if suffix == ".onnx":
         return open_onnx(path, accelerator, threads)
     if suffix == ".xml":
@@ -55,6 +73,4 @@ def open_exported(
         return open_torchscript(path, accelerator)
     if suffix == ".pt2":
         return open_pt2(path, accelerator)
-    if not accelerator.is_host:
-        raise MissingDevice(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")
     return open_ncnn(path, accelerator, threads) if suffix == ".param" else open_litert(path, accelerator, threads)

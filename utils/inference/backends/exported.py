@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.suppression import Suppression
+from utils.checkpoints.inert_pickle import Damaged
+from utils.checkpoints.schema import MAX_IMGSZ, check_detector
 from utils.errors import UserError
 from utils.inference.backend import Backend, Model, PictureBackend
+from utils.inference.backends.found import checked_detections, checked_rows
 from utils.machine.accelerator import Accelerator
 from utils.pixels import PixelRule
+from utils.text import first_line, one_line, shown
 from utils.types import Detections
 
 WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
 FORMATS = (WHOLE, BARE)
+_MULTIPLE, _WIDEST_STRIDE, _LARGEST_BATCH = 32, 1024, 4096
 
 
 class MissingDevice(UserError):
     """The runtime of a file does not compute on the device that was asked for."""
+
+
+@contextmanager
+def errors_of(runtime: str, path: Path, does: str) -> Iterator[None]:
+    """Inside, an error of a runtime is one about the file: each has classes of its own, without a common base.
+
+    Args:
+        runtime: such as "ONNX Runtime".
+        path: of the file.
+        does: what it is to do with the file: "load" or "compute".
+
+    Raises:
+        UserError: in place of the runtime's error, and of `Damaged`; not of exhausted memory, as torch says it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Damaged as error:
+        raise UserError(
+            f"{path}: damaged, or no sound export: {error}. Take the checkpoint, or export it without --half."
+        ) from error
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or Accelerator().is_out_of_memory(error):
+            raise
+        raise UserError(f"{path}: {runtime} does not {does} it ({first_line(error)}). Export it again.") from error
+
+
+def plain_strings(text: str | bytes) -> dict[str, str]:
+    """The metadata that a file keeps as one JSON object; {} where it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -78,31 +119,30 @@ class Description:
         """
         kind = strings.get("format", "")
         if not kind.startswith(("tessera-detector ", "tessera-network ")):
-            seen = f" ({looks_like})" if looks_like else ""
+            seen = f" ({one_line(looks_like, 150)})" if looks_like else ""
             raise UserError(
                 f"{path}: no file of export.py: its metadata does not say how pictures go in and what comes out{seen}. "
                 "Give a file that export.py wrote, or the checkpoint."
             )
         if kind not in FORMATS:
             raise UserError(
-                f"{path}: found the format {kind!r}, expected one of {', '.join(FORMATS)}. A later version wrote it: "
-                "export again from the checkpoint."
+                f"{path}: found the format {shown(kind)}, expected one of {', '.join(FORMATS)}. A later version wrote "
+                "it: export again from the checkpoint."
             )
         try:
-            names = tuple(str(name) for name in json.loads(strings["names"]))
+            names = tuple(json.loads(strings["names"]))
             imgsz, stride = int(strings["imgsz"]), int(strings["stride"])
             size = json.loads(strings.get("size_hw") or "null")
             size_hw = None if size is None else (int(size[0]), int(size[1]))
-            if not names or imgsz < 1 or stride < 1:
-                raise ValueError("no names, or no size")
             conf = json.loads(strings.get("conf") or "null")
             confidence = None if conf is None else float(conf)
             class_confidences = tuple(float(one) for one in json.loads(strings.get("conf_per_class") or "null") or ())
             pixels = PixelRule.from_plain(json.loads(strings.get("pixels") or "null"), "pixels")
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise UserError(
-                f"{path}: its metadata is damaged ({type(error).__name__}: {error}). Export again."
-            ) from error
+            check_detector(names, imgsz, confidence, class_confidences)
+            _check_sizes(names, imgsz, stride, size_hw)
+        except (Damaged, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            said = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
+            raise UserError(f"{path}: its metadata is damaged ({said}). Export again.") from error
         end2end = strings.get("end2end", "").lower() in ("true", "1")
         return cls(
             path,
@@ -118,6 +158,21 @@ class Description:
             pixels,
             dict(strings),
         )
+
+
+def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
+    """Check what exported files say alone.
+
+    Raises:
+        Damaged: a value that export.py does not write.
+    """
+    if not names:
+        raise Damaged("it names no class")
+    if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:
+        raise Damaged(f"its stride is {stride}, expected a divisor of {_MULTIPLE}, or up to {_WIDEST_STRIDE}")
+    for side in (imgsz, *(size_hw or ())):
+        if side % stride or not 0 < side <= MAX_IMGSZ:
+            raise Damaged(f"it takes {side} pixels, expected a multiple of its stride {stride}, at most {MAX_IMGSZ}")
 
 
 def _describe(model: Model, description: Description) -> None:
@@ -169,10 +224,17 @@ class ExportedNetwork(Backend):
                 f"{self.description.path}: takes images of {self.description.size_hw} pixels (height, width) alone, "
                 f"found {size_hw}."
             )
+        if self.batch is not None and not 0 < self.batch <= _LARGEST_BATCH:
+            raise UserError(f"{self.description.path}: takes {self.batch} images at once. Export it again.")
         array = np.ascontiguousarray(images.detach().to("cpu", torch.float32).numpy())
         parts = [array] if self.batch is None else np.split(array, range(self.batch, len(array), self.batch))
-        rows = [np.asarray(self.predict(part), np.float32) for part in (self._filled(part) for part in parts)]
+        rows = [self._rows(part) for part in (self._filled(part) for part in parts)]
         return torch.from_numpy(np.concatenate(rows)[: len(array)]).to(self.accelerator.device)
+
+    def _rows(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What `predict` finds, where it is what the file says of itself."""
+        with errors_of(self.runtime, self.description.path, "compute"):
+            return checked_rows(self.predict(images), len(images), self.nc)
 
     def _filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """As many images as the file takes: the last one again where there are too few."""
@@ -213,13 +275,10 @@ class ExportedDetector(PictureBackend):
         iou = 1.0 if self.description.end2end else rules.iou
         # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.
         max_det = rules.max_candidates if rules.class_confs else rules.max_det
-        found = self.run(np.ascontiguousarray(picture), rules.conf, iou, max_det)
-        boxes, scores, classes = (np.array(values) for values in found)
+        with errors_of(self.runtime, self.description.path, "compute"):
+            found = self.run(np.ascontiguousarray(picture), rules.conf, iou, max_det)
+            boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
         if rules.class_confs:
             passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]
             boxes, scores, classes = boxes[passing], scores[passing], classes[passing]
-        return Detections(
-            torch.from_numpy(boxes.astype(np.float32, copy=False).reshape(-1, 4)),
-            torch.from_numpy(scores.astype(np.float32, copy=False).reshape(-1)),
-            torch.from_numpy(classes.astype(np.int64, copy=False).reshape(-1)),
-        )
+        return Detections(torch.from_numpy(boxes), torch.from_numpy(scores), torch.from_numpy(classes))

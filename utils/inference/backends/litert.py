@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import zipfile
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedNetwork
+from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from utils.machine.accelerator import Accelerator
 from utils.machine.extras import import_extra
 
@@ -41,23 +39,19 @@ def open_litert(path: Path, accelerator: Accelerator, threads: int) -> LiteRtNet
     """Open a LiteRT file of export.py.
 
     Raises:
-        UserError: LiteRT is missing; the file is damaged, or another program's.
+        UserError: LiteRT is missing; or another program made the file.
+        RuntimeError, ValueError: the file is damaged.
     """
     description = Description.read(_strings(path), path)
     module = import_extra("ai_edge_litert.interpreter", "litert", str(path))
-    try:
-        interpreter = module.Interpreter(model_path=str(path), num_threads=threads)
-        return LiteRtNetwork(description, accelerator, interpreter)
-    except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0][:200]
-        raise UserError(f"{path}: LiteRT does not load it ({said}). Export it again.") from error
+    interpreter = module.Interpreter(model_path=str(path), num_threads=threads)
+    return LiteRtNetwork(description, accelerator, interpreter)
 
 
 def _strings(path: Path) -> dict[str, str]:
     """The metadata of a file; {} where it has none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = json.loads(archive.read(METADATA))
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError):
+            return plain_strings(archive.read(METADATA))
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, ValueError, OSError):
         return {}
-    return found if isinstance(found, dict) else {}

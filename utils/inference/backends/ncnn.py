@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedNetwork
+from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from utils.machine.accelerator import Accelerator
 from utils.machine.extras import import_extra
 
@@ -47,11 +46,7 @@ def open_ncnn(path: Path, accelerator: Accelerator, threads: int) -> NcnnNetwork
     for other in (weights, metadata):
         if not other.is_file():
             raise UserError(f"{path}: {other.name} is not beside it. Copy all files that export.py wrote.")
-    try:
-        strings = json.loads(metadata.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{metadata}: no JSON ({error}). Export again.") from error
-    description = Description.read(strings if isinstance(strings, dict) else {}, path)
+    description = Description.read(plain_strings(metadata.read_bytes()), path)
     ncnn = import_extra("ncnn", "ncnn", str(path))
     net = ncnn.Net()
     net.opt.num_threads = threads

@@ -33,7 +33,7 @@ class OnnxNetwork(ExportedNetwork):
 
 
 class OnnxDetector(ExportedDetector):
-    """The whole pipeline; the thresholds are inputs with defaults."""
+    """The whole pipeline; the thresholds are inputs, which in files of earlier exports have defaults."""
 
     def __init__(self, description: Description, session: Any) -> None:
         super().__init__(description, _runtime(session))
@@ -41,7 +41,8 @@ class OnnxDetector(ExportedDetector):
         inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
         self._inputs = {value.name: value for value in inputs}
         self._batched = "images" in self._inputs  # pictures of one size: here one at a time
-        missing = {"images" if self._batched else "image", "conf", "iou", "max_det"} - self._inputs.keys()
+        needed = {"images" if self._batched else "image", "conf", "max_det"}
+        missing = needed.union(() if description.end2end else ("iou",)) - self._inputs.keys()
         if missing:
             raise UserError(
                 f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(self._inputs)}. "
@@ -51,7 +52,8 @@ class OnnxDetector(ExportedDetector):
     def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
         asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        shaped = {name: np.full([1] * len(self._inputs[name].shape), value) for name, value in asked.items()}
+        given = asked.keys() & self._inputs.keys()
+        shaped = {name: np.full([1] * len(self._inputs[name].shape), asked[name]) for name in given}
         if not self._batched:
             return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
         boxes, scores, classes, counts = self._session.run(
@@ -69,7 +71,8 @@ def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork
         threads: that compute an operator.
 
     Raises:
-        UserError: ONNX Runtime is missing or lacks the provider; the file is damaged, or another program's.
+        UserError: ONNX Runtime is missing or lacks the provider; or another program made the file.
+        Exception: of a class for each of the runtime's codes: the file is damaged.
     """
     runtime = import_extra("onnxruntime", "export", str(path))
     providers = accelerator.onnx_providers
@@ -79,11 +82,7 @@ def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork
     options = runtime.SessionOptions()
     options.log_severity_level = _QUIET
     options.intra_op_num_threads = threads
-    try:
-        session = runtime.InferenceSession(str(path), options, providers=list(providers))
-    except Exception as error:  # of a class for each of its codes, without a common base
-        said = str(error).splitlines()[0][:300]
-        raise UserError(f"{path}: ONNX Runtime does not load it ({said}). Export it again.") from error
+    session = runtime.InferenceSession(str(path), options, providers=list(providers))
     if wanted not in session.get_providers():
         raise _unavailable(path, wanted, session.get_providers())
     strings = dict(session.get_modelmeta().custom_metadata_map)

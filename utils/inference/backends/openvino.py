@@ -50,20 +50,20 @@ class OpenVinoNetwork(ExportedNetwork):
 
 
 class OpenVinoDetector(ExportedDetector):
-    """The whole pipeline; the thresholds are inputs, and have no defaults here."""
+    """The whole pipeline; the thresholds are inputs."""
 
     def __init__(self, description: Description, compiled: Any) -> None:
         super().__init__(description, _runtime(compiled))
         self._requests = _Requests(compiled)
         self._ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
-        missing = {"image", "conf", "iou", "max_det"} - self._ranks.keys()
+        missing = {"image", "conf", "max_det"}.union(() if description.end2end else ("iou",)) - self._ranks.keys()
         if missing:
             raise UserError(f"{description.path}: lacks the input {', '.join(sorted(missing))}. Export again.")
 
     def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
         asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        shaped = {name: np.full([1] * self._ranks[name], value) for name, value in asked.items()}
+        shaped = {name: np.full([1] * rank, asked[name]) for name, rank in self._ranks.items() if name in asked}
         found = self._requests({"image": picture, **shaped})
         return found["boxes"], found["scores"], found["classes"]
 
@@ -81,7 +81,8 @@ def open_openvino(
             boxes.
 
     Raises:
-        UserError: OpenVINO is missing or lacks the device; the file is damaged, or another program's.
+        UserError: OpenVINO is missing or lacks the device; or another program made the file.
+        RuntimeError: the file is damaged.
     """
     openvino = import_extra("openvino", "openvino", str(path))
     with _FIRST_CALL:
@@ -94,14 +95,10 @@ def open_openvino(
         )
     if not path.with_suffix(".bin").is_file():
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
-    try:
-        model = core.read_model(path)
-        compiled = core.compile_model(
-            model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
-        )
-    except RuntimeError as error:
-        said = " ".join(str(error).split())[:300]
-        raise UserError(f"{path}: OpenVINO does not load it ({said}). Export it again.") from error
+    model = core.read_model(path)
+    compiled = core.compile_model(
+        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+    )
     description = Description.read(_strings(model), path)
     if description.whole:
         return OpenVinoDetector(description, compiled)

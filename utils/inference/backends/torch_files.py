@@ -1,8 +1,10 @@
-"""Files that torch itself computes without Tessera's code: TorchScript, and programs of torch.export (.pt2)."""
+"""Files that torch itself computes without Tessera's code: TorchScript, and programs of torch.export (.pt2).
+
+Both are programs. To load one can run anything, so they are opened where the user trusts the file alone.
+"""
 
 from __future__ import annotations
 
-import json
 import warnings
 import zipfile
 from pathlib import Path
@@ -12,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedNetwork
+from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from utils.machine.accelerator import Accelerator
 
 METADATA = "tessera.json"  # an extra file in the archive
@@ -34,47 +35,30 @@ class TorchNetwork(ExportedNetwork):
 
 
 def open_torchscript(path: Path, accelerator: Accelerator) -> TorchNetwork:
-    """Open a TorchScript file of export.py. Its code runs in the sandbox of TorchScript's interpreter.
+    """Open a TorchScript file of export.py. What is in it runs, here and when it computes: nothing holds it back.
 
     Raises:
-        UserError: the file is damaged, or another program's.
+        UserError: another program made it.
+        Exception: whatever its reader meets in a damaged archive.
     """
     extra = {METADATA: ""}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is deprecated
-            module = torch.jit.load(path, accelerator.device, _extra_files=extra)
-    except (RuntimeError, ValueError) as error:
-        raise _damaged(path, error) from error
-    return TorchNetwork(Description.read(_strings(extra[METADATA]), path), accelerator, module.eval(), "TorchScript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        module = torch.jit.load(path, accelerator.device, _extra_files=extra)
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return TorchNetwork(description, accelerator, module.eval(), "TorchScript")
 
 
 def open_pt2(path: Path, accelerator: Accelerator) -> TorchNetwork:
-    """Open a program of torch.export that export.py wrote.
+    """Open a program of torch.export that export.py wrote. What is in it runs: its format has pickles and expressions.
 
     Raises:
-        UserError: the file is damaged, or another program's.
+        UserError: another program made it.
+        Exception: whatever its reader meets in a damaged archive.
     """
     if not zipfile.is_zipfile(path):
-        raise _damaged(path, ValueError("no archive"))
+        raise ValueError("no archive")
     extra = {METADATA: ""}
-    try:
-        program = torch.export.load(path, extra_files=extra)
-        module = program.module().to(accelerator.device)
-    except Exception as error:  # whatever its reader meets in a damaged archive
-        raise _damaged(path, error) from error
-    return TorchNetwork(Description.read(_strings(extra[METADATA]), path), accelerator, module, "torch.export")
-
-
-def _strings(text: str | bytes) -> dict[str, str]:
-    """The metadata of an archive; {} where it has none."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return UserError(f"{path}: torch does not load it ({said}). Export it again.")
+    program = torch.export.load(path, extra_files=extra)
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return TorchNetwork(description, accelerator, program.module().to(accelerator.device), "torch.export")

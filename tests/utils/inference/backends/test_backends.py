@@ -29,7 +29,7 @@ def made(folder: Path, suffix: str, strings: dict[str, str] = STRINGS) -> Path:
 
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_file_computes_what_torch_does_for_any_batch_and_in_threads(tmp_path: Path, suffix: str) -> None:
-    opened = open_exported(made(tmp_path, suffix), CPU)
+    opened = open_exported(made(tmp_path, suffix), CPU, trust_file=True)
     assert isinstance(opened, ExportedNetwork)
     assert (opened.names, opened.stride, opened.imgsz, opened.description.data) == (NAMES, 32, 64, "tiny.yaml")
     batches = [torch.rand(count, 3, 64, 64) for count in (1, 5, 2, 3)]
@@ -48,7 +48,7 @@ def test_a_file_of_a_fixed_batch_takes_any_number_of_images(tmp_path: Path) -> N
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_file_of_another_tool_is_refused(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(UserError, match=r"best\..*no file of export.py"):
-        open_exported(made(tmp_path, suffix, {"names": "{0: 'cat'}", "stride": "32"}), CPU)
+        open_exported(made(tmp_path, suffix, {"names": "{0: 'cat'}", "stride": "32"}), CPU, trust_file=True)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -56,7 +56,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str) -> None:
     path = made(tmp_path, suffix)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
     with pytest.raises(UserError, match=r"does not load it .*[Ee]xport (it )?again"):
-        open_exported(path, CPU)
+        open_exported(path, CPU, trust_file=True)
 
 
 @pytest.mark.parametrize(
