@@ -14,6 +14,7 @@ From Python: `detect.run(weights="best.pt", source="pictures/")` takes the names
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -28,14 +29,17 @@ if __name__ == "__main__":
 
 from tqdm import tqdm
 
-from utils.checkpoints.folder import new_run
+from utils.checkpoints.folder import first_run, lying_in, new_run, require_apart
 from utils.errors import ConfigError
+from utils.evaluation.label_files import CROPS, LABELS
+from utils.files import is_address
 from utils.inference.ahead import Ahead
 from utils.inference.detector import Detector
 from utils.inference.network import TorchNetwork
 from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
 from utils.inference.places import Places
 from utils.inference.sources.frames import Frame, SourceEvent
+from utils.inference.sources.origins import Origin
 from utils.inference.sources.sources import open_sources
 from utils.inference.tally import Tally
 from utils.inference.tracking.tracking import check_trackable
@@ -43,7 +47,7 @@ from utils.machine.out_of_memory import explain_out_of_memory
 from utils.ranks.failures import run_rank
 from utils.ranks.launch import open_world
 from utils.ranks.world import World
-from utils.report.console import setup_logging
+from utils.report.console import say, setup_logging
 from utils.report.pictures import Style
 
 __all__ = ["Detector", "Summary", "main", "run"]
@@ -82,6 +86,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
     detector = Detector(
         config.weights,
+        trust_file=config.trust_file,
         imgsz=config.imgsz or None,
         conf_thres=config.confidence,
         iou_thres=config.iou_thres,
@@ -99,12 +104,17 @@ def detect(config: DetectConfig, world: World) -> Summary:
     sources = open_sources(
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
     )
+    if config.exist_ok:
+        sources.origins = without_results(sources.origins, first_run(config))
     if config.track:
         check_trackable(sources.origins)
     tracking = detector.tracking() if config.track else None
+    named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
     with ExitStack() as stack:
-        run = stack.enter_context(new_run(config, world))
-        outputs = open_outputs(config, detector, run)
+        run = stack.enter_context(
+            new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
+        )
+        outputs = open_outputs(config, detector, run, tally)
         stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
         for output in outputs:
             stack.callback(output.close)
@@ -119,6 +129,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         for item in tqdm(items, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 report(item, tally)
+                places.event(item)
                 if tracking:
                     tracking.event(item)
                 for output in outputs:
@@ -126,6 +137,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
                 continue
             result = tracking(detector.detect(item)) if tracking else detector.detect(item)
             tally.add(result.classes, result.speed_ms, item.dropped)
+            if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
+                require_apart(run, [item.source])
             place = places.of(item)
             for output in outputs:
                 output.add(result, item, place)
@@ -133,26 +146,44 @@ def detect(config: DetectConfig, world: World) -> Summary:
     return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), folder)
 
 
+def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
+    """Sources without what an earlier run has written into a folder of sources; all where nothing else is there.
+
+    Args:
+        origins: what to read; what was named itself, or found in a folder that lies in `run`, stays and is refused.
+        run: the folder of results.
+    """
+    is_result = lying_in(run)
+
+    def is_passed_over(origin: Origin) -> bool:
+        return bool(origin.found_in) and is_result(origin.where) and not is_result(os.path.join(origin.found_in, ""))  # noqa: PTH118
+
+    kept = [origin for origin in origins if not is_passed_over(origin)]
+    if len(kept) in (0, len(origins)):
+        return origins
+    log.info(f"{run}: {len(origins) - len(kept):,} files in the folder of results were passed over.")
+    return kept
+
+
 def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
     """The last lines. A folder without a file is removed afterwards, and not named."""
-    for line in tally.lines(imgsz):
-        print(line)
+    say(*tally.lines(imgsz))
     if folder is not None and any(path.is_file() for path in folder.rglob("*")):
-        print(f"Results in {folder}")
+        say(f"Results in {folder}")
     if tally.failures:
         log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")
 
 
-def open_outputs(config: DetectConfig, detector: Detector, run: Path) -> list[Output]:
+def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tally) -> list[Output]:
     """The files that the flags ask for."""
     outputs: list[Output] = []
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
-        outputs.append(PictureFiles(run, style, config.vid_stride))
+        outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
     if config.save_txt:
-        outputs.append(LabelFiles(run / "labels", config.save_conf))
+        outputs.append(LabelFiles(run / LABELS, config.save_conf))
     if config.save_crop:
-        outputs.append(CropFiles(run / "crops"))
+        outputs.append(CropFiles(run / CROPS, detector.names))
     if config.save_csv:
         outputs.append(CsvFile(run / "predictions.csv", config.track))
     if config.save_json:
@@ -187,8 +218,10 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
         return f"confidence above {conf:g}"
     if not isinstance(model, TorchNetwork):
         reason = "the default of its export"
-    elif model.confidence:
-        reason = "where its validation had the best F1"
+    elif model.confidence is not None:
+        reason = (
+            "where its validation had the best F1" if model.confidence else "as its best F1 was at 0: it hardly learnt"
+        )
     else:
         reason = "as it does not say which is best"
     return f"confidence above {conf:.3g}, {reason} (--conf-thres)"
@@ -197,10 +230,15 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
 def report(event: SourceEvent, tally: Tally) -> None:
     """One line for what happened to a source."""
     if event.is_failure:
-        tally.failures.append(event.message)
-        log.warning(event.message)
+        fail(event.message, tally)
     elif event.media == "stream":
         log.info(event.message)
+
+
+def fail(message: str, tally: Tally) -> None:
+    """One line for what could not be read, or written; the rest goes on."""
+    tally.failures.append(message)
+    log.warning(message)
 
 
 def run(**kwargs: Any) -> Summary:

@@ -212,9 +212,8 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
 def test_a_full_disk_is_one_message() -> None:
     with pytest.raises(UserError, match=r"/dev/full: cannot be written .*Make room"):
         JsonLines(Path("/dev/full"), {})
-    rows = CsvFile(Path("/dev/full"))
     with pytest.raises(UserError, match=r"/dev/full: cannot be written .*Make room"):
-        rows.close()
+        CsvFile(Path("/dev/full"))
 
 
 def test_a_folder_that_stays_empty_is_removed_and_not_named(

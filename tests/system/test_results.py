@@ -1,86 +1,259 @@
-"""Figures that a trainer must reach: on real images where they are at hand, or on drawn ones."""
+"""What detect.py and val.py write: nothing gets lost, whatever lies beside it, and nothing of the user is replaced."""
 
 from __future__ import annotations
 
-import shutil
+import csv
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
-import yaml
 
-from data.source.annotations.coco_names import COCO_NAMES
-from tests.system.launch import ROOT, run_python
-from tests.system.tiny import make_data
-from utils.config import load_hyp
-from utils.report.results import read_results
+import detect
+import val
+from tests.hostile.detections import require_whole, weights_with
+from tests.system.launch import ROOT
+from tests.utils.exporting.made import ANCHORED, checkpoint, picture
+from tests.utils.inference.sources.made_sources import write_video
+from utils.errors import ConfigError
+from utils.files import sha256
+from utils.inference import video_writer
+from utils.inference.video_writer import VideoWriter
 
-TRAIN = ROOT / "train.py"
+ALL = {"save_txt": True, "save_csv": True, "save_json": True, "save_crop": True}
 
 
-def best(run: Path) -> tuple[float, float]:
-    """mAP50 and mAP50-95 of the best epoch."""
-    table = read_results(run / "results.csv")
-    fitness = 0.1 * table["metrics/mAP_0.5"] + 0.9 * table["metrics/mAP_0.5:0.95"]
-    row = table.iloc[int(fitness.argmax())]
-    return float(row["metrics/mAP_0.5"]), float(row["metrics/mAP_0.5:0.95"])
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(checkpoint(tmp_path_factory.mktemp("weights") / "best.pt", ANCHORED))
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """A folder with a picture and a video."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    cv2.imwrite(str(folder / "p.png"), picture(40, 50))
+    write_video(folder / "v.mp4", range(3))
+    return folder
+
+
+def run(weights: str, source: Any, tmp_path: Path, **flags: Any) -> detect.Summary:
+    given = {"weights": weights, "device": "cpu", "imgsz": 64, "project": str(tmp_path / "runs"), "conf_thres": "0.3"}
+    return detect.run(**{**given, "source": source, **flags})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_picture_that_is_called_as_a_frame(weights: str, inside: Path, tmp_path: Path, turned: bool) -> None:
+    for number in (0, 1):
+        cv2.imwrite(str(inside / f"v_{number}.png"), picture(40, 50, number))
+    files = sorted(map(str, inside.iterdir()), reverse=turned)
+    done = run(weights, files, tmp_path, **ALL)
+    assert done.folder is not None and done.pictures == 6
+    counts = require_whole(done.folder)
+    assert counts["labels"] == counts["lines"] == 6 and counts["crops"] == counts["rows"] == done.detections > 6
+    assert (counts["pictures"], counts["videos"], counts["frames"]) == (3, 1, 3)
+
+
+@pytest.mark.parametrize("how", ["same", "above", "a link to it", "links from elsewhere", "over standard input"])
+def test_results_replace_no_source(
+    weights: str, inside: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: sha256(path) for path in inside.iterdir()}
+    flags: dict[str, Any] = {**ALL, "exist_ok": True, "project": str(tmp_path), "name": "in"}
+    source = str(inside)
+    if how == "above":
+        flags |= {"project": str(tmp_path.parent), "name": tmp_path.name}
+    elif how == "a link to it":
+        (tmp_path / "link").symlink_to(inside)
+        flags["name"] = "link"
+    elif how == "links from elsewhere":
+        (tmp_path / "links").mkdir()
+        (tmp_path / "links" / "p.png").symlink_to(inside / "p.png")
+        source = str(tmp_path / "links")
+    elif how == "over standard input":
+        source = "-"
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{inside}/p.png\n".encode())))
+    with pytest.raises(ConfigError, match=r"it lies in the folder of results .* Leave --exist-ok out"):
+        run(weights, source, tmp_path, **flags)
+    assert {path: sha256(path) for path in before} == before
+    assert run(weights, str(inside), tmp_path, **{**flags, "exist_ok": False, "name": "other"}).pictures == 4
+    assert (
+        run(weights, str(inside), tmp_path, **{**flags, "project": str(tmp_path / "r"), "name": "other"}).pictures == 4
+    )
+
+
+@pytest.mark.parametrize("glob", ["", "/**/*"])
+def test_results_inside_the_source_twice(
+    weights: str, inside: Path, tmp_path: Path, glob: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second run passes over what the first has written; a file of it that is named itself is refused."""
+    flags = {**ALL, "exist_ok": True, "project": str(inside / "out"), "name": "exp"}
+    with caplog.at_level(logging.INFO):
+        first = run(weights, f"{inside}{glob}", tmp_path, **flags)
+        assert first.pictures == 4 and "passed over" not in caplog.text
+        second = run(weights, f"{inside}{glob}", tmp_path, **flags)
+    assert second == first and caplog.text.count("passed over") == 1
+    for source in (inside / "out" / "exp", inside / "out" / "exp" / "p.png", inside / "out" / "exp" / "*.png"):
+        with pytest.raises(ConfigError, match="it lies in the folder of results"):
+            run(weights, str(source), tmp_path, **flags)
+
+
+def test_bytes_over_standard_input_lie_in_no_folder(
+    weights: str, inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "-").write_text("a file that is called so is another one")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((inside / "p.png").read_bytes())))
+    done = run(
+        weights, "-", tmp_path, **{**ALL, "exist_ok": True, "project": str(tmp_path.parent), "name": tmp_path.name}
+    )
+    assert done.pictures == 1 and (tmp_path / "stdin.jpg").is_file()
+
+
+def test_labels_of_a_validation_replace_no_labels_of_its_dataset(weights: str, tmp_path: Path) -> None:
+    images, labels = tmp_path / "set" / "images", tmp_path / "set" / "labels"
+    images.mkdir(parents=True)
+    labels.mkdir()
+    cv2.imwrite(str(images / "a.png"), picture(40, 50))
+    (labels / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    yaml = tmp_path / "set.yaml"
+    yaml.write_text(f"path: {tmp_path / 'set'}\nval: images\nnames: [circle, square, star]\n")
+    flags = {"weights": weights, "data": str(yaml), "imgsz": 64, "device": "cpu", "workers": 0, "save_txt": True}
+    with pytest.raises(ConfigError, match=r"a\.png: it lies in the folder of results"):
+        val.run(**flags, project=str(tmp_path), name="set", exist_ok=True)
+    assert (labels / "a.txt").read_text() == "0 0.5 0.5 0.5 0.5\n"
+
+
+def test_names_that_are_not_utf_8(weights: str, inside: Path, tmp_path: Path) -> None:
+    try:
+        for path in list(inside.iterdir()):
+            path.rename(inside / f"\udcff{path.name}")
+    except OSError as error:
+        pytest.skip(f"this file system takes no such name ({error})")
+    done = run(weights, str(inside), tmp_path, project=str(tmp_path / "\udcfe"), **ALL)
+    assert done.folder is not None and not done.failures
+    counts = require_whole(done.folder)
+    assert counts["labels"] == 4 and counts["videos"] == 1 and counts["frames"] == 3 and counts["pictures"] == 1
+    assert (done.folder / "labels" / "\udcffp.txt").is_file()
+
+
+def test_no_source_ends_the_run(weights: str, inside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that leaves no room for an ending; a header whose boxes are empty; a picture that no JPEG can hold."""
+    for suffix in (".png", ".mp4"):
+        long = inside / ("x" * (255 - len(suffix)) + suffix)
+        long.write_bytes((inside / ("p.png" if suffix == ".png" else "v.mp4")).read_bytes())
+    content = bytearray(write_video(inside / "damaged.mp4", range(12)).read_bytes())
+    for box, offset, number in ((b"elst", -4, 8), (b"stsz", 16 + 4 * 4, 0x7FFFFFFF)):
+        at = content.index(box) + offset
+        content[at : at + 4] = number.to_bytes(4, "big")
+    (inside / "damaged.mp4").write_bytes(content)
+    cv2.imwrite(str(inside / "wide.jp2.png"), np.zeros((1, 70_000, 3), np.uint8))
+    flags = ["--weights", weights, "--source", str(inside), "--device", "cpu", "--imgsz", "64", "--conf-thres", "0.3"]
+    code = detect.main([*flags, "--project", str(tmp_path / "r"), "--save-crop", "--save-txt", "--save-json"])
+    said = capsys.readouterr()
+    assert code == 3 and "Traceback" not in said.err and said.err.count("damaged.mp4") == 1, said.err
+    counts = require_whole(tmp_path / "r" / "exp")
+    assert counts["pictures"] == 3 and counts["videos"] == 3 and counts["frames"] == 10 and counts["labels"] == 13
+
+
+@pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO())])
+def test_standard_input_that_is_closed_or_empty(
+    weights: str, tmp_path: Path, stdin: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    flags = ["--weights", weights, "--source", "-", "--device", "cpu", "--project", str(tmp_path)]
+    assert detect.main(flags) == 3
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and sum(line.startswith("WARNING: -:") for line in said.splitlines()) == 1, said
+
+
+def test_names_of_classes_reach_no_terminal(inside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["\x1b[2J\x1b]0;title\x07", "=cmd", "\u202eright to left"]
+    made = weights_with(names, tmp_path / "named.pt")
+    flags = ["--source", str(inside), "--device", "cpu", "--imgsz", "64", "--conf-thres", "0.05"]
+    assert detect.main([*flags, "--weights", made, "--project", str(tmp_path / "r"), "--save-csv"]) == 0
+    said = capsys.readouterr()
+    assert "\\x1b[2J" in said.out and not {"\x1b", "\x07", "\u202e"} & {*said.out, *said.err}
+    result = next(detect.Detector(made, device="cpu", imgsz=64, conf_thres=0.05)(str(inside / "p.png")))
+    assert len(result) and "\x1b" not in f"{result!r} {result.summary()}"
+    with (tmp_path / "r" / "exp" / "predictions.csv").open(newline="") as file:
+        assert {row[1] for row in csv.reader(file)} == {"Prediction", names[0], "'=cmd", names[2]}
+
+
+@pytest.mark.parametrize("has_h264", [False, True])
+def test_which_codec_is_said_once(
+    tmp_path: Path, has_h264: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the encoder is said to be there and takes no frame after all, there is the other one."""
+    monkeypatch.setattr(VideoWriter, "_said_of_sound", False)
+    codecs, open_writer = list[str](), video_writer._writer
+
+    def opened(path: Path, codec: str, fps: float, size_wh: tuple[int, int]) -> cv2.VideoWriter:
+        codecs.append(codec)
+        return open_writer(path, "none" if codec == "avc1" else codec, fps, size_wh)
+
+    monkeypatch.setattr(video_writer, "_writer", opened)
+    monkeypatch.setattr(video_writer, "_writes_h264", lambda: has_h264)
+    with caplog.at_level(logging.INFO):
+        for name in ("a.mp4", "b.mp4"):
+            with VideoWriter(tmp_path / name, 10) as writer:
+                writer.write(picture(40, 50))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert codecs == ["avc1", "mp4v"] * 2 if has_h264 else ["mp4v"] * 2
+    assert "browsers do not play" in said and "as H.264" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
+
+
+def test_the_search_for_an_encoder_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    video_writer._writes_h264.cache_clear()
+    found = video_writer._writes_h264()
+    assert capfd.readouterr() == ("", "") and isinstance(found, bool)
 
 
 @pytest.mark.slow
-def test_from_scratch_sixteen_real_images_are_learnt_by_heart(shared: Path, tmp_path: Path) -> None:
-    images = sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))
-    labels = shared / "coco128" / "labels" / "train2017"
-    rows = {path: (labels / f"{path.stem}.txt") for path in images}
-    chosen = [path for path, file in rows.items() if file.exists() and 1 <= len(file.read_text().splitlines()) <= 4][
-        :16
-    ]
-    for kind in ("images", "labels"):
-        (tmp_path / "set" / kind).mkdir(parents=True)
-    for path in chosen:
-        shutil.copy(path, tmp_path / "set" / "images")
-        shutil.copy(labels / f"{path.stem}.txt", tmp_path / "set" / "labels")
-    data = tmp_path / "sixteen.yaml"
-    data.write_text(
-        yaml.safe_dump({"path": str(tmp_path / "set"), "train": "images", "val": "images", "names": list(COCO_NAMES)})
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_leaves_whole_files(weights: str, inside: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """In the middle of a list that comes over standard input."""
+    flags = f"--imgsz 64 --conf-thres 0.3 --device cpu --project {tmp_path / 'r'} --save-csv --save-json --save-txt"
+    command = [sys.executable, "detect.py", "--weights", weights, "--source", "-", *flags.split()]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
-    hyp = yaml.safe_load((ROOT / "data" / "hyps" / "hyp.no-augmentation.yaml").read_text())
-    # Validation pads an image otherwise than training does: small shifts keep pixels themselves from being learnt.
-    hyp.update(lr0=0.004, lrf=0.05, momentum=0.9, obj=4.0, warmup_bias_lr=0.004, translate=0.1, scale=0.2)
-    (tmp_path / "hyp.yaml").write_text(yaml.safe_dump(hyp))
-    outcome = run_python(
-        *(TRAIN, "--data", str(data), "--hyp", str(tmp_path / "hyp.yaml"), "--optimizer", "AdamW", "--device", "cpu"),
-        *("--cfg", "yolov5n.yaml", "--imgsz", "256", "--batch", "16", "--epochs", "300"),
-        *("--noval", "--nosave", "--noplots", "--log", "none"),
-        *("--cache", "ram", "--project", str(tmp_path / "runs"), "--workers", "1"),
-        timeout=900,
-    )
-    assert outcome.code == 0, outcome.said
-    assert best(tmp_path / "runs" / "exp")[0] > 0.9
+    assert process.stdin is not None
+    try:
+        process.stdin.write(f"{inside}/p.png\n{inside}/v.mp4\n".encode())
+        process.stdin.flush()
+        lines = tmp_path / "r" / "exp" / "predictions.jsonl"
+        _wait(lambda: lines.is_file() and b'"ended"' in lines.read_bytes())
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + number, said
+    assert b"Traceback" not in said and number.name.encode() in said
+    counts = require_whole(tmp_path / "r" / "exp")
+    boxes = sum(len(json.loads(line).get("detections", ())) for line in lines.read_text().splitlines())
+    assert counts["lines"] == counts["labels"] == 4 and counts["rows"] == boxes > 0 and counts["frames"] == 3
 
 
-@pytest.mark.slow
-def test_eight_images_are_learnt_by_heart_in_300_steps_without_anchors(tmp_path: Path) -> None:
-    """Some 60 objects. With seeds 0 to 3 mAP50 comes to 0.98 at least."""
-    data = make_data(tmp_path, train=8, val=1, size=128)
-    data.write_text(data.read_text().replace("images/val", "images/train"))
-    hyp = load_hyp("hyp.tessera-short.yaml").as_dict()
-    still = dict.fromkeys(("mosaic", "scale", "translate", "fliplr", "hsv_h", "hsv_s", "hsv_v"), 0.0)
-    (tmp_path / "hyp.yaml").write_text(yaml.safe_dump({**hyp, **still, "lr0": 0.006, "warmup_least": 20.0}))
-    outcome = run_python(
-        *(
-            TRAIN,
-            "--cfg",
-            "tessera-n.yaml",
-            "--data",
-            str(data),
-            "--hyp",
-            str(tmp_path / "hyp.yaml"),
-            "--device",
-            "cpu",
-        ),
-        *("--imgsz", "128", "--batch", "8", "--epochs", "300", "--noval", "--nosave", "--noplots", "--log", "none"),
-        *("--cache", "ram", "--project", str(tmp_path / "runs"), "--workers", "0"),
-        timeout=900,
-    )
-    assert outcome.code == 0, outcome.said
-    assert "300 batches, 300 steps of 8 images" in outcome.err, outcome.said
-    assert best(tmp_path / "runs" / "exp")[0] > 0.95
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def _wait(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 240
+    while not there():
+        assert time.monotonic() < until, "it does not come"
+        time.sleep(0.05)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from utils.errors import ConfigError
-from utils.flags.options import Former, Options, option
+from utils.flags.options import Former, Options, option, trust_file_option
 from utils.text import shown
 
 FORMER_DETECT = {
@@ -24,11 +24,12 @@ class DetectConfig(Options):
     weights: str = option(
         "yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights); or a file of export.py"
     )
+    trust_file: bool = trust_file_option()
     source: tuple[str, ...] = option(
         (), "pictures, videos, folders, globs, lists (.txt), addresses, camera numbers; - = standard input", many=True
     )
     imgsz: int = option(
-        0, "long side, pixels; 0 = what the weights were trained at", "--img", "--img-size", kind=int, low=0, high=8192
+        0, "long side, pixels; 0 = what the weights were trained at", "--img", "--img-size", kind=int, low=32, high=8192
     )
     conf_thres: str = option(
         "", "smallest confidence; auto = the best of each class (default: the weights' best, else 0.25)", "--conf"
@@ -53,7 +54,7 @@ class DetectConfig(Options):
     hide_conf: bool = option(False, "draw names without confidences", kind=bool)
     half: bool = option(False, "half precision", kind=bool)
     tile: int = option(
-        0, "take larger pictures in tiles of so many pixels, and as a whole; 0 = as a whole alone", kind=int, low=0
+        0, "take larger pictures in tiles of so many pixels, and as a whole; 0 = as a whole alone", kind=int, low=32
     )
     overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     track: bool = option(False, "of videos and streams, each object's id over the frames", kind=bool)
@@ -62,10 +63,6 @@ class DetectConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if 0 < self.imgsz < 32:
-            raise ConfigError(f"--imgsz: found {self.imgsz}, allowed is 32 to 8192, or 0.")
-        if 0 < self.tile < 32:
-            raise ConfigError(f"--tile: found {self.tile}, allowed is 32 or more, or 0.")
         if not self.name.strip("/. "):
             raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         _ = self.confidence

@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from data.source.headers import breaks_off
+from models.detector import round_imgsz, size_multiple
 from utils.environment import Launch
 from utils.errors import ConfigError, UserError, did_you_mean
 from utils.inference.backend import Backend, PictureBackend
@@ -18,7 +20,6 @@ from utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
 from utils.inference.pipeline import Pipeline, picture_size, suppression_of
 from utils.inference.results import Result
 from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.magic import breaks_off
 from utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from utils.inference.tiles import TiledPipeline
 from utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
@@ -37,7 +38,8 @@ class Detector:
     """A detector; several threads may share it. It changes no setting of the process and keeps no picture.
 
     Args:
-        weights: a checkpoint, ours or a YOLOv5 .pt; or a model that is open already.
+        weights: a checkpoint, ours or another program's; a file of export.py; or a model that is open already.
+        trust_file: run `weights` where it is a program, a .torchscript or .pt2 file, which can do anything.
         imgsz: the long side of a picture becomes this many pixels; None = what the weights were trained at.
         conf_thres: scores must exceed it. None = where the mean F1 of the weights' validation is best, 0.25 where they
             do not say; "auto" = where the F1 of each class is best.
@@ -65,6 +67,7 @@ class Detector:
         self,
         weights: str | Path | Backend | PictureBackend = "yolov5n.pt",
         *,
+        trust_file: bool = False,
         imgsz: int | None = None,
         conf_thres: Confidence = None,
         iou_thres: float = IOU,
@@ -83,7 +86,8 @@ class Detector:
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
-            model = open_model(str(weights), choose_accelerator(device, Launch()), augment=augment, half=half)
+            accelerator = choose_accelerator(device, Launch())
+            model = open_model(str(weights), accelerator, augment=augment, half=half, trust_file=trust_file)
         self.names, self.imgsz = model.names, usable_imgsz(model, imgsz)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         rules = suppression_of(
@@ -208,9 +212,9 @@ def usable_imgsz(model: Backend | PictureBackend, imgsz: int | None) -> int:
         imgsz: as asked for; None = what it was trained at, or made for.
     """
     fixed = model.imgsz if isinstance(model, PictureBackend) else max(model.size_hw or (0,))
-    multiple = max(model.stride, 32)
-    usable = fixed or -(-(imgsz or model.imgsz) // multiple) * multiple
+    usable = fixed or round_imgsz(imgsz or model.imgsz, model.stride)
     if imgsz not in (None, usable):
+        multiple = size_multiple(model.stride)
         reason = f"{model.source} was made for another size" if fixed else f"it is not a multiple of {multiple}"
         log.warning(f"--imgsz {imgsz}: {reason}; using {usable}.")
     return usable

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import errno
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import Any
 
 from utils.evaluation.label_files import save_txt
+from utils.files import write_whole
 from utils.inference.pictures import Pixels
-from utils.inference.places import as_folder, unwritable, with_ending
+from utils.inference.places import class_folders, unwritable, with_ending
 from utils.inference.results import Result
 from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.video_writer import VideoWriter
+from utils.inference.video_writer import NoCodecError, VideoWriter
 from utils.machine.opencv import cv2
 from utils.report.pictures import Style
+from utils.text import harmless_cell, strict_json
 
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # written as they came; else .jpg
+_LONGEST_SIDES = {".jpg": 65_500, ".jpeg": 65_500, ".webp": 16_383}  # pixels that the formats, or their libraries, know
 _CSV_COLUMNS = ("Image Name", "Prediction", "Confidence", "Frame", "x1", "y1", "x2", "y2")
 
 
@@ -47,12 +52,13 @@ class PictureFiles(Output):
         folder: of the run.
         style: how boxes are drawn.
         vid_stride: of the frames.
+        fail: called with a message for each video that cannot be written; the others are written.
     """
 
-    def __init__(self, folder: Path, style: Style, vid_stride: int) -> None:
-        self._folder, self._style, self._vid_stride = folder, style, vid_stride
+    def __init__(self, folder: Path, style: Style, vid_stride: int, fail: Callable[[str], None]) -> None:
+        self._folder, self._style, self._vid_stride, self._fail = folder, style, vid_stride, fail
         self._fps: dict[str, float | None] = {}
-        self._videos: dict[str, VideoWriter] = {}
+        self._videos: dict[str, VideoWriter | None] = {}  # None where no codec takes its frames
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
@@ -60,25 +66,36 @@ class PictureFiles(Output):
         drawn = result.draw(frame.pixels, line_width=width, labels=labels, scores=scores)
         if frame.media == "picture":
             suffix = frame.name.suffix.lower()
-            _save(with_ending(self._folder, place, suffix if suffix in _PICTURES else ".jpg"), drawn)
+            _save(self._folder, place, suffix if suffix in _PICTURES else ".jpg", drawn)
             return
         if frame.source not in self._videos:
             fps = self._fps.get(frame.source)
             path = with_ending(self._folder, place, ".mp4")
             self._videos[frame.source] = VideoWriter(path, fps / self._vid_stride if fps else None)
-        self._videos[frame.source].write(drawn, frame.time_s)
+        writer = self._videos[frame.source]
+        try:
+            if writer is not None:
+                writer.write(drawn, frame.time_s)
+        except NoCodecError as error:
+            self._videos[frame.source] = None
+            self._fail(str(error))
 
     def event(self, event: SourceEvent) -> None:
         """As Output."""
         if event.facts is not None:
             self._fps[event.source] = event.facts.fps
-        if event.kind in ("ended", "damaged", "unreadable") and event.source in self._videos:
-            self._videos.pop(event.source).close()
+        if event.kind in ("ended", "damaged", "unreadable"):
+            writer = self._videos.pop(event.source, None)
+            if writer is not None:
+                writer.close()
 
     def close(self) -> None:
         """As Output."""
-        while self._videos:
-            self._videos.popitem()[1].close()
+        with ExitStack() as stack:  # all of them, also where one cannot be finished
+            for writer in self._videos.values():
+                if writer is not None:
+                    stack.callback(writer.close)
+            self._videos = {}
 
 
 class LabelFiles(Output):
@@ -98,20 +115,26 @@ class LabelFiles(Output):
 
 
 class CropFiles(Output):
-    """`--save-crop`: `folder`/class/place_frame_number.jpg."""
+    """`--save-crop`: `folder`/class/place_frame_number.jpg.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: of all crops.
+        names: class names by index.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._classes = folder, class_folders(names)
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
         moment = "" if frame.frame is None else f"_{frame.frame}"
         for number, (box, crop) in enumerate(zip(result, result.crops(frame.pixels), strict=True)):
-            _save(with_ending(self._folder / as_folder(box.name), place, f"{moment}_{number}.jpg"), crop)
+            name = place.with_name(f"{place.name}{moment}_{number}")
+            _save(self._folder / self._classes[box.name], name, ".jpg", crop)
 
 
 class CsvFile(Output):
-    """`--save-csv`: a row for each detection.
+    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '.
 
     Args:
         path: the file.
@@ -119,21 +142,26 @@ class CsvFile(Output):
     """
 
     def __init__(self, path: Path, track: bool = False) -> None:
-        self._track, self._file = track, _open(path)
-        self._rows = csv.writer(self._file)
-        self._rows.writerow([*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS)
+        self._track, self._file = track, _Lines(path)
+        self._write([[*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS])
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
+        rows = []
         for row in result.to_dict()["detections"]:
             ids = [row.get("track")] if self._track else []
-            with _room_for(self._file):
-                self._rows.writerow([frame.source, row["name"], row["score"], frame.frame, *row["box_xyxy"], *ids])
+            texts = map(harmless_cell, (frame.source, row["name"]))
+            rows.append([*texts, row["score"], frame.frame, *row["box_xyxy"], *ids])
+        self._write(rows)
 
     def close(self) -> None:
         """As Output."""
-        with _room_for(self._file):
-            self._file.close()
+        self._file.close()
+
+    def _write(self, rows: Iterable[Iterable[object]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(rows)
+        self._file.write(text.getvalue())
 
 
 class JsonLines(Output):
@@ -145,7 +173,7 @@ class JsonLines(Output):
     """
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
-        self._file = _open(path)
+        self._file = _Lines(path)
         self._write({"schema": SCHEMA, **run})
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
@@ -158,37 +186,61 @@ class JsonLines(Output):
 
     def close(self) -> None:
         """As Output."""
-        with _room_for(self._file):
-            self._file.close()
+        self._file.close()
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        # A path may hold bytes that are no text: json writes them as escapes, so that every line is plain ASCII.
-        with _room_for(self._file):
-            self._file.write(json.dumps(values) + "\n")
-            self._file.flush()  # somebody may read along
+        self._file.write(strict_json(values) + "\n")
 
 
-def _open(path: Path) -> IO[str]:
+class _Lines:
+    """A new file of whole lines: each is written at once, since somebody may read along, and the last one is no part.
+
+    UTF-8; bytes of a file's name that are none become escapes such as \\udcff.
+
+    Raises:
+        UserError: of each method, where the system refuses to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            if not path.is_char_device():  # but a link to a file of the user, say, or a pipe that nobody reads
+                path.unlink(missing_ok=True)
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def write(self, lines: str) -> None:
+        """Add lines, all or none of them."""
+        rest = memoryview(lines.encode(errors="backslashreplace"))
+        begun = self._file.tell()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # the disk, which is full, has its say above
+                self._file.truncate(begun)
+                if not begun and self._path.is_file():
+                    self._path.unlink()
+            raise unwritable(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file, if it is still there."""
+        with self._file:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                gone = OSError(errno.ENOENT, "it was removed while it was written")
+                raise unwritable(self._path, gone)
+
+
+def _save(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:
+    """A picture in the format of `suffix`; as a PNG where that format knows no such size."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, 95] if suffix in (".jpg", ".jpeg") else []
+    if max(pixels.shape) > _LONGEST_SIDES.get(suffix, 1 << 31):
+        suffix = ".png"
+    done, encoded = cv2.imencode(suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)
+    assert done, (suffix, pixels.shape)
+    path = with_ending(folder, place, suffix)
     try:
-        return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-@contextmanager
-def _room_for(file: IO[str]) -> Iterator[None]:
-    """What the system refuses to write is a user's error: the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(Path(file.name), error) from error
-
-
-def _save(path: Path, pixels: Pixels) -> None:
-    options = [cv2.IMWRITE_JPEG_QUALITY, 95] if path.suffix.lower() in (".jpg", ".jpeg") else []
-    done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)
-    assert done, (path.suffix, pixels.shape)
-    try:
-        path.write_bytes(encoded.tobytes())
+        write_whole(path, encoded.tobytes())
     except OSError as error:
         raise unwritable(path, error) from error

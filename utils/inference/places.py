@@ -1,43 +1,95 @@
-"""Where the results of a picture go below the folder of a run: below the path that its source has there."""
+"""Where the results of a run go below its folder: each has a name that no other result of the run can have.
+
+A source gets a place, the path that it has in the folder that was given, without its suffix. Its files are that place
+with an ending: a suffix, for frames "_" and their number before it, for detections one number more. So two files can
+only share a name where two places are equal, where a picture is called like a frame (a_12.jpg beside a.mp4), or where a
+folder is called like a file. `Places` lets none of these happen; upper and lower case, and the forms of an accent that
+file systems may take for one another, count as equal.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from utils.errors import UserError
-from utils.inference.sources.frames import Frame
+from utils.evaluation.label_files import MOST_BYTES, name_key, usable_place
+from utils.files import short_name
+from utils.inference.sources.frames import Frame, SourceEvent
 from utils.text import shown
 
 _NOT_IN_NAMES = re.compile(r"[^\w .()+-]+")
+_LIKE_A_FRAME = re.compile(r"_(?:0|[1-9][0-9]*)\Z")
 
 
 class Places:
-    """A name for each source, such that no two share one; upper and lower case count as equal.
+    """A place for each source.
 
-    The path without its suffix where that is free; else with it ("1.png" beside "1.jpg"), else with a number.
+    The path without its suffix where that is free; else with it ("1.png" beside "1.jpg"), else with a number. A name
+    that leaves no room for an ending is shortened, and ends in a digest.
     """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
-        self._running: dict[str, PurePath] = {}  # of videos and streams, which have many frames
+        self._moving: set[str] = set()  # of them those of videos and streams, which number their frames
+        self._like_frames: set[str] = set()  # what videos may not be called: pictures are called like their frames
+        self._numbers: dict[PurePath, int] = {}  # the next one to try
+        self._running: dict[str, PurePath] = {}
 
     def of(self, frame: Frame) -> PurePath:
         """A path without a suffix, relative to any folder of results."""
         if frame.media == "picture":
-            return self._free(frame.name)
+            return self._free(frame.name, moving=False)
         if frame.source not in self._running:
-            self._running[frame.source] = self._free(frame.name)
+            self._running[frame.source] = self._free(frame.name, moving=True)
         return self._running[frame.source]
 
-    def _free(self, name: PurePath) -> PurePath:
-        stem, number = name.with_suffix("") if name.suffix else name, 1
-        place = stem
-        while str(place).casefold() in self._taken:
-            place = name if number == 1 else stem.with_name(f"{stem.name}-{number}")
+    def event(self, event: SourceEvent) -> None:
+        """A video that is over gives its place up to nobody: one that is named again gets a place of its own."""
+        if event.kind in ("ended", "damaged", "unreadable"):
+            self._running.pop(event.source, None)
+
+    def _free(self, name: PurePath, *, moving: bool) -> PurePath:
+        for place in self._candidates(name):
+            key = name_key(place)
+            like_frame = _LIKE_A_FRAME.sub("", key)
+            if key in self._taken or (key in self._like_frames if moving else like_frame in self._moving):
+                continue
+            self._taken.add(key)
+            if moving:
+                self._moving.add(key)
+            elif like_frame != key:
+                self._like_frames.add(like_frame)
+            return place
+        raise AssertionError("the candidates never end")
+
+    def _candidates(self, name: PurePath) -> Iterator[PurePath]:
+        whole = usable_place(name)
+        stem = usable_place(name.with_name(os.path.splitext(name.name)[0]))  # noqa: PTH122 - "..jpg" has no suffix
+        yield stem
+        yield whole
+        while True:
+            number = self._numbers[stem] = self._numbers.get(stem, 1) + 1
+            yield stem.with_name(f"{stem.name}-{number}")
+
+
+def class_folders(names: Sequence[str]) -> dict[str, str]:
+    """A folder for each class name; no two names share one."""
+    folders: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        if name in folders:
+            continue
+        plain = short_name(_NOT_IN_NAMES.sub("_", name).strip(" .") or "_", MOST_BYTES)
+        folder, number = plain, 1
+        while name_key(folder) in taken:
             number += 1
-        self._taken.add(str(place).casefold())
-        return place
+            folder = f"{plain}-{number}"
+        taken.add(name_key(folder))
+        folders[name] = folder
+    return folders
 
 
 def with_ending(folder: Path, place: PurePath, ending: str) -> Path:
@@ -52,11 +104,6 @@ def with_ending(folder: Path, place: PurePath, ending: str) -> Path:
     except OSError as error:
         raise unwritable(path.parent, error) from error
     return path
-
-
-def as_folder(class_name: str) -> str:
-    """A class as the name of a folder."""
-    return _NOT_IN_NAMES.sub("_", class_name).strip(" .") or "_"
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

@@ -19,6 +19,7 @@ from utils.inference.pictures import Picture, Pixels, to_pixels
 from utils.inference.sources.frames import Media
 from utils.pixels import PixelRule
 from utils.report.pictures import Annotations, Style, annotated
+from utils.text import printable
 from utils.types import Detections
 
 
@@ -91,7 +92,7 @@ class Result:
         place = self.source if self.frame is None else f"{self.source} frame {self.frame}"
         counts = np.bincount(self.classes, minlength=len(self.names)) if len(self) else np.zeros(0, np.int64)
         found = ", ".join(f"{counts[c]} {self.names[c]}" for c in np.flatnonzero(counts).tolist())
-        return f"{place}: {found or 'nothing'}"
+        return printable(f"{place}: {found or 'nothing'}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, as docs/detect.md describes them; numbers with all digits that float32 has."""

@@ -7,9 +7,14 @@ import sys
 from types import TracebackType
 from typing import cast
 
-from utils.inference.sources.frames import Pixels, VideoFacts
-from utils.machine.opencv import cv2
+import numpy as np
 
+from data.source.bounds import refuse_large, stated
+from utils.inference.sources.frames import Pixels, VideoFacts
+from utils.machine.opencv import cv2, in_utf8
+
+_MJPEG = cv2.VideoWriter.fourcc(*"MJPG")
+_LEAST_FRAME = 0.75  # of the pixels of a picture; one of its two fields has half of them
 _MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # beyond these a header states nonsense
 
 
@@ -23,16 +28,16 @@ class Capture:
 
     def __init__(self, where: str | int, *, open_s: float | None = None, read_s: float | None = None) -> None:
         self._capture = cv2.VideoCapture()
+        self._of_jpegs = False
         if isinstance(where, int):
             self._capture.open(where, cv2.CAP_V4L2 if sys.platform == "linux" else cv2.CAP_ANY)
         else:
             parameters: list[int] = []
             for name, seconds in ((cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_s), (cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_s)):
                 parameters += [] if seconds is None else [name, max(round(seconds * 1000), 1)]
-            try:
-                self._capture.open(where, cv2.CAP_FFMPEG, parameters)
-            except UnicodeEncodeError:  # a file name that is not UTF-8 stays closed
-                return
+            with in_utf8(where) as known:
+                self._capture.open(known, cv2.CAP_FFMPEG, parameters)
+                self._of_jpegs = self.is_open and self._is_of_jpegs(known if open_s is None else None)
         # Frames come as they are shown, whatever this version's default is.
         self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 1)
 
@@ -62,9 +67,16 @@ class Capture:
         return bool(self._capture.grab())
 
     def retrieve(self) -> Pixels | None:
-        """The frame that was grabbed last, uint8 (H, W, 3) BGR, upright; None where it cannot be converted."""
+        """The frame that was grabbed last, uint8 (H, W, 3) BGR, upright; None where it does not decode.
+
+        Of Motion JPEG each frame at its own size; other codecs' frames are all of the first one's.
+        """
         found, pixels = self._capture.retrieve()
-        return cast(Pixels, pixels) if found else None
+        if not found:
+            return None
+        if self._of_jpegs:
+            return _decoded(np.asarray(pixels))
+        return cast(Pixels, pixels)
 
     def close(self) -> None:
         """Release the file, camera or connection."""
@@ -77,6 +89,45 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _is_of_jpegs(self, path: str | None) -> bool:
+        """Whether what comes is JPEG after JPEG, and is given as such from now on: FFmpeg would scale all to one size.
+
+        Args:
+            path: of a file, whose first header is looked at: of one of two fields of half its height all is left to
+                FFmpeg.
+        """
+        turned = self._capture.get(cv2.CAP_PROP_ORIENTATION_META)
+        if int(self._capture.get(cv2.CAP_PROP_FOURCC)) != _MJPEG or turned:
+            return False
+        if path is not None:
+            pixels = _first_stated(path)
+            if pixels is None or pixels < _LEAST_FRAME * math.prod(self.facts.size_hw):
+                return False
+        return bool(self._capture.set(cv2.CAP_PROP_FORMAT, -1))
+
+
+def _first_stated(path: str) -> int | None:
+    """Pixels of the first frame of Motion JPEG that states a size; None where none does."""
+    probe = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_FORMAT, -1])
+    try:
+        while True:
+            found, packet = probe.read()
+            if not found:
+                return None
+            if size := stated(np.asarray(packet).tobytes()):
+                return size.pixels
+    finally:
+        probe.release()
+
+
+def _decoded(packet: Pixels) -> Pixels | None:
+    """A frame of Motion JPEG; None where it does not decode, or states a size that a picture may not have either."""
+    try:
+        refuse_large(packet.tobytes())
+        return cast(Pixels | None, cv2.imdecode(packet, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION))
+    except (ValueError, cv2.error):
+        return None
 
 
 def rgb_of(bgr: Pixels) -> Pixels:

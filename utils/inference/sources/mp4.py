@@ -1,6 +1,6 @@
-"""How long the video of an MP4 or QuickTime file is shown.
+"""What the header of an MP4 or QuickTime file states of its video: how many frames, and how long it is shown.
 
-Its header counts all frames of the file, also those that an edit list cuts off: a clip that was trimmed without coding
+The header counts all frames of the file, also those that an edit list cuts off: a clip that was trimmed without coding
 it anew has more of them than are shown. Only with the edit list can such a file be told from one that breaks off.
 """
 
@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple
+
+import numpy as np
 
 from utils.files import open_plain
 
 _LONGEST_HEADER = 1 << 26  # bytes
+_SLACK, _SLACK_S = 0.05, 0.5  # by so much may durations of a sound file differ
 _MOST_BOXES, _MOST_EDITS = 10_000, 10_000
 
 Box = tuple[bytes, memoryview]
 
 
-def edited_seconds(path: str) -> float | None:
-    """Seconds that the edit list of the first video track shows; None where there is none, or no such file."""
+class Movie(NamedTuple):
+    """The first video track.
+
+    Attributes:
+        frames: that the file has.
+        shown_s: seconds that the edit list shows of them; None where there is no list, or one that contradicts the
+            times of the frames.
+    """
+
+    frames: int
+    shown_s: float | None
+
+
+def read_movie(path: str) -> Movie | None:
+    """What the header states; None where it is none, or damaged."""
     try:
         with open_plain(path) as file:
             header = _movie_header(file)
-        return None if header is None else _shown(header)
+        return None if header is None else _first_video(header)
     except (OSError, struct.error):
         return None
 
@@ -67,22 +83,54 @@ def _inner(content: memoryview, *names: bytes) -> memoryview | None:
     return content
 
 
-def _shown(moov: memoryview) -> float | None:
-    header = _inner(moov, b"mvhd")
-    if header is None:
-        return None
-    (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+def _first_video(moov: memoryview) -> Movie | None:
     for kind, track in _boxes(moov):
         handler = _inner(track, b"mdia", b"hdlr") if kind == b"trak" else None
         if handler is not None and bytes(handler[8:12]) == b"vide":
-            edits = _inner(track, b"edts", b"elst")
-            return None if edits is None or not timescale else _sum(edits) / timescale or None
+            times = _inner(track, b"mdia", b"minf", b"stbl", b"stts")
+            if times is None:
+                return None
+            frames, ticks = _times(times)
+            return Movie(frames, _shown(moov, track, frames, ticks)) if frames else None
     return None
+
+
+def _shown(moov: memoryview, track: memoryview, frames: int, ticks: int) -> float | None:
+    """Seconds of the edit list; None where the header's other durations do not go with it."""
+    edits = _inner(track, b"edts", b"elst")
+    movie, media = (_duration(_inner(*box)) for box in ((moov, b"mvhd"), (track, b"mdia", b"mdhd")))
+    if edits is None or not movie.timescale or not media.timescale:
+        return None
+    shown_s, media_s, frame_s = _sum(edits) / movie.timescale, media.ticks / media.timescale, ticks / frames
+    sound = abs(ticks - media.ticks) <= frame_s + _SLACK * media.ticks and shown_s <= media_s * (1 + _SLACK) + _SLACK_S
+    return shown_s if sound and shown_s > 0 else None
+
+
+class _Duration(NamedTuple):
+    ticks: int
+    timescale: int
+
+
+def _duration(header: memoryview | None) -> _Duration:
+    """Of a movie or its media (8.2.2, 8.4.2); zeros where there is no header."""
+    if header is None:
+        return _Duration(0, 0)
+    (version,) = struct.unpack_from(">B", header)
+    timescale, ticks = struct.unpack_from(">IQ" if version == 1 else ">II", header, 20 if version == 1 else 12)
+    return _Duration(ticks, timescale)
+
+
+def _times(table: memoryview) -> tuple[int, int]:
+    """How many frames there are, and how many ticks they last (8.6.1.2)."""
+    count = min(struct.unpack_from(">I", table, 4)[0], (len(table) - 8) // 8)
+    rows = np.frombuffer(table, ">u4", 2 * count, 8).reshape(-1, 2).astype(np.int64)
+    return int(rows[:, 0].sum()), int((rows[:, 0].astype(float) * rows[:, 1]).sum())
 
 
 def _sum(edits: memoryview) -> float:
     """Durations of the edits that show something (8.6.6)."""
-    entry = ">QqI" if edits[0] == 1 else ">IiI"
+    (version,) = struct.unpack_from(">B", edits)
+    entry = ">QqI" if version == 1 else ">IiI"
     count = min(struct.unpack_from(">I", edits, 4)[0], _MOST_EDITS)
     rows = (struct.unpack_from(entry, edits, 8 + i * struct.calcsize(entry)) for i in range(count))
     return float(sum(duration for duration, start, _ in rows if start >= 0))

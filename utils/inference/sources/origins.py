@@ -45,17 +45,24 @@ class Origin:
         where: a path, an address, a camera's number, "-".
         name: where its results go, as in Frame; "" = the file's name.
         why: of an unreadable one, the message.
+        found_in: of a file that was not named itself, the folder that was, or that a glob's matches share.
     """
 
     form: Form
     where: str
     name: str = ""
     why: str = ""
+    found_in: str = ""
 
     @property
     def source(self) -> str:
         """As messages and results name it."""
         return without_password(self.where) if is_address(self.where) else self.where
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of this machine."""
+        return self.form in ("picture", "video")
 
     @property
     def place(self) -> PurePath:
@@ -205,9 +212,10 @@ def _of_glob(text: str, path: str) -> list[Origin]:
 
 def _named(files: Sequence[str], base: str) -> list[Origin]:
     """Files with their paths from `base` on as names."""
+    base = base or "."
+    forms: Iterable[Form] = ("picture" if suffix_of(file) in IMAGE_SUFFIXES else "video" for file in files)
     return [
-        Origin("picture" if suffix_of(file) in IMAGE_SUFFIXES else "video", file, os.path.relpath(file, base or "."))
-        for file in files
+        Origin(form, file, os.path.relpath(file, base), found_in=base) for form, file in zip(forms, files, strict=True)
     ]
 
 

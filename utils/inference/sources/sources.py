@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from data.source.headers import breaks_off
 from utils.errors import ConfigError, UserError
 from utils.files import LONGEST_PATH
 from utils.inference.sources.addresses import ask
 from utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from utils.inference.sources.live import read_streams
-from utils.inference.sources.magic import breaks_off
 from utils.inference.sources.origins import Origin, find_origins, of_line
 from utils.inference.sources.stdin import read_stdin
 from utils.inference.sources.stream import PATIENCE, Patience
@@ -115,8 +115,9 @@ class Sources:
                 streams.append(origin)
             else:
                 yield from self._items(origin, streams)
+        alone = {origin.source: origin for origin in streams}  # one that is named twice is read once
         yield from read_streams(
-            streams, every_frame=self._every_frame, vid_stride=self._vid_stride, patience=self._patience
+            [*alone.values()], every_frame=self._every_frame, vid_stride=self._vid_stride, patience=self._patience
         )
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
@@ -163,7 +164,12 @@ class Sources:
                 yield from read_video(origin, self._vid_stride, found.name)
 
     def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
-        stdin = sys.stdin.buffer if self._stdin is None else self._stdin
+        stdin = self._stdin
+        if stdin is None and sys.stdin is not None:
+            stdin = sys.stdin.buffer
+        if stdin is None:
+            yield _unreadable(origin, "standard input is closed, expected a picture or a list of files.")
+            return
         try:
             for found in read_stdin(stdin):
                 if isinstance(found, bytes):

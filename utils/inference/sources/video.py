@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from utils.files import open_plain
 from utils.inference.sources.capture import Capture, rgb_of
 from utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from utils.inference.sources.mp4 import edited_seconds
+from utils.inference.sources.mp4 import read_movie
 from utils.inference.sources.origins import Origin
 from utils.text import first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
-_SLACK_S, _SLACK = 0.5, 0.05
+_SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
 
 
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
@@ -45,32 +45,50 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
         if not capture.is_open:
             yield event("unreadable", f"found {size:,} bytes that do not decode, expected a video.")
             return
-        facts = capture.facts
+        facts, lost = capture.facts, 0
         yield event("opened", "opened", facts)
         while capture.grab():
             passed_s = capture.time_s
             has_time = number == 0 or passed_s > 0  # raw streams have no time stamps
             time_s = max(passed_s, time_s)
-            if number % vid_stride == 0 and (pixels := capture.retrieve()) is not None:
-                frame = Frame(rgb_of(pixels), origin.source, "video", place, number, passed_s if has_time else None)
-                del pixels
-                yield frame
-                del frame  # nothing is kept while the next one is decoded
+            if number % vid_stride == 0:
+                pixels = capture.retrieve()
+                if pixels is None:
+                    lost += 1
+                else:
+                    frame = Frame(rgb_of(pixels), origin.source, "video", place, number, passed_s if has_time else None)
+                    del pixels
+                    yield frame
+                    del frame  # nothing is kept while the next one is decoded
             number += 1
-    if number == 0:
+    if lost == len(range(0, number, vid_stride)):
         yield event("unreadable", "not one frame of the video decodes.")
-    elif (stated_s := _breaks_off(path, facts, number, time_s)) is not None:
-        yield event(
-            "damaged", f"damaged: it ends after {number:,} frames, at {time_s:.2f} s of the {stated_s:.2f} s it states."
-        )
+    elif stated := _breaks_off(path, facts, number, time_s):
+        yield event("damaged", f"damaged: it ends after {number - lost:,} frames, {stated} it states.")
+    elif lost:
+        yield event("damaged", f"damaged: {lost:,} of its {number:,} frames do not decode.")
     else:
         yield event("ended", f"ended after {number:,} frames")
 
 
-def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> float | None:
-    """Seconds that a video states, where it ended before; None where it did not, or states nothing."""
-    if facts.frames is None or facts.fps is None or frames >= facts.frames - 1:
-        return None
-    stated_s = edited_seconds(path) or facts.frames / facts.fps
-    lacking_s = stated_s - time_s - 1 / facts.fps
-    return stated_s if lacking_s > max(_SLACK_S, _SLACK * stated_s) else None
+def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:
+    """How much more a video states, where it ended before; "" where it did not, or states nothing.
+
+    Args:
+        path: of the file.
+        facts: as OpenCV has them; of files without a count the number of frames is a guess.
+        frames, time_s: how many came, and the time of the last one.
+    """
+    if facts.frames is None or frames >= facts.frames - 1:
+        return ""
+    movie = read_movie(path)
+    if facts.fps is None:  # its times are nonsense
+        few = movie is not None and frames < (1 - _SLACK) * facts.frames
+        return f"of the {facts.frames:,}" if few else ""
+    whole_s = stated_s = facts.frames / facts.fps
+    if movie is not None and movie.shown_s is not None and time_s <= movie.shown_s + _SLACK_S:
+        stated_s = movie.shown_s
+    is_guess = movie is None or stated_s < (1 - _SLACK) * whole_s  # or the clip was cut between two key frames
+    slack_s = max(_SLACK_S if is_guess else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
+    is_short = stated_s - time_s - 1 / facts.fps > slack_s
+    return f"at {time_s:.2f} s of the {stated_s:.2f} s" if is_short else ""

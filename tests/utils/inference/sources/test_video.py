@@ -26,7 +26,7 @@ from tests.utils.inference.sources.made_sources import (
     write_video,
 )
 from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.mp4 import edited_seconds
+from utils.inference.sources.mp4 import read_movie
 from utils.inference.sources.sources import open_sources
 
 FRAME_S = 0.1
@@ -165,7 +165,8 @@ def test_a_clip_trimmed_without_coding_it_anew_is_whole(ffmpeg: str, made: Path,
     facts = events(found)[0].facts
     assert facts is not None and facts.frames is not None and facts.frames > len(got) + 10
     assert number_of(got[-1].pixels) == 39
-    assert edited_seconds(str(path)) == pytest.approx(2.0, abs=0.15)
+    movie = read_movie(str(path))
+    assert movie is not None and movie.shown_s == pytest.approx(2.0, abs=0.15)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,102 @@ def test_files_that_are_no_video(content: bytes, message: str, tmp_path: Path) -
     (event,) = items(tmp_path / "a.mp4")
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and message in event.message
     assert len(event.message.splitlines()) == 1
-    assert edited_seconds(str(tmp_path / "a.mp4")) is None
+    assert read_movie(str(tmp_path / "a.mp4")) is None
+
+
+def changed(made: Path, path: Path, *numbers: tuple[bytes, int, int]) -> Path:
+    """A copy of a video with other numbers in its header: a box, the number's place from its name on, and itself."""
+    content = bytearray(made.read_bytes())
+    for box, offset, number in numbers:
+        at = content.index(box) + offset
+        content[at : at + 4] = number.to_bytes(4, "big")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("delta", [100_000, 0x10000000, 0x7FFFFFFF])
+def test_frames_whose_times_contradict_the_edit_list_are_missed(made: Path, tmp_path: Path, delta: int) -> None:
+    """FFmpeg cuts off what the list does not show: with frames of many seconds that is all but the first."""
+    found = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"stts", 16, delta)))
+    assert len(frames(found)) == 1 and kinds(found) == ["opened", "damaged"]
+    assert "it ends after 1 frames, " in events(found)[1].message
+
+
+@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"mdhd", 16, 0xFFFFFFFF)])
+def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
+    """An edit list without content, or units of time that are none; and a frame that is larger than the file."""
+    changed(made / "a.mp4", tmp_path / "a.mp4", damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF))
+    write_image(tmp_path / "b.jpg")
+    found = items(tmp_path)
+    assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
+
+
+@pytest.mark.parametrize("suffix", [".mjpeg", ".avi"])
+def test_frames_of_motion_jpeg_have_their_own_sizes(tmp_path: Path, suffix: str) -> None:
+    path, sizes = tmp_path / f"a{suffix}", [(48, 64), (48, 64), (80, 30), (20, 100)]
+    jpegs = [cv2.imencode(".jpg", np.full((*size, 3), 99, np.uint8))[1].tobytes() for size in sizes]
+    if suffix == ".avi":
+        first = tmp_path / "first.avi"
+        writer = cv2.VideoWriter(str(first), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+        for _ in sizes:
+            writer.write(np.full((48, 64, 3), 99, np.uint8))
+        writer.release()
+        path.write_bytes(with_jpegs(first.read_bytes(), jpegs))
+    else:
+        path.write_bytes(b"".join(jpegs))
+    found = items(path)
+    assert [frame.pixels.shape[:2] for frame in frames(found)] == sizes and kinds(found) == ["opened", "ended"]
+
+
+def with_jpegs(avi: bytes, jpegs: list[bytes]) -> bytes:
+    """The frames of an AVI file replaced, without its index."""
+    start = avi.index(b"movi") + 4
+    chunks = b"".join(b"00dc" + len(jpeg).to_bytes(4, "little") + jpeg + bytes(len(jpeg) % 2) for jpeg in jpegs)
+    head = bytearray(avi[:start])
+    head[start - 8 : start - 4] = (len(chunks) + 4).to_bytes(4, "little")
+    head[4:8] = (len(head) + len(chunks) - 8).to_bytes(4, "little")
+    return bytes(head) + chunks
+
+
+def test_a_frame_that_does_not_decode_is_told(tmp_path: Path) -> None:
+    """A marker of its first header is wrong; FFmpeg itself says nothing of such a frame."""
+    jpegs = [bytearray(cv2.imencode(".jpg", np.full((48, 64, 3), 99, np.uint8))[1].tobytes()) for _ in range(5)]
+    at = jpegs[2].index(b"\xff\xc0")
+    jpegs[2][at + 2 : at + 4] = b"\0\0"
+    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
+    found = items(tmp_path / "a.mjpeg")
+    assert [frame.frame for frame in frames(found)] == [0, 1, 3, 4] and kinds(found) == ["opened", "damaged"]
+    assert "1 of its 5 frames do not decode" in events(found)[1].message
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("side", [3000, 65_000])
+def test_a_frame_that_states_a_size_that_it_has_not(
+    tmp_path: Path, side: int, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not filled with gigabytes, and ends no run."""
+    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
+    jpegs = [bytearray(cv2.imencode(".jpg", np.full((48, 64, 3), 99, np.uint8))[1].tobytes()) for _ in range(5)]
+    at = jpegs[lost].index(b"\xff\xc0") + 5
+    jpegs[lost][at : at + 4] = side.to_bytes(2, "big") * 2
+    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
+    found = items(tmp_path / "a.mjpeg")
+    assert [frame.frame for frame in frames(found)] == [n for n in range(5) if n != lost]
+    assert {frame.pixels.shape for frame in frames(found)} == {(48, 64, 3)} and kinds(found) == ["opened", "damaged"]
+    assert "1 of its 5 frames do not decode" in events(found)[1].message
+
+
+def test_a_name_that_is_not_utf_8(made: Path, tmp_path: Path) -> None:
+    """OpenCV 5 ends the process on it."""
+    folder = tmp_path / "\udcfe"
+    try:
+        folder.mkdir()
+        shutil.copy(made / "a.mp4", folder / "\udcff.mp4")
+    except OSError as error:
+        pytest.skip(f"this file system takes no such name ({error})")
+    found = items(folder / "\udcff.mp4")
+    assert len(frames(found)) == 40 and kinds(found) == ["opened", "ended"]
+    assert frames(found)[0].source == f"{folder}/\udcff.mp4" and frames(found)[0].name.name == "\udcff.mp4"
 
 
 QUIET = """

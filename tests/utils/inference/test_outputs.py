@@ -1,0 +1,198 @@
+"""Files that detect.py writes: whole or refused, strict JSON, cells that no spreadsheet computes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.utils.exporting.made import picture
+from tests.utils.inference.sources.made_sources import barcode, frames, items
+from utils.errors import UserError
+from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from utils.inference.results import Result
+from utils.inference.sources.frames import Frame, SourceEvent
+from utils.inference.video_writer import VideoWriter
+from utils.report.pictures import Style
+
+FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that is full: the system refuses what is longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def result_of(frame: Frame, names: tuple[str, ...] = ("car",), score: float = 0.5) -> Result:
+    """One box of each class."""
+    count = len(names)
+    boxes = np.tile(np.array([[2, 3, 20, 30]], np.float32), (count, 1))
+    scores, size = np.full(count, score, np.float32), (frame.pixels.shape[0], frame.pixels.shape[1])
+    classes = np.arange(count, dtype=np.int64)
+    return Result(boxes, scores, classes, names, frame.source, size, frame.media, frame.frame, frame.time_s)
+
+
+def test_a_video_on_a_full_disk_is_a_refusal(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "a.mp4", 10)
+    with files_of_at_most(5000):
+        for number in range(30):
+            writer.write(np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8))
+        with pytest.raises(UserError, match=r"a\.mp4: cannot be written \(0 of its 30 frames are there"):
+            writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_videos_the_other_one_is_finished(tmp_path: Path) -> None:
+    outputs = PictureFiles(tmp_path, Style(), 1, lambda message: None)
+    for number in range(30):
+        for name in ("noise.mp4", "grey.mp4"):
+            level = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
+            pixels = level if name == "noise.mp4" else np.full((64, 64, 3), 127, np.uint8)
+            frame = Frame(pixels, name, "stream", PurePath(name), number, number / 25)
+            with files_of_at_most(10_000):
+                outputs.add(result_of(frame, ()), frame, PurePath(name[:-4]))
+    with pytest.raises(UserError, match=r"noise\.mp4: cannot be written"), files_of_at_most(10_000):
+        outputs.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["grey.mp4"]
+    assert len(frames(items(tmp_path / "grey.mp4"))) == 30
+
+
+@pytest.mark.parametrize("kind", ["pictures", "labels", "crops"])
+def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path, kind: str) -> None:
+    output: Output = {
+        "pictures": PictureFiles(tmp_path, Style(), 1, lambda message: None),
+        "labels": LabelFiles(tmp_path, True),
+        "crops": CropFiles(tmp_path, ["car"]),
+    }[kind]
+    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
+    with pytest.raises(UserError, match=r"a.*: cannot be written .*Make room"), files_of_at_most(10):
+        output.add(result_of(frame), frame, PurePath("a"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_lines_end_with_the_last_whole_one(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    output: Output = CsvFile(path) if kind == "csv" else JsonLines(path, {})
+    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
+    output.add(result_of(frame), frame, PurePath("a"))
+    whole = path.read_bytes()
+    assert whole.endswith(b"\n") and b"a.jpg" in whole, "somebody may read along"
+    with pytest.raises(UserError, match="cannot be written"), files_of_at_most(len(whole) + 10):
+        output.add(result_of(frame), frame, PurePath("a"))
+    output.close()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_lines_of_a_file_that_is_gone_are_a_refusal(tmp_path: Path, kind: str) -> None:
+    output: Output = CsvFile(tmp_path / "a") if kind == "csv" else JsonLines(tmp_path / "a", {})
+    (tmp_path / "a").unlink()
+    with pytest.raises(UserError, match=r"removed while it was written"):
+        output.close()
+
+
+def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    original.write_text("mine")
+    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
+    out = tmp_path / "out"
+    for name in ("a.jpg", "a.txt", "p.csv", "p.jsonl"):
+        out.mkdir(exist_ok=True)
+        (out / name).symlink_to(original)
+    outputs = [
+        PictureFiles(out, Style(), 1, lambda message: None),
+        LabelFiles(out, True),
+        CsvFile(out / "p.csv"),
+        JsonLines(out / "p.jsonl", {}),
+    ]
+    for output in outputs:
+        output.add(result_of(frame), frame, PurePath("a"))
+        output.close()
+    assert original.read_text() == "mine" and not any(path.is_symlink() for path in out.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_pipe_in_the_folder_is_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    os.mkfifo(path)
+    with path.open("r+b", buffering=0):  # somebody has both its ends, so that opening it does not wait
+        output: Output = CsvFile(path) if kind == "csv" else JsonLines(path, {})
+        frame = Frame(picture(40, 40), "-", name=PurePath("stdin"))
+        output.add(result_of(frame), frame, PurePath("stdin"))
+        output.close()
+    assert path.is_file() and len(path.read_text().splitlines()) > 1
+    assert kind == "json" or "\n-," in path.read_text(), "standard input is no formula"
+
+
+def test_json_lines_are_strict(tmp_path: Path) -> None:
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    lines = JsonLines(tmp_path / "a.jsonl", {"conf": float("nan"), "class_confs": [0.5, float("inf")]})
+    frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"), time_s=float("-inf"))
+    lines.add(result_of(frame, score=float("nan")), frame, PurePath("a"))
+    lines.close()
+    header, row = (json.loads(line, parse_constant=refuse) for line in (tmp_path / "a.jsonl").read_text().splitlines())
+    assert header["conf"] is None and header["class_confs"] == [0.5, None]
+    assert row["detections"][0]["score"] is None and row["source"] == "\udcff.jpg"
+
+
+def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
+    rows = CsvFile(tmp_path / "a.csv")
+    for formula in FORMULAS:
+        frame = Frame(picture(40, 40), f"{formula}.jpg", name=PurePath("a.jpg"))
+        rows.add(result_of(frame, (formula, "car")), frame, PurePath("a"))
+    rows.close()
+    with (tmp_path / "a.csv").open(newline="") as file:
+        _, *table = csv.reader(file)
+    assert [row[:2] for row in table[::2]] == [[f"'{formula}.jpg", f"'{formula}"] for formula in FORMULAS]
+    assert {(row[1], *row[2:]) for row in table[1::2]} == {("car", "0.5", "", "2.0", "3.0", "20.0", "30.0")}
+
+
+def test_a_csv_file_is_utf_8_whatever_the_sources_are_called(tmp_path: Path) -> None:
+    rows = CsvFile(tmp_path / "a.csv")
+    frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"))
+    rows.add(result_of(frame), frame, PurePath("a"))
+    rows.close()
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1].startswith("\\udcff.jpg,car,")
+
+
+def test_what_a_format_cannot_hold_is_a_png(tmp_path: Path) -> None:
+    frame = Frame(np.zeros((1, 70_000, 3), np.uint8), "a.jpg", name=PurePath("a.jpg"))
+    PictureFiles(tmp_path, Style(1, False, False), 1, lambda message: None).add(result_of(frame), frame, PurePath("a"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_video_that_no_codec_takes_is_one_failure(tmp_path: Path) -> None:
+    said: list[str] = []
+    outputs = PictureFiles(tmp_path, Style(1, False, False), 1, said.append)
+    for number in range(3):
+        frame = Frame(np.zeros((2, 70_000, 3), np.uint8), "wide", "video", PurePath("wide.mp4"), number, number / 10)
+        outputs.add(result_of(frame, ()), frame, PurePath("wide"))
+    outputs.event(SourceEvent("wide", "ended", "wide: ended", "video"))
+    outputs.close()
+    assert len(said) == 1 and "no codec for 70000 x 2 pixels" in said[0] and list(tmp_path.iterdir()) == []
+
+
+def test_a_frame_of_another_size_keeps_its_proportions(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "a.mp4", 10) as writer:
+        writer.write(barcode(5))
+        writer.write(np.full((100, 50, 3), 255, np.uint8))
+    last = frames(items(tmp_path / "a.mp4"))[-1].pixels.mean(axis=2) > 127
+    assert last.shape == barcode(5).shape[:2]
+    assert last.all(axis=0).sum() == pytest.approx(32, abs=3) and last.any(axis=0).sum() == pytest.approx(32, abs=3)
