@@ -4,9 +4,10 @@
     uv run export.py --weights yolov5n.pt --conf-thres 0.4 --imgsz 1280
     uv run export.py --weights best.pt --raw --imgsz 384 640             # the bare network, at one size
     uv run export.py --weights last.pt --include pt --half               # weights alone, in float16
+    uv run export.py --weights best.pt --include onnx openvino --output models
 
-Each file lies beside the checkpoint. best.onnx holds all that happens to a picture: resize, padding, network,
-suppression; docs/deploy.md shows how to run it.
+Each file lies beside the checkpoint, or in the folder --output. best.onnx holds all that happens to a picture: resize,
+padding, network, suppression; docs/deploy.md shows how to run it.
 
 From Python: `export.run(weights="best.pt", include=["onnx"])` takes the names of the flags.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ExportConfig)
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, UserError
 from utils.exporting.formats import Format, chosen
 from utils.exporting.parity.content import size_of
 from utils.exporting.parity.verify import Original, comparison_index, verify
@@ -64,19 +66,45 @@ def export(config: ExportConfig, world: World) -> list[Path]:
         UserError: a mistake in the flags; or a file finds something else than the checkpoint.
     """
     setup_logging(world.rank, world.size)
+    if world.size > 1:
+        raise ConfigError("export.py is one process: start it without a launcher.")
     formats = chosen(config.include, FORMATS)
     subject = Subject.read(config)
     for one in formats:
         one.require(subject)
     original = Original(subject.path, subject.model, subject.weights, subject.imgsz)
     index = find_data(subject, original)
+    make_output(subject.folder)
     written = []
     for one in formats:
-        path = one.write(subject, subject.file(one.suffix))
-        log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB)")
+        target = subject.file(one.suffix)
+        earlier = ", in place of an earlier one" if target.exists() else ""
+        path = one.write(subject, target)
+        log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
         written.append(path)
     verify(original, written, world, index, max_drop=config.max_drop)
     return written
+
+
+def make_output(folder: Path) -> None:
+    """Make the folder that files go to, before any work.
+
+    Raises:
+        UserError: it cannot be made, or not be written to.
+    """
+    if folder.name.endswith(tuple(one.suffix for one in FORMATS)) and not folder.is_dir():
+        raise ConfigError(
+            f"--output {folder}: found the name of a file, expected a folder: files are named after the checkpoint."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder}: exports cannot be written there ({error.strerror}). Name another folder with --output, or "
+            "change its permissions."
+        ) from error
 
 
 def find_data(subject: Subject, original: Original) -> DatasetIndex | None:
@@ -103,7 +131,7 @@ def run(**kwargs: Any) -> list[Path]:
     """
     config = ExportConfig(**ExportConfig.named(kwargs))
     with open_world(config.device) as world:
-        return world.from_main(lambda: export(config, world))
+        return export(config, world)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

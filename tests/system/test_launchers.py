@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python
+from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint
 from utils.environment import Launch
 from utils.report.results import read_results
 
@@ -83,6 +84,15 @@ def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path) -> None
     assert outcome.code == 2, outcome.said
     assert "torchrun --standalone --nproc-per-node 2 train.py --device 0,1" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.slow
+def test_an_export_under_a_launcher_is_refused_by_all_ranks_at_once(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
+    outcome = torchrun(ROOT / "export.py", "--weights", str(weights), "--include", "pt")
+    assert outcome.code != 0, outcome.said
+    assert outcome.err.count("export.py is one process: start it without a launcher.") == 1, outcome.said
+    assert not (tmp_path / "best-weights.pt").exists()
 
 
 @pytest.mark.slow

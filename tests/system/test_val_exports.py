@@ -45,7 +45,9 @@ def test_flags_that_an_exported_file_does_not_take(tmp_path: Path) -> None:
     for flag in ("augment", "end2end", "half"):
         with pytest.raises(ConfigError, match=f"--{flag}: .*is an exported file"):
             val.run(weights=str(script), **{flag: True}, **CPU)
-    with pytest.raises(UserError, match=r"(?s)knows 3 classes, but .*tiny\.yaml names 6"):
+    with pytest.raises(UserError, match=r"best\.torchscript: a \.torchscript file is a program"):
         val.run(weights=str(script), project=str(tmp_path / "val"), **CPU)
+    with pytest.raises(UserError, match=r"(?s)knows 3 classes, but .*tiny\.yaml names 6"):
+        val.run(weights=str(script), trust_file=True, project=str(tmp_path / "val"), **CPU)
     with pytest.raises(UserError, match="no such file"):
         val.run(weights=str(tmp_path / "gone.onnx"), **CPU)

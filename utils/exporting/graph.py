@@ -53,23 +53,30 @@ class Nodes:
         return self.Cast(value, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
 
     def choose(
-        self, condition: Value, where_true: Callable[[Nodes], Value], where_false: Callable[[Nodes], Value]
+        self,
+        condition: Value,
+        where_true: Callable[[Nodes], Value],
+        where_false: Callable[[Nodes], Value],
+        *,
+        dtype: type[np.generic],
+        axes: int,
     ) -> Value:
         """The output of one of two branches, of which the other is not computed.
 
         Args:
             condition: bool, one element.
             where_true, where_false: write a branch into the nodes they are given, and return its output.
+            dtype, axes: of the output: OpenCV reads no branch that does not say it.
         """
-        return self.If(
-            condition, then_branch=self._branch("then", where_true), else_branch=self._branch("else", where_false)
-        )
+        then = self._branch("then", where_true, dtype, axes)
+        return self.If(condition, then_branch=then, else_branch=self._branch("else", where_false, dtype, axes))
 
-    def _branch(self, name: str, write: Callable[[Nodes], Value]) -> Any:
+    def _branch(self, name: str, write: Callable[[Nodes], Value], dtype: type[np.generic], axes: int) -> Any:
         import onnx_ir as ir
 
         branch = Nodes(self._prefix, self)
         output = write(branch)
+        output.dtype, output.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape([None] * axes)
         return ir.Graph([], [output], nodes=branch.nodes, name=f"{self._prefix}_{name}{self._name()}")
 
     def _name(self) -> str:

@@ -7,7 +7,7 @@ imgsz, stride           long side in pixels that pictures are brought to; multip
 size_hw                 JSON [height, width] that a bare network is fixed to, or null
 batched                 "true" where it takes pictures of one size together
 end2end                 "true" where rows predict each object once, and nothing is suppressed
-conf, iou, max_det      thresholds where none are given
+conf, iou, max_det      thresholds, for who has no others in mind
 conf_per_class          JSON list, where the F1 of each class was best; or null
 metrics                 JSON of the validation that chose the weights; or null
 pixels                  JSON of the rule for levels of more than 8 bits; or null
@@ -18,7 +18,6 @@ tessera_version, torch_version, license
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from utils.exporting.subject import Subject
 from utils.files import sha256
 from utils.flags.published import licence_of, published
 from utils.inference.backends.exported import BARE, WHOLE
-from utils.text import one_line
+from utils.text import one_line, strict_json
 
 VERSION = "0.1.0"  # as in pyproject.toml
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
@@ -68,7 +67,7 @@ def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
         "torch_version": torch.__version__,
         "license": subject.config.license or f"{_GRAPH_LICENSE}; {_of_weights(family, state)}",
     }
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return {key: value if isinstance(value, str) else strict_json(value) for key, value in values.items()}
 
 
 def _of_weights(family: str, state: Mapping[str, Any]) -> str:

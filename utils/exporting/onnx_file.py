@@ -20,7 +20,8 @@ import numpy as np, onnxruntime
 from PIL import Image
 session = onnxruntime.InferenceSession("best.onnx")
 image = np.asarray(Image.open("photo.jpg").convert("RGB"))
-boxes, scores, classes = session.run(None, {"image": image})
+rules = {"conf": np.array([0.4], np.float32), "iou": np.array([0.45], np.float32), "max_det": np.array([300], np.int64)}
+boxes, scores, classes = session.run(None, {"image": image, **rules})
 """
 _USAGE_BATCHED = "images uint8 (B, H, W, 3) RGB of one size; counts (B,) says how many of a picture's rows are found."
 _USAGE_RAW = "images float32 (B, 3, H, W) RGB in 0 … 1; predictions: cx, cy, w, h in pixels, then the classes' scores."
@@ -82,7 +83,7 @@ def onnx_model(subject: Subject, *, raw: bool, half: bool) -> Any:
     if raw:
         made = export_network(network, subject.size_hw, opset=config.opset)
     else:
-        made = export_whole(network, subject.imgsz, subject.defaults, batched=config.batched, opset=config.opset)
+        made = export_whole(network, subject.imgsz, batched=config.batched, opset=config.opset)
     made.producer_name, made.producer_version = "tessera", VERSION
     made.doc_string = _USAGE_RAW if raw else _USAGE_BATCHED if config.batched else _USAGE
     made.metadata_props.update(describe(subject, whole=not raw))

@@ -14,10 +14,10 @@ from utils.exporting.preprocessing import Placed
 
 
 class Thresholds(NamedTuple):
-    """conf, iou: float32 (1,); max_det: int64 (1,)."""
+    """conf, iou: float32 (1,); max_det: int64 (1,). Without iou nothing is suppressed: a prediction is an object."""
 
     conf: Value
-    iou: Value
+    iou: Value | None
     max_det: Value
 
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     pictures: Value
 
 
-def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool, suppress: bool) -> Found:
+def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool) -> Found:
     """What is found: every class above `conf` of every prediction, without those that a better one overlaps.
 
     Predictions are sorted out first by a score that none of their classes exceeds, and with them nearly all: the rest
@@ -48,7 +48,6 @@ def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool
         decoded: float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C).
         limits: thresholds.
         has_objectness: whether decoded rows have an objectness.
-        suppress: whether several predictions find an object (`Head.needs_suppression`).
 
     Returns:
         Detections, at most `max_det` of each class of each picture.
@@ -65,16 +64,25 @@ def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool
     centres, half = _columns(g, rows, 0, 2), g.Div(_columns(g, rows, 2, 4), 2.0)
     boxes = g.Concat(g.Sub(centres, half), g.Add(centres, half), axis=2)
     scores = g.Transpose(scores, perm=[0, 2, 1])
-    if suppress:
+    if limits.iou is not None:
         chosen = g.NonMaxSuppression(boxes, scores, limits.max_det, limits.iou, limits.conf)
     else:
         chosen = g.Transpose(g.NonZero(g.Greater(scores, limits.conf)), perm=[1, 0])
-    values = g.GatherND(scores, chosen)
-    values, order = g.TopK(values, g.Shape(values), axis=0, outputs=2)
-    chosen = g.Gather(chosen, order, axis=0)
     pictures, classes, places = (g.Squeeze(part, [1]) for part in g.Split(chosen, axis=1, num_outputs=3, outputs=3))
-    where = g.Concat(g.Unsqueeze(pictures, [1]), g.Unsqueeze(places, [1]), axis=1)
-    return Found(g.GatherND(boxes, where), values, classes, pictures)
+    _, of_classes, of_rows = g.Split(g.Shape(scores), axis=0, num_outputs=3, outputs=3)
+    row = g.Add(g.Mul(pictures, of_classes), classes)
+    values = g.Gather(g.Reshape(scores, [-1]), g.Add(g.Mul(row, of_rows), places))
+    order = _descending(g, values)
+    pictures, classes, places, values = (g.Gather(part, order) for part in (pictures, classes, places, values))
+    boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(pictures, of_rows), places))
+    return Found(boxes, values, classes, pictures)
+
+
+def _descending(g: Nodes, values: Value) -> Value:
+    """Places of float32 (D,), none below 0, from the largest on. One more is sorted with them: OpenCV sorts no 0."""
+    more = g.Concat(values, [-1.0], axis=0)
+    _, order = g.TopK(more, g.Shape(more), axis=0, outputs=2)
+    return g.Slice(order, [0], g.Shape(values))
 
 
 def of_one(g: Nodes, found: Found, most: Value) -> Found:

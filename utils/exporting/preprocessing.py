@@ -53,7 +53,11 @@ def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Placed:
             branch.Less(longest, [imgsz]),
             lambda inner: enlarge(inner, pictures, before, after),
             lambda inner: inner.Transpose(pictures, perm=[0, 3, 1, 2]),
+            dtype=np.uint8,
+            axes=4,
         ),
+        dtype=np.uint8,
+        axes=4,
     )
     padded = Size(*(_padded(g, side, longest, imgsz, stride) for side in before))
     spare = Size(*(g.Sub(whole, side) for whole, side in zip(padded, after, strict=True)))

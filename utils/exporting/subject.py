@@ -12,15 +12,15 @@ from utils.checkpoints.format import load_any_checkpoint
 from utils.checkpoints.resolve import resolve_weights
 from utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from utils.errors import ConfigError, UserError
+from utils.files import user_path
 from utils.flags.export import ExportConfig
 
-DEFAULT_IMGSZ = 640  # of files that do not say at which size they were trained
 DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Thresholds where a user of the file gives none."""
+    """Thresholds that a file names in its metadata, for who has no others in mind."""
 
     conf: float
     iou: float
@@ -33,6 +33,7 @@ class Subject:
 
     Attributes:
         path: of the checkpoint.
+        folder: where files go.
         model: raw, in training mode on the CPU; its head keeps what inference needs.
         weights: what else the file says.
         measured: its `metrics` and `thresholds`, each None where the file has none.
@@ -43,6 +44,7 @@ class Subject:
     """
 
     path: Path
+    folder: Path
     model: DetectionModel
     weights: Weights
     measured: Mapping[str, Any]
@@ -78,12 +80,13 @@ class Subject:
             state = load_any_checkpoint(path)
             measured = {key: state[key] for key in measured}
         size_hw = _fixed(config, model)
-        asked = config.imgsz[0] if config.imgsz else weights.imgsz or DEFAULT_IMGSZ
+        asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
         imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
         best = (measured["thresholds"] or {}).get("confidence")
         conf = float(config.conf_thres) if config.conf_thres else best or DEFAULT_CONF
         return cls(
             path,
+            user_path(config.output, "--output") if config.output else path.parent,
             model,
             weights,
             measured,
@@ -94,7 +97,7 @@ class Subject:
         )
 
     def file(self, suffix: str, *, raw: bool | None = None) -> Path:
-        """Where a format with this suffix goes: beside the checkpoint, with what it is a variant of in its name.
+        """Where a format with this suffix goes, with what it is a variant of in its name.
 
         Args:
             suffix: such as ".onnx".
@@ -103,7 +106,9 @@ class Subject:
         variants = {"raw": self.config.raw if raw is None else raw, "half": self.config.half, "int8": self.config.int8}
         variants |= {"end2end": self.config.end2end, "batched": self.config.batched}
         words = [self.path.stem, *(word for word, asked in variants.items() if asked)]
-        return self.path.with_name("-".join(words) + suffix)
+        if self.size_hw is not None:
+            words.append("{}x{}".format(*self.size_hw))
+        return self.folder / ("-".join(words) + suffix)
 
 
 def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

@@ -10,18 +10,19 @@ from utils.exporting.graph import Nodes, Value, described
 from utils.exporting.network import OPSET, Network, export_network
 from utils.exporting.postprocessing import Thresholds, detect, in_pictures, of_each, of_one
 from utils.exporting.preprocessing import preprocess
-from utils.exporting.subject import Defaults
 
 
-def export_whole(
-    network: Network, imgsz: int, defaults: Defaults, *, batched: bool = False, opset: int = OPSET
-) -> Value:
+def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: int = OPSET) -> Value:
     """A model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in that picture's pixels.
+
+    The thresholds `conf`, `iou` and `max_det` are inputs without a default. ONNX knows one, an initializer of an
+    input's name, but only ONNX Runtime in Python, C and C++ lets it be replaced; JavaScript's, OpenVINO, OpenCV and
+    TensorRT use the default whatever is given. `iou` is left out where nothing is suppressed: runtimes drop inputs
+    that nothing reads.
 
     Args:
         network: not joined.
         imgsz: long side in pixels that pictures are brought to.
-        defaults: of the inputs conf, iou and max_det, which need not be fed.
         batched: `images` (B, H, W, 3) instead, pictures of one size; then outputs are (B, n, …), and `counts` (B,) says
             how many of a picture's n are found.
         opset: of the standard operators.
@@ -31,10 +32,11 @@ def export_whole(
     model = export_network(network, output="decoded", opset=opset)
     graph = model.graph
     (images,), (decoded,) = graph.inputs, graph.outputs
+    head = network.model.head
     limits = Thresholds(
-        _optional("conf", np.float32(defaults.conf)),
-        _optional("iou", np.float32(defaults.iou)),
-        _optional("max_det", np.int64(defaults.max_det)),
+        described("conf", np.float32, [1]),
+        described("iou", np.float32, [1]) if head.needs_suppression else None,
+        described("max_det", np.int64, [1]),
     )
 
     before = Nodes("before")
@@ -48,8 +50,7 @@ def export_whole(
     ir.convenience.replace_all_uses_with(images, placed.images)
 
     after = Nodes("after")
-    head = network.model.head
-    found = detect(after, decoded, limits, has_objectness=head.has_objectness, suppress=head.needs_suppression)
+    found = detect(after, decoded, limits, has_objectness=head.has_objectness)
     found = found._replace(boxes=in_pictures(after, found.boxes, placed))
     if batched:
         count = after.Slice(after.Shape(given), [0], [1])
@@ -66,21 +67,12 @@ def export_whole(
 
     graph.insert_before(graph[0], before.nodes)
     graph.extend(after.nodes)
-    graph.inputs[:] = [given, *limits]
+    graph.inputs[:] = [given, *(limit for limit in limits if limit is not None)]
     graph.outputs[:] = outputs
-    for value in (*before.initializers, *after.initializers, *limits):
+    for value in (*before.initializers, *after.initializers):
         graph.register_initializer(value)
     graph.name = "detector"
     return model
-
-
-def _optional(name: str, default: np.generic) -> Value:
-    """An input that has a default: a graph's input that is an initializer too."""
-    import onnx_ir as ir
-
-    value = described(name, type(default), [1])
-    value.const_value = ir.tensor(np.array([default]), name=name)
-    return value
 
 
 def _named(value: Value, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> Value:

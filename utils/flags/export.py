@@ -36,16 +36,17 @@ class ExportConfig(Options):
         high=8192,
         many=True,
     )
+    output: str = option("", "folder for the files, made where it is missing (default: the checkpoint's)")
     raw: bool = option(False, "the bare network: letterboxed images in, predictions out", kind=bool)
     batched: bool = option(False, "several pictures of one size at once: images (B, H, W, 3)", kind=bool)
     half: bool = option(False, "weights and features in float16", kind=bool)
     int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
     end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
-    conf_thres: str = option(
-        "", "confidence above which something is found (default: where F1 is best, else 0.25)", "--conf"
+    conf_thres: str = option("", "confidence that the file recommends (default: where F1 is best, else 0.25)", "--conf")
+    iou_thres: float = option(
+        0.45, "IoU above which NMS drops the weaker box, that it recommends", "--iou", kind=float, low=0, high=1
     )
-    iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
-    max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
+    max_det: int = option(1000, "detections a picture, that it recommends", kind=int, low=1, high=30_000)
     data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
     max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
     device: str = option("cpu", "what exports are measured on: cpu, 0 or mps")

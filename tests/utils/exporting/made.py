@@ -99,6 +99,15 @@ def pipeline(model: DetectionModel, image: NDArray[np.uint8], imgsz: int, rules:
     return undo_letterbox(found, placement, (image.shape[0], image.shape[1]))
 
 
+def thresholds(conf: float, iou: float = 0.45, max_det: int = 300) -> dict[str, NDArray[Any]]:
+    """As inputs of a whole file."""
+    return {
+        "conf": np.array([conf], np.float32),
+        "iou": np.array([iou], np.float32),
+        "max_det": np.array([max_det], np.int64),
+    }
+
+
 def unmatched(
     expected: Detections, found: Mapping[str, NDArray[Any]], *, px: float = 0.05, score: float = 1e-3
 ) -> list[int]:

@@ -79,7 +79,27 @@ def test_files_are_named_for_what_they_are(weights: Path) -> None:
         return Subject.read(ExportConfig(weights=str(weights), **flags)).file(".onnx").name  # type: ignore[arg-type]
 
     assert name() == "best.onnx"
+    assert name(imgsz=(64,)) == "best.onnx"
     assert name(raw=True, half=True) == "best-raw-half.onnx"
+    assert name(raw=True, imgsz=(64,)) == "best-raw-64x64.onnx"
+    assert name(raw=True, imgsz=(64, 96)) == "best-raw-64x96.onnx", "height first, as in --imgsz"
+
+
+def test_output_is_a_folder_and_made(weights: Path, tmp_path: Path) -> None:
+    there, before = tmp_path / "new" / "models", weights.read_bytes()
+    (path,) = export.run(weights=str(weights), include=["pt"], output=str(there), device="cpu")
+    assert path == there / "best-weights.pt" and list(there.iterdir()) == [path]
+    assert list(weights.parent.iterdir()) == [weights] and weights.read_bytes() == before
+    assert Subject.read(ExportConfig(weights=str(weights), output=str(there))).file(".onnx") == there / "best.onnx"
+
+
+def test_an_output_that_is_no_folder_is_refused_before_any_work(weights: Path, tmp_path: Path) -> None:
+    found = refusal(weights=str(weights), include=["pt"], output=str(tmp_path / "mine.onnx"))
+    assert "mine.onnx: found the name of a file, expected a folder" in found
+    (tmp_path / "taken").write_text("")
+    found = refusal(weights=str(weights), include=["pt"], output=str(tmp_path / "taken"))
+    assert "taken: exports cannot be written there (File exists)" in found and "--output" in found
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.parametrize("half", [False, True])

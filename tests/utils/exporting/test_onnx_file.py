@@ -21,12 +21,14 @@ from data.source.decode import read_image
 from models.detector import DetectionModel
 from models.suppression import Suppression
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, unmatched
+from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, thresholds, unmatched
 from utils.checkpoints.weights import load_weights, model_of_weights
 from utils.exporting.onnx_file import Onnx
 from utils.exporting.subject import Subject
 from utils.files import sha256
 from utils.flags.export import ExportConfig
+from utils.inference.backends.onnxruntime import open_onnx
+from utils.machine.accelerator import Accelerator
 from utils.machine.opencv import cv2
 
 IMGSZ, IOU = 96, 0.45
@@ -49,7 +51,7 @@ import numpy as np
 import onnxruntime
 
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-boxes, scores, classes = session.run(None, {"image": np.load(sys.argv[2])})
+boxes, scores, classes = session.run(None, dict(np.load(sys.argv[2])))
 np.savez(sys.argv[3], boxes=boxes, scores=scores, classes=classes)
 assert not {"torch", "utils", "models"} & set(sys.modules)
 """
@@ -60,10 +62,11 @@ def model(made_pt: Path) -> DetectionModel:
     return model_of_weights(load_weights(made_pt), "best.pt").eval().fuse()
 
 
-def detections(session: Any, image: np.ndarray, **limits: float) -> dict[str, np.ndarray]:
-    """What the file finds; whole numbers are int64."""
-    feeds = {name: np.array([value], np.int64 if name == "max_det" else np.float32) for name, value in limits.items()}
-    return dict(zip(("boxes", "scores", "classes"), session.run(None, {"image": image, **feeds}), strict=True))
+def detections(session: Any, image: np.ndarray, conf: float, iou: float = IOU, max_det: int = 300) -> dict[str, Any]:
+    """What the file finds."""
+    given = {"image": image, **thresholds(conf, iou, max_det)}
+    feeds = {value.name: given[value.name] for value in session.get_inputs()}
+    return dict(zip(("boxes", "scores", "classes"), session.run(None, feeds), strict=True))
 
 
 def assert_equal(session: Any, model: DetectionModel, image: np.ndarray, conf: float, max_det: int = 300) -> int:
@@ -100,14 +103,14 @@ def test_detections_equal_the_pipelines(
     assert_equal(session, model, picture(*size_hw, sum(size_hw), gray=gray), conf)
 
 
-def test_thresholds_are_inputs_that_need_not_be_fed(session: Any, model: DetectionModel) -> None:
+def test_thresholds_are_inputs_that_no_runtime_can_pass_over(session: Any, model: DetectionModel) -> None:
     image = picture(120, 90)
-    assert [value.name for value in session.get_inputs()] == ["image"]
-    assert [value.name for value in session.get_overridable_initializers()] == ["conf", "iou", "max_det"]
+    assert [value.name for value in session.get_inputs()] == ["image", "conf", "iou", "max_det"]
+    assert session.get_overridable_initializers() == [], "onnxruntime-node, OpenVINO and OpenCV never replace one"
     assert assert_equal(session, model, image, 0.05) > 20
     assert assert_equal(session, model, image, 0.1, max_det=5) == 5
-    of_defaults, asked = detections(session, image), detections(session, image, conf=0.375, iou=0.45, max_det=300)
-    np.testing.assert_array_equal(of_defaults["boxes"], asked["boxes"])
+    with pytest.raises(ValueError, match="conf"):
+        session.run(None, {"image": image})
     nothing = detections(session, image, conf=1)
     assert nothing["boxes"].shape == (0, 4) and nothing["classes"].shape == (0,)
 
@@ -136,27 +139,40 @@ def test_it_says_what_it_is(made_onnx: Path, made_pt: Path) -> None:
 
 def test_onnxruntime_and_numpy_are_enough(made_onnx: Path, session: Any, tmp_path: Path) -> None:
     image = picture(200, 170)
-    np.save(tmp_path / "image.npy", image)
+    np.savez(tmp_path / "given.npz", image=image, **thresholds(CONF))
     command = [sys.executable, "-I", "-c", NUMPY_ALONE, str(made_onnx)]
-    subprocess.run([*command, str(tmp_path / "image.npy"), str(tmp_path / "found.npz")], check=True, timeout=120)
+    subprocess.run([*command, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")], check=True, timeout=120)
     found = np.load(tmp_path / "found.npz")
-    expected = detections(session, image)
+    expected = detections(session, image, CONF)
     assert len(found["scores"]) == len(expected["scores"]) > 0
     np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-3)
 
 
-def test_the_lines_of_the_page_and_of_the_file_run(made_onnx: Path, session: Any, tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "deploy.md").read_text()
-    lines = page.partition("```python\n")[2].partition("```")[0]
+def test_the_lines_of_the_readme_and_of_the_file_run_and_the_runtime_has_no_remark(
+    made_onnx: Path, session: Any, tmp_path: Path
+) -> None:
+    section = (Path(__file__).resolve().parents[3] / "README.md").read_text().partition("\n## Export\n")[2]
+    readme = section.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "best.onnx").write_bytes(made_onnx.read_bytes())
-    image = picture(120, 90)
-    Image.fromarray(image).save(tmp_path / "photo.jpg")
-    shown = np.asarray(Image.open(tmp_path / "photo.jpg"))
-    for code in (lines, onnx.load(str(made_onnx)).doc_string + "for row in boxes:\n    print(row)\n"):
-        command = [sys.executable, "-I", "-c", code]
+    Image.fromarray(picture(120, 90)).save(tmp_path / "photo.jpg")
+    image = np.asarray(Image.open(tmp_path / "photo.jpg"))
+    given = 'import numpy\nfrom PIL import Image\nimage = numpy.asarray(Image.open("photo.jpg"))\n'
+    for code in (given + readme, onnx.load(str(made_onnx)).doc_string):
+        command = [sys.executable, "-I", "-c", code + "for row in boxes:\n    print(row)\n"]
         done = subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
-        conf = 0.4 if code is lines else CONF
-        assert len(done.stdout.splitlines()) == len(detections(session, shown, conf=conf)["scores"]) > 0
+        assert len(done.stdout.splitlines()) == len(detections(session, image, conf=0.4)["scores"]) > 0
+        assert done.stderr == ""
+
+
+def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(made_onnx: Path, tmp_path: Path) -> None:
+    content, image = onnx.load(str(made_onnx)), picture(120, 90)
+    for name, value in thresholds(CONF).items():
+        content.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    onnx.save(content, tmp_path / "best.onnx")
+    for conf, max_det in ((0.1, 300), (0.1, 5), (0.6, 300)):
+        rules = Suppression(conf, IOU, max_det)
+        found = [open_onnx(path, Accelerator(), 1).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
+        assert torch.equal(found[0].boxes_xyxy, found[1].boxes_xyxy) and len(found[0].scores) > 0
 
 
 def test_openvino_finds_the_same(made_onnx: Path, model: DetectionModel) -> None:
@@ -164,7 +180,7 @@ def test_openvino_finds_the_same(made_onnx: Path, model: DetectionModel) -> None
     compiled = openvino.Core().compile_model(str(made_onnx), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for size_hw in ((96, 96), (288, 192), (40, 70), (1, 1)):
         image = picture(*size_hw)
-        answers = compiled({"image": image})
+        answers = compiled({"image": image, **thresholds(CONF)})
         found = {name: answers[name] for name in ("boxes", "scores", "classes")}
         expected = pipeline(model, image, IMGSZ, Suppression(CONF, IOU))
         assert differing(expected, found, CONF) == 0
@@ -202,7 +218,7 @@ def test_a_batch_of_pictures(made_pt: Path, session: Any) -> None:
     assert path.name == "best-batched.onnx"
     batched = open_session(path)
     images = np.stack([picture(150, 110, seed) for seed in range(3)])
-    boxes, scores, classes, counts = batched.run(None, {"images": images, "conf": np.array([0.1], np.float32)})
+    boxes, scores, classes, counts = batched.run(None, {"images": images, **thresholds(0.1)})
     assert counts.max() == boxes.shape[1] > 0
     for number, image in enumerate(images):
         alone = detections(session, image, conf=0.1)

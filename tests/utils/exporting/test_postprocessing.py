@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.suppression import Suppression, non_max_suppression
-from tests.utils.exporting.made import unmatched
+from tests.utils.exporting.made import thresholds, unmatched
 from utils.exporting.graph import Nodes, described
 from utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
 from utils.types import Detections
@@ -31,9 +31,11 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
     nodes = Nodes("after")
     decoded = described("decoded", np.float32, ["b", "a", "n"])
     limits = Thresholds(
-        described("conf", np.float32, [1]), described("iou", np.float32, [1]), described("max_det", np.int64, [1])
+        described("conf", np.float32, [1]),
+        described("iou", np.float32, [1]) if suppress else None,
+        described("max_det", np.int64, [1]),
     )
-    found = detect(nodes, decoded, limits, has_objectness=has_objectness, suppress=suppress)
+    found = detect(nodes, decoded, limits, has_objectness=has_objectness)
     if batched:
         count = nodes.Slice(nodes.Shape(decoded), [0], [1])
         named = list(of_each(nodes, found, limits.max_det, count))
@@ -43,7 +45,7 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
         value.name, value.dtype = name, dtype
         value.shape = ir.Shape([None] * (sides + batched * (name != "counts")))
     graph = ir.Graph(
-        [decoded, *limits],
+        [decoded, *(limit for limit in limits if limit is not None)],
         named,
         nodes=nodes.nodes,
         initializers=nodes.initializers,
@@ -106,8 +108,8 @@ def test_detections_equal_the_suppressions(
 
 
 def run(session: Any, decoded: torch.Tensor, conf: float, iou: float, max_det: int) -> dict[str, np.ndarray]:
-    values = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-    feeds = {"decoded": decoded.numpy(), **{name: np.array([value]) for name, value in values.items()}}
+    values = {"decoded": decoded.numpy(), **thresholds(conf, iou, max_det)}
+    feeds = {value.name: values[value.name] for value in session.get_inputs()}
     found = dict(zip((name for name, *_ in OUTPUTS), session.run(None, feeds), strict=False))
     assert found["classes"].dtype == np.int64
     return found

@@ -77,7 +77,7 @@ class Agreement(NamedTuple):
         return float(self.scores.max(initial=0))
 
     def exceeds(self, allowed: Tolerance) -> str:
-        """What is beyond a tolerance, in words; "" where nothing is."""
+        """What is beyond a tolerance, in words; "" where nothing is. What is not a number is beyond each."""
         found = []
         if self.share < allowed.matched:
             found.append(
@@ -88,9 +88,9 @@ class Agreement(NamedTuple):
             ("scores differ by {}", self.scores, allowed.score, allowed.typical_score),
         )
         for words, differences, most, typical in kinds:
-            if len(differences) and (largest := differences.max()) > most:
+            if len(differences) and not (largest := differences.max()) <= most:
                 found.append(f"{words.format(f'up to {largest:.3g}')}, at most {most:g} is allowed")
-            if len(differences) and (middle := np.median(differences)) > typical:
+            if len(differences) and not (middle := np.median(differences)) <= typical:
                 found.append(f"half of the {words.format(f'more than {middle:.3g}')}, at most {typical:g} is allowed")
         return "; ".join(found)
 
@@ -163,7 +163,7 @@ def _clear(found: Detections, conf: float, max_det: int, margin: float) -> NDArr
     """Which detections cannot be there by chance: clear of the thresholds, or on the wrong side of them."""
     scores = to_host(found.scores)
     limit = max(conf, float(scores[max_det - 1])) if len(scores) >= max_det else conf
-    surplus = (scores < conf - margin) | (np.arange(len(scores)) >= max_det)
+    surplus = ~(scores >= conf - margin) | (np.arange(len(scores)) >= max_det)  # the first also where it is no number
     return np.asarray((scores > limit + margin) | surplus)
 
 

@@ -23,7 +23,7 @@ class Row:
         agreement: with the network that it was made of; None for the network itself, and where it was not run.
         precision: of its tensors; "" where unknown.
         failures: why it is refused; "" where it is not.
-        unverified: why it was not run; "" where it was.
+        unverified: why it was not run, or says nothing; "" where it was.
     """
 
     name: str
@@ -59,7 +59,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
     if near is None:
         figures = (figures[0], "")
-    apart = ("", "", "") if near is None else (f"{near.box_px:.3g}", f"{near.score:.2g}", f"{near.share:.1%}")
+    apart = (
+        ("", "", "")
+        if near is None or not near.detections
+        else (f"{near.box_px:.3g}", f"{near.score:.2g}", f"{near.share:.1%}")
+    )
     time = "" if row.milliseconds is None else f"{row.milliseconds:.1f}"
     return (row.name, f"{row.megabytes:.1f}", time, *figures, *apart, row.precision)
 

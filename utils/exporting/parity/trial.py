@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.suppression import Suppression
 from utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
 from utils.exporting.parity.ties import candidates_of, without_ties
 from utils.inference.backend import Backend, PictureBackend
-from utils.inference.pipeline import Pipeline, suppression_of
+from utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
 from utils.types import Detections
 
 Picture = NDArray[np.uint8]
@@ -34,11 +35,20 @@ UNSURE_ROUNDS = (Thresholds(0.001, 0.6, 300), Thresholds(0.003, 0.3, 3, 2))  # o
 
 
 class Trial(NamedTuple):
-    """What a network found, round by round and picture by picture, and how long a picture of the last round took."""
+    """What a network found, round by round and picture by picture.
+
+    Attributes:
+        rounds: what was asked for.
+        found: of each round, of each picture.
+        milliseconds: that a picture of the last round took, the median.
+        broken: pictures for which a bare network predicts something that is not a finite number. No threshold is
+            exceeded by such a score, so that two networks of nothing else agree: neither finds anything.
+    """
 
     rounds: tuple[Thresholds, ...]
     found: tuple[tuple[Detections, ...], ...]
     milliseconds: float
+    broken: int
 
     @property
     def is_empty(self) -> bool:
@@ -73,7 +83,15 @@ def try_out(
             found.append(pipeline(picture).detections)
             times.append(1000 * (time.perf_counter() - started))
         rounds.append(tuple(found))
-    return Trial(thresholds, tuple(rounds), statistics.median(times))
+    broken = 0 if isinstance(backend, PictureBackend) else _broken(backend, pictures, imgsz)
+    return Trial(thresholds, tuple(rounds), statistics.median(times), broken)
+
+
+def _broken(backend: Backend, pictures: Sequence[Picture], imgsz: int) -> int:
+    """For how many pictures not all that is predicted is a finite number."""
+    inputs = (fit_picture(picture, imgsz, backend.stride, backend.size_hw)[0] for picture in pictures)
+    rows = (backend(network_input(canvas, backend.accelerator.device)) for canvas in inputs)
+    return sum(not bool(torch.isfinite(predicted).all()) for predicted in rows)
 
 
 def rules_of(backend: Backend | PictureBackend, asked: Thresholds) -> Suppression:

@@ -115,12 +115,14 @@ class Judge:
 
     def network(self) -> Row:
         """The network itself."""
+        trial = self._reference(None, self._original.imgsz)
         return Row(
             self._original.path.name,
             size_of(self._original.path) / 1e6,
-            self._reference(None, self._original.imgsz).milliseconds,
+            trial.milliseconds,
             self._accuracy(None, None, self._original.imgsz),
             precision="float32",
+            failures=self._broken(trial),
         )
 
     def file(self, path: Path) -> Row:
@@ -130,25 +132,42 @@ class Judge:
             backend = self._open(path)
         except (MissingExtra, MissingDevice) as error:
             return Row(path.name, megabytes, precision=precision, unverified=str(error))
-        near, milliseconds = self.compare(backend, tolerance_of(precision))
         size_hw, imgsz = _size(backend, self._original.imgsz)
-        found = self._accuracy(backend, size_hw, imgsz)
-        failures = [near.exceeds(tolerance_of(precision))]
+        try:
+            near, trial = self.compare(backend, tolerance_of(precision))
+            found = self._accuracy(backend, size_hw, imgsz)
+        except UserError as error:  # what it finds is nothing that a detector finds
+            return Row(path.name, megabytes, precision=precision, failures=str(error))
+        failures = [near.exceeds(tolerance_of(precision)), self._broken(trial)]
         if found is not None and found.drop > self._max_drop:
             failures.append(f"loses {found.drop:.4f} of mAP50-95, at most {self._max_drop:g} may be lost (--max-drop)")
-        return Row(path.name, megabytes, milliseconds, found, near, precision, "; ".join(filter(None, failures)))
+        return Row(
+            path.name,
+            megabytes,
+            trial.milliseconds,
+            found,
+            near,
+            precision,
+            "; ".join(filter(None, failures)),
+            "" if near.detections else f"on these pictures neither it nor {self._original.path.name} finds anything",
+        )
 
-    def compare(self, backend: Backend | PictureBackend, allowed: Tolerance) -> tuple[Agreement, float]:
-        """How far it agrees with the network, and its milliseconds a picture."""
+    def _broken(self, trial: Trial) -> str:
+        """What is wrong with what a network predicts, in words; "" where nothing is."""
+        if not trial.broken:
+            return ""
+        return f"predicts what is not a finite number for {trial.broken} of {len(self._pictures)} pictures"
+
+    def compare(self, backend: Backend | PictureBackend, allowed: Tolerance) -> tuple[Agreement, Trial]:
+        """How far it agrees with the network, and what it found."""
         size_hw, imgsz = _size(backend, self._original.imgsz)
         reference = self._reference(size_hw, imgsz)
         trial = try_out(backend, self._pictures, imgsz, reference.rounds)
-        near = agreement(reference, trial, self._pictures, imgsz, allowed, self._network(size_hw))
-        return near, trial.milliseconds
+        return agreement(reference, trial, self._pictures, imgsz, allowed, self._network(size_hw)), trial
 
     def _open(self, path: Path) -> Backend | PictureBackend:
         if is_exported(path.name):
-            return open_exported(path, self._world.accelerator)
+            return open_exported(path, self._world.accelerator, trust_file=True)  # written just now
         return TorchNetwork.open(path, self._world.accelerator, end2end=not self._original.model.head.needs_suppression)
 
     def _network(self, size_hw: Size) -> TorchNetwork:

@@ -10,8 +10,11 @@ import logging
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from utils.exporting.onnx_file import Onnx, onnx_bytes
 from utils.exporting.quantized.calibration import calibration_index, calibration_inputs, quantized_weights
@@ -56,7 +59,7 @@ def int8_bytes(subject: Subject) -> bytes:
         quantization.quantize_static(
             model,
             path,
-            _Pictures(subject, index),
+            _Pictures(subject, index, {value.name for value in model.graph.input}),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
@@ -78,15 +81,18 @@ def int8_bytes(subject: Subject) -> bytes:
 class _Pictures:
     """What the quantiser takes its pictures from: a `CalibrationDataReader` by its one method."""
 
-    def __init__(self, subject: Subject, index: DatasetIndex) -> None:
+    def __init__(self, subject: Subject, index: DatasetIndex, inputs: Collection[str]) -> None:
         raw, batched = subject.config.raw, subject.config.batched
         self._name, self._add_axis = ("images" if raw or batched else "image"), batched and not raw
         self._inputs = calibration_inputs(subject, index, whole=not raw)
+        conf, iou, max_det = astuple(subject.defaults)
+        limits = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        self._limits = {name: value.reshape(1) for name, value in limits.items() if name in inputs}
 
     def get_next(self) -> dict[str, Any] | None:
         """The inputs of the next run; None at the end."""
         found = next(self._inputs, None)
-        return None if found is None else {self._name: found[None] if self._add_axis else found}
+        return None if found is None else {self._name: found[None] if self._add_axis else found, **self._limits}
 
 
 def nodes_between(graph: Any, weights: Collection[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from utils.exporting.writers.ncnn import fixed_network
 from utils.exporting.writers.staged import staged_file
 from utils.inference.backends.litert import METADATA
 from utils.machine.extras import import_extra
+from utils.text import strict_json
 
 
 class LiteRt(Format):
@@ -37,4 +37,4 @@ class LiteRt(Format):
 def append_metadata(path: Path, metadata: dict[str, str]) -> None:
     """Add an archive to the end of a file, where readers of the network do not look."""
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(METADATA, json.dumps(metadata))
+        archive.writestr(METADATA, strict_json(metadata))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from utils.exporting.network import Network, inference_copy
 from utils.exporting.subject import Subject
 from utils.exporting.writers.staged import put_in_place
 from utils.machine.extras import import_extra
+from utils.text import strict_json
 
 
 class Ncnn(Format):
@@ -36,7 +36,7 @@ class Ncnn(Format):
             if not all(one.is_file() for one in written.values()):
                 raise UserError(f"--include ncnn: pnnx does not convert {subject.path.name}. Use --include onnx.")
             described = Path(folder) / "described.json"
-            described.write_text(json.dumps(metadata), encoding="utf-8")
+            described.write_text(strict_json(metadata), encoding="utf-8")
             put_in_place(
                 {
                     written["bin"]: path.with_suffix(".bin"),
@@ -51,5 +51,5 @@ def fixed_network(subject: Subject) -> tuple[Network, torch.Tensor, dict[str, st
     """The network, one image of the size that it is made for, and the metadata that says so."""
     height, width = subject.size_hw or (subject.imgsz, subject.imgsz)
     network = Network(inference_copy(subject.model), joined=True).eval()
-    metadata = {**describe(subject, whole=False), "size_hw": json.dumps([height, width])}
+    metadata = {**describe(subject, whole=False), "size_hw": strict_json([height, width])}
     return network, torch.rand(1, subject.model.channels, height, width), metadata

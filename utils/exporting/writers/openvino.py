@@ -14,11 +14,9 @@ from utils.exporting.writers.staged import put_in_place
 from utils.inference.backends.openvino import SECTION
 from utils.machine.extras import import_extra
 
-THRESHOLDS = ("conf", "iou", "max_det")
-
 
 class OpenVino(Format):
-    """OpenVINO: Intel's processors and graphics. Thresholds are inputs that must be fed: it knows no defaults."""
+    """OpenVINO: Intel's processors and graphics."""
 
     name, suffix, extra = "openvino", ".xml", "openvino"
     packages = ("onnx", "onnxscript", "openvino")
@@ -37,12 +35,8 @@ def openvino_model(content: bytes) -> Any:
     """An ONNX file as a model of OpenVINO, with its metadata."""
     onnx = import_extra("onnx", "export", "openvino")
     openvino = import_extra("openvino", "openvino", "openvino")
-    proto = onnx.load_from_string(content)
-    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in THRESHOLDS]
-    del proto.graph.initializer[:]  # an input with a default would become a constant
-    proto.graph.initializer.extend(kept)
-    model = openvino.Core().read_model(proto.SerializeToString())
-    for entry in proto.metadata_props:
+    model = openvino.Core().read_model(content)
+    for entry in onnx.load_from_string(content).metadata_props:
         model.set_rt_info(entry.value, [SECTION, entry.key])
     return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from utils.exporting.network import MOST_CELLS, Network, inference_copy
 from utils.exporting.subject import Subject
 from utils.exporting.writers.staged import staged_file
 from utils.inference.backends.torch_files import METADATA
+from utils.text import strict_json
 
 _CELLS = 5, 4  # of the example's sides, in strides: unequal, and none that a model would treat as special
 
@@ -80,4 +80,4 @@ def _network(subject: Subject) -> tuple[Network, torch.Tensor]:
 
 
 def _metadata(subject: Subject) -> str:
-    return json.dumps(describe(subject, whole=False))
+    return strict_json(describe(subject, whole=False))

@@ -112,6 +112,27 @@ def other_classes(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -
     return Detections(found.boxes_xyxy, found.scores, found.classes + 1)
 
 
+def scores_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    found = file.sound(picture, rules)
+    return Detections(found.boxes_xyxy, found.scores * torch.nan, found.classes)
+
+
+def boxes_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    found = file.sound(picture, rules)
+    return Detections(found.boxes_xyxy * torch.nan, found.scores, found.classes)
+
+
+def rows_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    """Beside all that is found, where there is room."""
+    found = file.sound(picture, rules)
+    if len(found) + 2 > rules.max_det:
+        return found
+    parts = (found.boxes_xyxy, found.scores, found.classes)
+    boxes, scores, classes = (torch.cat((part, part[:2])) for part in parts)
+    boxes[len(found) :], scores[len(found) :] = torch.nan, torch.nan
+    return Detections(boxes, scores, classes)
+
+
 class Concatenated(Backend):
     """Boxes and scores share one scale of 8 bits."""
 
@@ -145,6 +166,9 @@ def test_a_sound_file_is_not_refused(network: TorchNetwork, reference: Trial, pi
     [
         *((defect, EXACT) for defect in (swapped_channels, ignored_thresholds, dropped_padding, shifted_padding)),
         *((defect, EXACT) for defect in (no_suppression, other_iou, ignored_iou, larger_boxes, other_classes)),
+        *((scores_that_are_no_numbers, allowed) for allowed in (EXACT, HALF, INT8)),
+        *((boxes_that_are_no_numbers, allowed) for allowed in (EXACT, HALF, INT8)),
+        (rows_that_are_no_numbers, EXACT),
         *((defect, HALF) for defect in (swapped_channels, no_suppression, ignored_iou, other_classes)),
         *((defect, INT8) for defect in (swapped_channels, no_suppression, other_classes)),
     ],

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
+import export
 from data.source.shapes import render_image
-from tests.utils.exporting.made import NAMES
+from tests.utils.exporting.made import FREE, NAMES, checkpoint
+from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from utils.errors import UserError
 from utils.exporting.parity import verify as verification
 from utils.exporting.parity.accuracy import Accuracy
@@ -51,12 +57,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def damaged(path: Path, target: Path) -> Path:
+def test_a_half_file_whose_numbers_overflow_is_a_row_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In float32 the same weights find what they should."""
+    path = checkpoint(tmp_path / "best.pt", FREE)
+    state = load_any_checkpoint(path)
+    state["ema"]["model.0.bn.weight"] *= 1e6
+    state["ema"]["model.1.conv.weight"] *= 1e-6
+    save_checkpoint(path, state)
+    with pytest.raises(UserError, match=r"best-raw-half-64x64\.onnx.*not finite.*without --half"):
+        export.run(weights=str(path), include=["onnx"], raw=True, half=True, imgsz=64, device="cpu")
+    assert "best-raw-half-64x64.onnx" in capsys.readouterr().out, "the table"
+
+
+def damaged(path: Path, target: Path, factor: float = 1.05) -> Path:
     """The file with weights of the first convolution that are a little larger."""
     onnx = import_extra("onnx", "export", "a test")
     model = onnx.load(path)
     weights = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 4)
-    weights.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weights) * 1.05, weights.name))
+    weights.CopyFrom(
+        onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weights) * np.float32(factor), weights.name)
+    )
     onnx.save(model, target)
     return target
 
@@ -91,6 +113,20 @@ def test_a_file_with_other_weights_is_refused(original: Original, made_onnx: Pat
     with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
         verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
+
+
+def test_two_networks_that_predict_no_number_do_not_agree(
+    original: Original, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = copy.deepcopy(original.model)
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    broken = damaged(made_onnx, tmp_path / "broken.onnx", np.nan)
+    with pytest.raises(UserError, match=r"best\.pt: predicts what is not a finite number for 13 of 13 pictures"):
+        verify(dataclasses.replace(original, model=model), [broken], World(), None)
+    said = capsys.readouterr().out
+    assert "100.0%" not in said
+    assert "broken.onnx: not verified here: on these pictures neither it nor best.pt finds anything" in said
 
 
 def test_a_file_that_loses_more_than_is_allowed_is_refused(

@@ -9,10 +9,13 @@ import yaml
 
 import export
 from data.source.annotations.coco_names import COCO_NAMES
+from tests.system.tiny import make_data
+from tests.utils.exporting.conftest import open_session
+from tests.utils.exporting.made import FREE, NAMES, checkpoint
 from utils.errors import UserError
 from utils.exporting.parity.content import precision_of
 from utils.exporting.quantized.calibration import quantized_weights
-from utils.exporting.quantized.onnx_int8 import nodes_between
+from utils.exporting.quantized.onnx_int8 import QuantizedOnnx, nodes_between
 from utils.exporting.subject import Subject
 from utils.flags.export import ExportConfig
 from utils.machine.extras import import_extra
@@ -40,6 +43,20 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
 def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
     with pytest.raises(UserError, match=r"--int8: the dataset that best.pt was trained on is not here.*--data"):
         export.run(weights=str(made_pt), imgsz=96, int8=True, device="cpu")
+
+
+@pytest.mark.slow
+def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
+    """Its whole file has no input `iou`."""
+    data = make_data(tmp_path, train=4, val=2, size=64)
+    for label in tmp_path.rglob("*.txt"):
+        label.write_text("0 0.5 0.5 0.4 0.4")
+    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": list(NAMES)}))
+    weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
+    subject = Subject.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
+    written = QuantizedOnnx().write(subject, tmp_path / "best-int8-end2end.onnx")
+    assert {value.name for value in open_session(written).get_inputs()} == {"image", "conf", "max_det"}
+    assert precision_of(written).startswith("int8")
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def written(made_pt: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_each_says_what_it_is(written: dict[str, Path]) -> None:
     assert {path.name for path in written.values()} == {"best.xml", "best.torchscript", "best.pt2", "best.safetensors"}
     for suffix in (".xml", ".torchscript", ".pt2"):
-        opened = open_exported(written[suffix], Accelerator())
+        opened = open_exported(written[suffix], Accelerator(), trust_file=True)
         assert isinstance(opened, ExportedDetector if suffix == ".xml" else ExportedNetwork)
         assert (opened.names, opened.stride, opened.confidence) == (NAMES, 16, 0.375)
         assert opened.imgsz == 96 and opened.class_confidences == (0.25, 0.375, 0.5)
@@ -45,7 +45,7 @@ def test_networks_take_any_number_of_images_of_any_size(written: dict[str, Path]
     weights = load_weights(made_pt)
     model = model_of_weights(weights, "best.pt").eval()
     for suffix in (".torchscript", ".pt2"):
-        opened = open_exported(written[suffix], Accelerator())
+        opened = open_exported(written[suffix], Accelerator(), trust_file=True)
         for shape in ((1, 3, 32, 96), (3, 3, 64, 48)):
             images = torch.rand(shape)
             with torch.no_grad():
