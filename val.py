@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from data.feed.cache import open_images
 from data.feed.loader import build_val_loader
-from data.source.check import doubts
+from data.source.checks.doubts import doubts
 from data.source.index import build_index
 from data.source.spec import load_spec
 from models.detector import DetectionModel
@@ -47,6 +47,7 @@ from utils.evaluation.sinks import Sink
 from utils.inference.backend import Backend, PictureBackend
 from utils.inference.backends.choose import is_exported, open_exported
 from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
+from utils.inference.detector import usable_imgsz
 from utils.inference.network import TorchNetwork
 from utils.inference.tiles import TiledDetector
 from utils.machine.out_of_memory import explain_out_of_memory
@@ -88,12 +89,10 @@ def validate(config: ValConfig, world: World) -> Metrics:
             f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
         )
 
-    imgsz, size_hw = image_size(model, config)
-    if weights.imgsz not in (None, imgsz):
-        log.info(f"{weights.source} was trained at {weights.imgsz} px and is measured at {imgsz} (--imgsz).")
+    imgsz, size_hw = image_size(model, weights, config)
     store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:
-        run = stack.enter_context(new_run(config, world))
+        run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, lambda: work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
@@ -145,7 +144,7 @@ def open_model(config: ValConfig, world: World) -> tuple[Weights, Model]:
                 f"--{flag}: {config.weights} is an exported file, made one way or the other. Leave the flag out, or "
                 "measure the checkpoint."
             )
-    exported = open_exported(config.weights, world.accelerator)
+    exported = open_exported(config.weights, world.accelerator, trust_file=config.trust_file)
     log.info(f"{config.weights}: {exported.runtime}")
     source = exported.description.path.name
     return Weights(
@@ -163,17 +162,21 @@ def in_tiles(model: Model, weights: Weights, config: ValConfig, world: World, im
     return TiledDetector(backend, imgsz, config.tile, config.overlap)
 
 
-def image_size(model: Model, config: ValConfig) -> tuple[int, tuple[int, int] | None]:
-    """Long side of the images in pixels; and the height and width of all of them, where a file takes no other."""
+def image_size(model: Model, weights: Weights, config: ValConfig) -> tuple[int, tuple[int, int] | None]:
+    """Long side of the images in pixels; and the height and width of all of them, where a file takes no other.
+
+    As asked for, else what the model was trained at or made for, as detect.py and export.py take it.
+    """
     if isinstance(model, DetectionModel):
-        return model.usable_imgsz(config.imgsz), None
-    description = model.description
-    fixed = description.imgsz if description.whole else max(description.size_hw or (0,))
-    if not fixed:
-        return -(-config.imgsz // model.stride) * model.stride, None
-    if fixed != config.imgsz:
-        log.info(f"--imgsz {config.imgsz}: {config.weights} was made for {fixed} px, and is measured so.")
-    return fixed, description.size_hw
+        imgsz, size_hw = model.usable_imgsz(config.imgsz or weights.usual_imgsz), None
+        own = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
+        is_asked = config.imgsz > 0
+    else:
+        imgsz, size_hw = usable_imgsz(model, config.imgsz or None), model.description.size_hw
+        own = f"was made for {weights.imgsz}"
+        is_asked = config.imgsz > 0 and not model.description.whole and size_hw is None  # else it takes its own alone
+    log.info(f"Measured at {imgsz} px{' (--imgsz)' if is_asked else ''}: {weights.source} {own}.")
+    return imgsz, size_hw
 
 
 def settings_of(config: ValConfig, world: World) -> Settings:

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 from utils.environment import REPO
 from utils.errors import ConfigError, did_you_mean
 from utils.files import user_path
-from utils.flags.options import Former, Options, option
-from utils.text import shown
+from utils.flags.options import Former, Options, option, trust_file_option
+from utils.text import first_of, shown
 from utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
@@ -126,7 +126,7 @@ class Hyp:
             if key not in known:
                 raise ConfigError(
                     f"{found.at(str(key))}: unknown hyperparameter {shown(key)}.{did_you_mean(str(key), known)} "
-                    f"Known: {', '.join(known)}."
+                    f"Known: {first_of(list(known), 10)}; the files in data/hyps have them."
                 )
         missing = [key for key, f in known.items() if key not in values and f.default is dataclasses.MISSING]
         if missing:
@@ -299,8 +299,9 @@ class ValConfig(Options):
 
     data: str = option("", "dataset YAML, looked up in data/ (default: the one the weights were trained on)")
     weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
+    trust_file: bool = trust_file_option()
     batch_size: int = option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
-    imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    imgsz: int = option(0, "image size, pixels; 0 = as trained", "--img", "--img-size", kind=int, low=32, high=8192)
     conf_thres: float = option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)
     iou_thres: float = option(0.6, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
     max_det: int = option(300, "detections an image", kind=int, low=1, high=30_000)
@@ -314,7 +315,7 @@ class ValConfig(Options):
     save_txt: bool = option(False, "write a label file for each image", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_json: bool = option(False, "write COCO results", kind=bool)
-    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=0)
+    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=32)
     overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     project: str = option("runs/val", "folder of runs")
     name: str = option("exp", "name of the run's folder")
@@ -325,9 +326,7 @@ class ValConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.end2end and self.augment:
-            raise ConfigError(
-                "--end2end --augment: the boxes of several sizes need suppression. Leave one of them out."
-            )
+            raise ConfigError("--end2end --augment: boxes of several sizes need suppression. Leave one of them out.")
 
     @classmethod
     def program(cls) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +97,20 @@ def spin_briefly() -> None:
         os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
-def connect_over_loopback() -> None:
-    """Let gloo take Linux's loopback interface: else it looks up the host's own name, and warns where it cannot."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+@contextmanager
+def connecting_over_loopback(on: bool) -> Iterator[None]:
+    """Let gloo take Linux's loopback interface for groups that are made inside, unless the user names another.
+
+    Else it looks up the host's own name, and warns where it cannot.
+    """
+    mine = on and "GLOO_SOCKET_IFNAME" not in os.environ
+    if mine:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        if mine:  # a job that this process joins or starts later may have other hosts
+            del os.environ["GLOO_SOCKET_IFNAME"]
 
 
 def peer_timeout_s() -> float:

@@ -145,8 +145,13 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the closest of `choices` but `word` itself, or "" where none is close."""
-    close = difflib.get_close_matches(word[:100], [choice for choice in choices if choice != word], n=1, cutoff=0.6)
+    """Return " Did you mean 'x'?" for the closest of `choices` but `word` itself, or "" where none is close.
+
+    One that differs by case alone is the closest.
+    """
+    others = [choice for choice in choices if choice != word]
+    same = [choice for choice in others if choice.casefold() == word.casefold()]
+    close = same or difflib.get_close_matches(word[:100], others, n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import socket
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from utils.errors import ConfigError, UserError
 from utils.text import shown
 
 _BLOCK = 1 << 20  # bytes read at once
+_SEAL = 20  # bytes
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
@@ -32,6 +34,8 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+log = logging.getLogger(__name__)
 
 
 def _umask() -> int:
@@ -63,6 +67,78 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def kept(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns; from `path`, a file in the cache, where it was kept there undamaged in the same state.
+
+    Where it cannot be written, a warning is logged.
+
+    Args:
+        path: the file.
+        state: all that the content depends on.
+        make: computes it.
+    """
+    try:
+        with open_plain(path) as file:
+            found = file.read()
+    except OSError:
+        found = b""
+    content = found[_SEAL:]
+    if found[:_SEAL] == _seal(state, content):
+        return content
+    content = make()
+    try:
+        remove_leftovers(path.parent)
+        with atomic_write(path) as file:
+            file.writelines([_seal(state, content), content])
+    except OSError as error:
+        log.warning(
+            "Cannot write %s (%s): what it would keep is computed at every start. Set TESSERA_CACHE to a folder that "
+            "can be written.",
+            path,
+            error.strerror,
+        )
+    return content
+
+
+def _seal(state: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(hashlib.blake2b(state).digest() + content, digest_size=_SEAL).digest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, as `atomic_write` without waiting for the disk: for one of many results.
+
+    A link at `path` is replaced, not followed. The folder exists.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    part = part_of(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def part_of(path: Path, suffix: str = "") -> Path:
+    """Where `path` lies while it is written: beside it, hidden, a short name of its own, plain ASCII."""
+    return path.with_name(f".{_digest(path.name)}.part{suffix}")
+
+
+def short_name(name: str, most: int) -> str:
+    """A file's name in at most `most` bytes: a longer one keeps its start, and ends in a digest of the whole."""
+    encoded = os.fsencode(name)
+    if len(encoded) <= most:
+        return name
+    end = f"~{_digest(name)}"
+    return encoded[: most - len(end)].decode(errors="ignore") + end
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(os.fsencode(name), digest_size=4).hexdigest()
 
 
 def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:

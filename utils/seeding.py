@@ -7,12 +7,20 @@ position), so the stream of samples is the same for any number of workers and ra
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 _STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6}
+
+
+class HeldOut(NamedTuple):
+    """A share of the training images that is validated on, and the seed by which they are chosen."""
+
+    share: float
+    seed: int
 
 
 def init_seeds(seed: int) -> None:

@@ -1,17 +1,22 @@
-"""Numbers, lists and found values as messages show them."""
+"""Numbers, lists and found values as messages show them, and as files of results hold them."""
 
 from __future__ import annotations
 
+import json
+import math
 import reprlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
 # Unicode's categories of what moves the cursor or colours, ends a line, or cannot be encoded (bytes of a file name that
-# are not UTF-8), and with those of what is written, but hides or turns text (joiners, marks of direction).
+# are not UTF-8); and the characters that turn the direction of the text after them (UAX 9). Other characters of format
+# are parts of words: emoji and Persian have joiners.
 _NEVER_WRITTEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_CONTROL = _NEVER_WRITTEN | {"Cf"}
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PATH_LENGTH = 200
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # full-width forms count too
 _NAME_WIDTH, _FIGURE_WIDTH = 22, 11
 
 
@@ -28,6 +33,7 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 def table_row(name: str, *figures: object) -> str:
     """A line of a table: a name on the left, which is cut where it is too long, floats to three digits."""
+    name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
     if len(name) > _NAME_WIDTH:
         name = name[: _NAME_WIDTH - 3] + "..."
     cells = (f"{figure:.3g}" if isinstance(figure, float) else str(figure) for figure in figures)
@@ -68,10 +74,44 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b."""
+    """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b.
+
+    So are those that turn the direction of text.
+    """
     if text.isprintable():
         return text
-    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in _CONTROL and c not in "\n\t" else c for c in text)
+    return "".join(ascii(c)[1:-1] if _is_obeyed(c) and c not in "\n\t" else c for c in text)
+
+
+def _is_obeyed(character: str) -> bool:
+    return character in _TURNS or unicodedata.category(character) in _NEVER_WRITTEN
+
+
+def strict_json(value: Any) -> str:
+    """JSON on one line of ASCII: a number that is not finite becomes null, for which JSON has no other form (RFC 8259).
+
+    Bytes of a file's name that are not UTF-8 become escapes of surrogates, as `os.fsencode` takes them back.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def harmless_cell(value: object) -> object:
+    """A cell of a CSV file that no spreadsheet takes for a formula: such a text begins with an apostrophe (OWASP).
+
+    Numbers stay as they are, and so does a lone "-", which is standard input.
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-" else value
 
 
 class _Short(reprlib.Repr):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from utils.pixels import PixelRule
-from utils.seeding import at_most, sample_rng
+from utils.seeding import HeldOut, at_most, sample_rng
 from utils.text import table_row
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
@@ -71,6 +71,7 @@ class DatasetSpec:
         names: class names by index.
         download: archives, in order; empty where the YAML names none.
         pixels: how levels of more than 8 bits become 8.
+        held_out: what of "train" is "val"; the two then have the same entries. None where each has its own.
     """
 
     name: str
@@ -80,6 +81,7 @@ class DatasetSpec:
     names: tuple[str, ...]
     download: tuple[Archive, ...] = ()
     pixels: PixelRule | None = None
+    held_out: HeldOut | None = None
 
     @property
     def nc(self) -> int:
@@ -107,8 +109,7 @@ class DatasetIndex:
         problems: what the scan found, one line each: "file:line: what".
         crowd_offsets: int64 (N + 1,), where each image's crowd regions start; (0,) where there are none.
         crowd_classes: int32 (R,).
-        crowd_boxes_xyxy: float32 (R, 4), pixels of the original image. What is found in a crowd region of its class
-            does not count as false; nothing is trained on them.
+        crowd_boxes_xyxy: float32 (R, 4). Nothing is trained on them; what is found in one of its class is not false.
         coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
         stored_hash: `content_hash`, where it was computed before; "" else.
         pixels: the dataset's rule for levels of more than 8 bits, part of no file but the dataset's YAML.
@@ -243,8 +244,7 @@ class Batch:
         sizes_hw: int64 (B, 2), the original sizes.
         placements: float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left.
             Only validation's letterbox can be undone; after augmentation the rows are NaN.
-        left_out: images that did not decode → why. A training sample shows grey without objects in their place; a
-            validation batch is without them.
+        left_out: images that did not decode → why. In training they are grey without objects, in validation missing.
         loaded: all images that were looked at for it: of the samples, their partners in mosaics, and those left out.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import yaml
 
 import detect
 import train
+from tests.data.made_index import make_index
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 from utils.checkpoints.weights import load_weights
@@ -94,6 +96,15 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     found = detect.run(weights=best, source=str(pictures), nosave=True, device="cpu")
     assert found.pictures == 8, "best.pt holds all that detection needs"
     assert load_weights(Path(best)).pixels == PixelRule("range", 0, 4095)
+
+
+def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCaptureFixture) -> None:
+    sound = make_index([(24, 32), (32, 24)])
+    train.warn_of_problems("my set.yaml", sound)
+    assert not caplog.messages
+    train.warn_of_problems("my set.yaml", sound, dataclasses.replace(sound, problems=("a.txt:1: class 9",)))
+    assert len(caplog.messages) == 2 and "a.txt:1: class 9" in caplog.messages[0]
+    assert caplog.messages[1].startswith("`train.py --data 'my set.yaml' --check-data`")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +29,12 @@ from utils.errors import ConfigError, UserError
 from utils.evaluation.evaluate import evaluate, fused_copy
 from utils.evaluation.measurement import Settings
 from utils.evaluation.sinks import Sink
+from utils.inference.detector import usable_imgsz
+from utils.inference.network import TorchNetwork
+from utils.machine.accelerator import Accelerator
 from utils.ranks.world import World
 from utils.types import Batch, DatasetIndex, Detections
-from val import read_dataset, without_effect
+from val import image_size, read_dataset, without_effect
 
 VAL = ROOT / "val.py"
 
@@ -65,8 +71,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path: Path, ranks: int) -> None:
     args = [*trained, "--project", str(tmp_path)]
     alone = run_python(VAL, *args, "--name", "alone")
-    together = torchrun(VAL, *args[2:], "--name", "together", ranks=ranks)
+    own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
+    together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
     assert figures(alone) == figures(together)
+    assert "Measured at 64 px (--imgsz): best.pt (after 1 epoch) was trained at 64." in alone.err, alone.said
+    assert together.err.count("Measured at 64 px: best.pt (after 1 epoch) was trained at 64.") == 1, together.said
     assert together.err.count(f"{args[0]} {args[1]}: what {args[3]} was trained on.") == 1, (
         "the checkpoint's own --data"
     )
@@ -113,6 +122,35 @@ def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -
         read_dataset(ValConfig(weights="best.pt"), gone)
     with pytest.raises(ConfigError, match=r"none given, and yolov5n.pt does not say .* Give a dataset YAML, such as"):
         read_dataset(ValConfig(), gone._replace(data=""))
+
+
+SHALLOW = {  # its stride is 16
+    "nc": 1,
+    "depth_multiple": 1,
+    "width_multiple": 1,
+    "backbone": [[-1, 1, "Conv", [8, 3, 2]]] * 4,
+    "head": [[[3], 1, "DetectFree", ["nc"]]],
+}
+
+
+@pytest.mark.parametrize(("trained", "asked", "size"), [(None, 0, 640), (96, 0, 96), (96, 40, 64), (None, 320, 320)])
+def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
+    trained: int | None, asked: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the stride is below 32; and val.py takes by default what detect.py takes."""
+    weights = Weights({}, {}, (), "best.pt", imgsz=trained)
+    model = DetectionModel(SHALLOW)
+    network = TorchNetwork(model, weights, Accelerator())
+    exported: Any = SimpleNamespace(
+        stride=model.stride, imgsz=trained or 640, source="best.onnx", description=None, size_hw=None
+    )
+    exported.description = SimpleNamespace(size_hw=None, whole=False, imgsz=exported.imgsz)
+    with caplog.at_level(logging.INFO):
+        found = [image_size(each, weights, ValConfig(imgsz=asked)) for each in (model, exported)]
+    assert model.stride == 16 and found == [(size, None)] * 2
+    assert [usable_imgsz(each, asked or None) for each in (network, exported)] == [size] * 2
+    why = f"was trained at {trained}" if trained else "does not say at which size it was trained"
+    assert f"Measured at {size} px{' (--imgsz)' * bool(asked)}: best.pt {why}." in caplog.text
 
 
 @pytest.mark.parametrize(

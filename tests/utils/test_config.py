@@ -9,6 +9,8 @@ import pytest
 
 from utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
 from utils.errors import ConfigError
+from utils.flags.detect import DetectConfig
+from utils.flags.options import Options
 
 SPEC_DEFAULTS = {
     "weights": "", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
@@ -117,6 +119,17 @@ def test_python_names() -> None:
 def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**values)
+
+
+@pytest.mark.parametrize("options", [ValConfig, DetectConfig])
+def test_a_default_outside_the_range_stands_for_something_else(options: type[Options]) -> None:
+    """0 = the trained size, or no tiles; what is smaller than a tile or an image can be is refused."""
+    options(**options.from_args(["--imgsz", "0", "--tile", "0"]))
+    for flag, allowed in (("--imgsz", "32 to 8192, or 0"), ("--tile", "at least 32, or 0")):
+        with pytest.raises(ConfigError, match=rf"^{flag}: found 16, allowed is {allowed}\.$"):
+            options(**options.from_args([flag, "16"]))
+        with pytest.raises(ConfigError, match=rf"^{flag}: found -1, allowed is {allowed}\.$"):
+            options(**options.from_args([flag, "-1"]))
 
 
 def test_a_configuration_is_plain_and_comes_back() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
-from utils.environment import Launch, first_slurm_host, peer_timeout_s
+from utils.environment import Launch, connecting_over_loopback, first_slurm_host, peer_timeout_s
 from utils.errors import ConfigError
 
 
@@ -63,3 +64,16 @@ def test_a_time_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, va
     monkeypatch.setenv("TESSERA_PEER_TIMEOUT", value)
     with pytest.raises(ConfigError, match=r"TESSERA_PEER_TIMEOUT=.*expected seconds"):
         peer_timeout_s()
+
+
+@pytest.mark.parametrize(("users", "on", "inside"), [("", True, "lo"), ("", False, None), ("eth0", True, "eth0")])
+def test_the_choice_of_loopback_ends_with_the_making_of_groups(
+    monkeypatch: pytest.MonkeyPatch, users: str, on: bool, inside: str | None
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if users:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", users)
+    with pytest.raises(ZeroDivisionError), connecting_over_loopback(on):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == inside
+        raise ZeroDivisionError
+    assert os.environ.get("GLOO_SOCKET_IFNAME", "") == users

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from utils.errors import UserError
-from utils.text import first_line, one_line, printable, shown
+from utils.text import first_line, one_line, printable, shown, table_row
 
 
 def nested(depth: int, width: int) -> list[Any]:
@@ -73,6 +73,15 @@ def test_a_list_that_holds_itself() -> None:
 def test_words_of_other_scripts_stay() -> None:
     assert printable("кошка 猫\u3000ネコ\tça\n") == "кошка 猫\u3000ネコ\tça\n"
     assert one_line("a\nb\tc", 20) == "a\\nb\\tc"
+
+
+def test_joiners_stay_and_what_turns_text_does_not() -> None:
+    """Emoji of several and Persian words have joiners; what a terminal obeys is escaped in any of them."""
+    family, persian = "\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    assert printable(family) == family and printable(persian) == persian
+    assert family in table_row(family, 1)
+    turning = "\x1b\x7f\x9b\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\udcff"
+    assert printable(turning) == "".join(ascii(c)[1:-1] for c in turning)
 
 
 def test_no_message_carries_a_control_character() -> None:

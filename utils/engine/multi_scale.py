@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from utils.engine.context import RunContext
+from utils.errors import ConfigError
 from utils.seeding import sample_rng
 
 
@@ -18,13 +19,46 @@ def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> i
 
     The same on every rank. At least one stride.
     """
-    size = int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2))
-    return max(size // stride, 1) * stride
+    return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
 
 
 def largest_size(imgsz: int, stride: int) -> int:
     """The largest value of `scaled_size`."""
-    return max((imgsz * 3 // 2 - 1) // stride, 1) * stride
+    return _floored(imgsz * 3 // 2 - 1, stride)
+
+
+def smallest_size(imgsz: int, stride: int) -> int:
+    """The smallest value of `scaled_size`."""
+    return _floored(imgsz // 2, stride)
+
+
+def _floored(size: int, stride: int) -> int:
+    return max(size // stride, 1) * stride
+
+
+def least_images(size: int, stride: int) -> int:
+    """Images of `size` pixels that a normalisation needs in training: one cell of one image has no variance."""
+    return 2 if size <= stride else 1
+
+
+def check_statistics(context: RunContext) -> None:
+    """Refuse batches that leave a normalisation a single value of a channel.
+
+    Raises:
+        ConfigError: names what to change.
+    """
+    config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
+    size = smallest_size(imgsz, stride) if config.multi_scale else imgsz
+    images = context.batch_size if config.sync_bn else context.rank_batch_size
+    if images >= least_images(size, stride):
+        return
+    scaled, enough = (f" --multi-scale, down to {size} px", 4 * stride) if config.multi_scale else ("", 2 * stride)
+    each, shared = (" on each rank", ", --sync-bn") if ranks > 1 else ("", "")
+    raise ConfigError(
+        f"--batch-size {context.batch_size} --imgsz {imgsz}{scaled}: the deepest layers get one value of a channel"
+        f"{each}: no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or --imgsz {enough} or "
+        "more."
+    )
 
 
 @dataclass(frozen=True)

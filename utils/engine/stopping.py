@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -9,25 +10,27 @@ class EarlyStopping:
     """Remembers the best epoch and says when patience has run out.
 
     Attributes:
-        best_fitness, best_epoch: of the best epoch so far; of equal ones the later counts.
+        best_fitness, best_epoch: of the best epoch so far; of equal ones the later counts. −∞ and None where no epoch
+            has a result: a fitness that is not finite is none.
         patience: epochs without a better one after which to stop; 0 = never.
     """
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.best_fitness = float("-inf")
-        self.best_epoch = 0
+        self.best_epoch: int | None = None
 
     def update(self, epoch: int, fitness: float) -> bool:
-        """Take in an epoch's fitness; return whether to stop after it. NaN is never the best."""
-        if fitness >= self.best_fitness:
+        """Take in an epoch's fitness; return whether to stop after it."""
+        if math.isfinite(fitness) and fitness >= self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
-        return self.patience > 0 and epoch - self.best_epoch >= self.patience
+        return self.patience > 0 and epoch - (self.best_epoch or 0) >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; patience belongs to the configuration."""
-        return {"best_fitness": self.best_fitness, "best_epoch": self.best_epoch}
+        return {"best_fitness": self.best_fitness, "best_epoch": self.best_epoch or 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` was taken."""
-        self.best_fitness, self.best_epoch = float(state["best_fitness"]), int(state["best_epoch"])
+        self.best_fitness = float(state["best_fitness"])
+        self.best_epoch = int(state["best_epoch"]) if math.isfinite(self.best_fitness) else None

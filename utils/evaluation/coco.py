@@ -6,7 +6,6 @@ from 1 to 90 with ten left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from utils.evaluation.label_files import output_stems
 from utils.evaluation.sinks import Sink
 from utils.files import atomic_write
 from utils.ranks.world import World
+from utils.text import strict_json
 from utils.types import Batch, CocoIds, DatasetIndex, Detections
 
 _UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
@@ -113,6 +113,6 @@ def save_coco_results(target: Path, gathered: Sequence[CocoRows], ids: CocoIds) 
     with atomic_write(target) as file:
         separator = b"[\n"
         for row in coco_results(rows, ids):
-            file.write(separator + json.dumps(row).encode())
+            file.write(separator + strict_json(row).encode())
             separator = b",\n"
         file.write(b"\n]\n" if separator == b",\n" else b"[]\n")

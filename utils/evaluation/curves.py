@@ -42,6 +42,10 @@ class Curves:
     ap50: NDArray[np.float64]
     best: int
 
+    def class_best(self) -> NDArray[np.int64]:
+        """As `best`, of each class (C,): where its own smoothed F1 is highest; `best` where nothing of it is found."""
+        return np.array([best_step(f1) if f1.any() else self.best for f1 in self.f1], np.int64)
+
 
 def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     """Every figure of a validation but losses and speed (`dataclasses.replace` adds those).
@@ -83,9 +87,7 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
 def _class_confidences(curves: Curves, nc: int) -> NDArray[np.float64]:
     """`Metrics.class_confidences`."""
     confidences = np.full(nc, curves.confidence[curves.best])
-    for class_id, f1 in zip(curves.class_ids, curves.f1, strict=True):
-        if f1.any():
-            confidences[class_id] = curves.confidence[smooth(f1).argmax()]
+    confidences[curves.class_ids] = curves.confidence[curves.class_best()]
     return confidences
 
 
@@ -109,7 +111,7 @@ def measure_curves(ranking: Ranking) -> Curves:
         envelope, gained = next(thresholds)
         sampled = np.repeat(envelope[:, 0], gained[:, 0])
         precision_at_recall[c, : len(sampled)] = sampled
-    best = int(smooth(f1.mean(0)).argmax()) if n else 0
+    best = best_step(f1.mean(0)) if n else 0
     return Curves(
         ranking.class_ids,
         CONFIDENCES,
@@ -121,6 +123,11 @@ def measure_curves(ranking: Ranking) -> Curves:
         precision_at_recall.mean(1),
         best,
     )
+
+
+def best_step(f1: NDArray[np.float64]) -> int:
+    """Index of the confidence to use, from an F1 curve (n,): where the smoothed curve is highest."""
+    return int(smooth(f1).argmax())
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

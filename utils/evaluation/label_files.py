@@ -1,16 +1,24 @@
-"""`--save-txt`: detections as label files, one an image."""
+"""`--save-txt`: detections as label files, one an image; names of results."""
 
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import count
+from pathlib import Path, PurePath
 
 import torch
 
 from utils.boxes import xyxy_to_cxcywh
 from utils.evaluation.sinks import Sink
-from utils.types import Batch, DatasetIndex, Detections
+from utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
+from utils.types import IMAGE_SUFFIXES, Batch, DatasetIndex, Detections
+
+LABELS, CROPS = "labels", "crops"  # folders of results beside pictures
+MOST_BYTES = 190  # of a name without its ending
+_MOST_BYTES_OF_FOLDERS = 2000
+_FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # what files of results end in
 
 
 class LabelFileSink(Sink):
@@ -31,8 +39,9 @@ def output_stems(paths: Sequence[Path]) -> list[str]:
     """A name for the results of each image of a dataset, such that no two images share one.
 
     The file's stem where all stems differ; else, for all images, the path below their common folder, as in
-    "cam1/0001"; with its suffix where even that is not enough ("0001.jpg" beside "0001.png"). Upper and lower case
-    count as equal, since file systems may take them so. A pure function of the whole list, the same on every rank.
+    "cam1/0001"; with its suffix where even that is not enough ("0001.jpg" beside "0001.png"), and with a number last of
+    all. Names that a file system may take for one count as equal. A pure function of the whole list, the same on every
+    rank.
 
     Args:
         paths: all images, in the order of the dataset.
@@ -43,12 +52,42 @@ def output_stems(paths: Sequence[Path]) -> list[str]:
     absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - removes "..", which Path.absolute keeps
     root = os.path.commonpath([os.path.dirname(path) for path in absolute])  # noqa: PTH120
     relative = [Path(path).relative_to(root) for path in absolute]
-    shortened = [path.with_suffix("").as_posix() for path in relative]
-    return shortened if _all_differ(shortened) else [path.as_posix() for path in relative]
+    shortened = [usable_place(path.with_suffix("")).as_posix() for path in relative]
+    if _all_differ(shortened):
+        return shortened
+    taken: set[str] = set()
+    return [_numbered(usable_place(path).as_posix(), taken) for path in relative]
 
 
 def _all_differ(names: Sequence[str]) -> bool:
-    return len({name.casefold() for name in names}) == len(names)
+    return len({name_key(name) for name in names}) == len(names)
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    free = next(
+        text for number in count(1) if name_key(text := f"{name}-{number}" if number > 1 else name) not in taken
+    )
+    taken.add(name_key(free))
+    return free
+
+
+def usable_place(name: PurePath) -> PurePath:
+    """A relative path for results: with room for endings, and none of its folders is called as a file of results."""
+    *folders, last = ("_" if part == ".." else part for part in name.parts)
+    for i, folder in enumerate(folders):
+        if suffix_of(folder) in _FILES or (i == 0 and name_key(folder) in (LABELS, CROPS)):
+            folders[i] = short_name(folder, LONGEST_NAME - 1) + "_"
+    if sum(len(os.fsencode(folder)) + 1 for folder in folders) > _MOST_BYTES_OF_FOLDERS:
+        folders = [short_name("_".join(folders), MOST_BYTES)]
+    return PurePath(*folders, short_name(last, MOST_BYTES))
+
+
+def name_key(name: PurePath | str) -> str:
+    """Equal for names that a file system may take for one: by case, or by the forms of an accent."""
+    text = str(name)
+    return (
+        text.lower() if text.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+    )
 
 
 def save_txt(
@@ -84,5 +123,5 @@ def save_txt(
         lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in figures)}{end}\n")
     target = folder / f"{stem}.txt"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(lines), encoding="utf-8")
+    write_whole(target, "".join(lines).encode())
     return target

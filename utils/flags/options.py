@@ -44,7 +44,7 @@ def option(
         help: one line for --help.
         flags: further spellings; `--field-name` comes by itself.
         kind: bool (a switch), int, float or str.
-        low, high: range of a number.
+        low, high: range of a number; a default outside it stands for something else, and is allowed too.
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
@@ -54,6 +54,7 @@ def option(
         "help": help,
         "flags": flags,
         "kind": kind,
+        "default": default,
         "low": low,
         "high": high,
         "choices": choices,
@@ -62,6 +63,12 @@ def option(
         "former": former or {},
     }
     return field(default=default, metadata=metadata)
+
+
+def trust_file_option() -> Any:
+    """The field of the commands that take exported files: whether one that is a program may run."""
+    text = "run a .torchscript or .pt2 file: a program that can do anything, so only where its maker is trusted"
+    return option(False, text, kind=bool)
 
 
 class Former(NamedTuple):
@@ -236,8 +243,11 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         wanted = "a whole number" if kind is int else "a number"
         raise ConfigError(f"{flag}: found {shown(value)}, expected {wanted}.")
     low, high = m["low"], m["high"]
-    if (low is not None and number < low) or (high is not None and number > high):
+    is_outside = (low is not None and number < low) or (high is not None and number > high)
+    if is_outside and number != m["default"]:
         allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+        if isinstance(m["default"], (int, float)) and low is not None and m["default"] < low:
+            allowed += f", or {m['default']:g}"
         raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
     if high is None and number > LARGEST_NUMBER:
         raise ConfigError(f"{flag}: found {number:g}, allowed is at most {LARGEST_NUMBER:,}.")

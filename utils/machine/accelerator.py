@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +95,20 @@ class Accelerator:
         torch.backends.cudnn.benchmark = not on
         torch.backends.cudnn.deterministic = on
         torch.use_deterministic_algorithms(on, warn_only=True)
+
+    @contextmanager
+    def choosing_kernels(self, deterministic: bool) -> Iterator[None]:
+        """`set_deterministic` inside; afterwards what torch had before, for whatever this process does next."""
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.deterministic
+        algorithms = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        self.set_deterministic(deterministic)
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
+            torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
 
     # Numbers
 

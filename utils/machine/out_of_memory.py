@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from utils.errors import UserError
 from utils.machine.accelerator import Accelerator
@@ -29,3 +30,14 @@ def explain_out_of_memory(accelerator: Accelerator, work: Callable[[], str], rem
             raise
         free = f", {gib(accelerator.free_memory())} were free" if accelerator.measures_memory else ""
         raise UserError(f"out of memory on {accelerator.name}: {work()}{free}. {remedies}") from error
+
+
+def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
+    """Inside, where a file's model is read or put on its device, exhausted memory is the user's error.
+
+    Args:
+        weights: names the file.
+        accelerator: where the model goes.
+    """
+    remedies = "Take a smaller model, or free memory that other processes hold."
+    return explain_out_of_memory(accelerator, lambda: f"the model of {weights}", remedies)

@@ -8,6 +8,7 @@ from utils.errors import tolerate
 from utils.evaluation.bootstrap import bootstrap_interval
 from utils.evaluation.evaluate import Evaluation
 from utils.report.charts.validation import plot_validation
+from utils.report.console import say
 from utils.report.tables import class_table, interval_line, speed_line, table_header, table_lines, validation_line
 from utils.seeding import sample_rng
 from utils.types import DatasetIndex
@@ -19,10 +20,13 @@ def report_validation(
     """Print the figures and plot the charts of a validation; on rank 0."""
     table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
-    print("\n".join((table_header(), *table)))
-    print(interval_line(found.metrics, *interval.map))
-    print(speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)), flush=True)
+    say(
+        table_header(),
+        *table,
+        interval_line(found.metrics, *interval.map),
+        speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
+    )
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.confusion, index.names)
-    print(f"Results in {run}", flush=True)
+    say(f"Results in {run}")

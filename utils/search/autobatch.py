@@ -16,6 +16,7 @@ from models.detector import DetectionModel
 from models.heads.criterion import Criterion
 from utils.engine.context import RunContext
 from utils.engine.ema import ModelEMA
+from utils.engine.multi_scale import least_images
 from utils.engine.optimizer import build_optimizer
 from utils.engine.precision import Precision
 from utils.engine.state import Progress, TrainState
@@ -159,7 +160,7 @@ class Trial:
         accelerator.reset_peak_memory()
         held = accelerator.allocated_memory()
         try:
-            return self._peaks(images, held)
+            return self._peaks(max(images, least_images(self._size, self._context.stride)), held)
         finally:
             self._model.zero_grad(set_to_none=True)
             self._model.load_state_dict(before)

@@ -60,8 +60,14 @@ class HypTrial:
 
     @classmethod
     def of(cls, hyp: Hyp, metrics: Metrics) -> HypTrial:
-        """A trial from the metrics of its training."""
-        return cls(hyp, metrics.precision, metrics.recall, metrics.map50, metrics.map, metrics.fitness)
+        """A trial from the metrics of its training; of fitness 0 where one of its figures is not finite."""
+        figures = (metrics.precision, metrics.recall, metrics.map50, metrics.map, metrics.fitness)
+        return cls(hyp, *figures) if all(map(math.isfinite, figures)) else cls.failed(hyp)
+
+    @classmethod
+    def failed(cls, hyp: Hyp) -> HypTrial:
+        """A trial whose training has no result."""
+        return cls(hyp, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> Hyp:
@@ -146,7 +152,7 @@ def evolve(
 ) -> Metrics | None:
     """`--evolve N`: N trainings with mutated hyperparameters; the best set ends in hyp_evolved.yaml.
 
-    A training whose loss stops being finite counts as a trial of fitness 0.
+    A training whose loss, or whose result, is not finite counts as a trial of fitness 0.
 
     Args:
         config: of the search; each training has its own, without plots and loggers.
@@ -170,7 +176,7 @@ def evolve(
                 trials.append(HypTrial.of(hyp, metrics))
             except Diverged as error:
                 log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
-                trials.append(HypTrial(hyp, 0.0, 0.0, 0.0, 0.0, 0.0))
+                trials.append(HypTrial.failed(hyp))
             world.from_main(partial(record_trials, folder, config, generation, trials))
         best = best_trial(trials)
         log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / BEST}")

@@ -40,7 +40,7 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
         UserError: `--resume` means no search, or one with trainings of another kind; the folder exists and is not
             empty, with `--exist-ok`; it cannot be made.
     """
-    earlier = world.broadcast(world.recall("search"))
+    earlier = world.recall("search")
     check_batch_size(config.batch_size, world.size)  # a resumed training may bring another, a search does not
     with ExitStack() as stack:
         if earlier:

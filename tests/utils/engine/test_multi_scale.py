@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from utils.engine.multi_scale import scaled_size
+from typing import Any
+
+import pytest
+
+from tests.data.made_run import made_run
+from utils.config import load_hyp
+from utils.engine.multi_scale import check_statistics, largest_size, scaled_size, smallest_size
+from utils.errors import ConfigError
+from utils.ranks.world import World
 
 
 def test_multi_scale_sizes() -> None:
@@ -10,3 +18,37 @@ def test_multi_scale_sizes() -> None:
     assert sizes == [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
     assert set(sizes) == set(range(320, 960, 32))  # [0.5, 1.5) · 640
     assert scaled_size(0, 0, 0, 32, 32) == 32
+
+
+@pytest.mark.parametrize("imgsz", [32, 64, 96, 640])
+def test_the_ends_of_the_sizes(imgsz: int) -> None:
+    sizes = {scaled_size(0, epoch, batch, imgsz, 32) for epoch in range(10) for batch in range(50)}
+    assert (min(sizes), max(sizes)) == (smallest_size(imgsz, 32), largest_size(imgsz, 32))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "imgsz", "flags", "remedy"),
+    [
+        (1, 1, 32, {}, "Give --batch-size 2 or more, or --imgsz 64 or more."),
+        (1, 1, 32, {"sync_bn": True}, "Give --batch-size 2 or more, or --imgsz 64 or more."),
+        (2, 2, 32, {}, "one value of a channel on each rank: .* Give --batch-size 4 or more, --sync-bn, or --imgsz 64"),
+        (1, 1, 96, {"multi_scale": True}, "--multi-scale, down to 32 px: .* or --imgsz 128 or more."),
+        (2, 2, 32, {"sync_bn": True}, ""),
+        (1, 2, 32, {}, ""),
+        (1, 1, 64, {}, ""),
+        (1, 1, 128, {"multi_scale": True}, ""),
+    ],
+)
+def test_a_batch_of_one_value_a_channel_is_refused(
+    ranks: int, batch_size: int, imgsz: int, flags: dict[str, Any], remedy: str
+) -> None:
+    """Its variance is not defined: torch's normalisation raises, and statistics over the ranks would become NaN."""
+    world = World()
+    world.size = ranks
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), world, imgsz=imgsz, batch_size=batch_size, **flags)
+    if not remedy:
+        check_statistics(run)
+        return
+    with pytest.raises(ConfigError, match=rf"^--batch-size {batch_size} --imgsz {imgsz}.*{remedy}") as raised:
+        check_statistics(run)
+    assert "no variance to normalise by" in str(raised.value)

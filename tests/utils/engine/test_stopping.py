@@ -26,6 +26,18 @@ def test_an_equal_epoch_counts_as_better_and_nan_never() -> None:
     assert stopper.best_epoch == 1
 
 
+@pytest.mark.parametrize("fitness", [float("nan"), float("inf"), float("-inf")])
+def test_a_fitness_that_is_not_finite_is_no_result(fitness: float) -> None:
+    """Not in the first epoch either, nor for the run that resumes."""
+    stopper = EarlyStopping(2)
+    assert not stopper.update(0, fitness) and stopper.best_epoch is None
+    resumed = EarlyStopping(2)
+    resumed.load_state_dict(stopper.state_dict())
+    assert not resumed.update(1, 0.0) and resumed.best_epoch == 1 and resumed.best_fitness == 0
+    assert not resumed.update(2, fitness) and resumed.best_epoch == 1
+    assert stopper.update(2, fitness) and stopper.best_epoch is None, "patience runs out all the same"
+
+
 @pytest.mark.parametrize("patience", [1, 3])
 def test_state_continues(patience: int) -> None:
     first = EarlyStopping(patience)

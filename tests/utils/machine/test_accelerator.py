@@ -99,6 +99,19 @@ def test_cuda_tunes_no_kernel_where_shapes_vary() -> None:
         torch.backends.cudnn.benchmark = before
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_choice_of_kernels_ends_with_the_run(on: bool) -> None:
+    def state() -> tuple[bool, ...]:
+        cudnn, warn_only = torch.backends.cudnn, torch.is_deterministic_algorithms_warn_only_enabled()
+        return cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled(), warn_only
+
+    before = state()
+    with pytest.raises(ZeroDivisionError), Accelerator().choosing_kernels(on):
+        assert state()[:3] == (not on, on, on)
+        raise ZeroDivisionError
+    assert state() == before
+
+
 def test_deterministic_cuda_sets_cublas_and_refuses_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:

@@ -1,10 +1,13 @@
-"""Fixtures for charts."""
+"""Fixtures for charts and trackers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -21,3 +24,11 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     yield made
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A small red picture."""
+    path = tmp_path / "val_batch0_pred.jpg"
+    cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
+    return path

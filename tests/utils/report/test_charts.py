@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +19,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from tests.utils.report.made_charts import confusion_of, curves, index, names
+from utils.evaluation.curves import best_step
 from utils.report.charts import training
 from utils.report.charts.labels import plot_labels
 from utils.report.charts.training import plot_results
@@ -208,29 +210,44 @@ def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path,
 @pytest.mark.parametrize("count", [1, 20, 21])
 def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Path, figures: list[Figure]) -> None:
     data = curves(count)
-    plot_confidence_curve(
-        data.confidence, data.f1, data.class_ids, names(count, "long"), "F1", tmp_path / "F1_curve.png"
-    )
+    plot_confidence_curve(data, data.f1, names(count, "long"), "F1", tmp_path / "F1_curve.png")
     plot_pr_curve(
         data.recall_axis, data.precision_at_recall, data.ap50, data.class_ids, names(count, "long"), tmp_path / "PR.png"
     )
-    mean = data.f1.mean(0)
     for figure in figures:
         assert_legible(figure)
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         assert len(labels) == (1 if count == 1 else count + 1 if count <= 20 else 2)
     first = figures[0].axes[0].get_legend().get_texts()[0].get_text()
-    assert f"{mean.max():.3f} at {data.confidence[mean.argmax()]:.3f}" in first
+    at = data.best if count > 1 else data.class_best()[0]
+    assert f"{data.f1[:, at].mean():.3f} at {data.confidence[at]:.3f}" in first
     assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
 
 
 def test_rows_are_named_by_their_class_id(tmp_path: Path, figures: list[Figure]) -> None:
-    values = np.array([[0.1, 0.9], [0.8, 0.2]])
-    plot_confidence_curve(
-        np.array([0.0, 1.0]), values, np.array([3, 1]), ["a", "b", "c", "d"], "Recall", tmp_path / "R_curve.png"
-    )
+    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]))
+    plot_confidence_curve(data, data.recall, ["a", "b", "c", "d"], "Recall", tmp_path / "R_curve.png")
     labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
-    assert labels[1:] == ["d 0.900 at 1.000", "b 0.800 at 0.000"]
+    assert [label[0] for label in labels[1:]] == ["d", "b"]
+
+
+def test_the_curves_mark_the_confidence_that_is_used(tmp_path: Path, figures: list[Figure]) -> None:
+    """Of the best smoothed F1, which best.pt keeps; a single lucky point is higher, and is not marked."""
+    f1 = np.full((2, 1000), 0.2)
+    f1[0, 300:500], f1[1, 400:600], f1[:, 900] = 0.6, 0.5, 0.9
+    made = curves(2)
+    data = dataclasses.replace(made, f1=f1, best=best_step(f1.mean(0)))
+    assert 400 <= data.best < 500 and [300 <= step < 600 for step in data.class_best()] == [True, True]
+    plot_validation(tmp_path, data, confusion_of(np.eye(3)), ["a", "b"])
+    for figure, values in zip(figures[1:4], (data.precision, data.recall, data.f1), strict=True):
+        (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+        used = data.confidence[data.best]
+        assert [float(np.squeeze(at)) for at in mark.get_data()] == [used, values[:, data.best].mean()]
+        labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        own = [(values[i, k], data.confidence[k]) for i, k in enumerate(data.class_best())]
+        shown = [(values[:, data.best].mean(), used), *own]
+        assert [label.partition(" ")[2] for label in labels[1:]] == [f"{v:.3f} at {c:.3f}" for v, c in own]
+        assert labels[0] == f"all classes {shown[0][0]:.3f} at {used:.3f}"
 
 
 def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, figures: list[Figure]) -> None:

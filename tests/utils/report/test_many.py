@@ -17,7 +17,7 @@ from utils.report.charts.validation import plot_confidence_curve, plot_confusion
 
 def test_curves_of_many_classes_become_a_mean_and_bands(tmp_path: Path, figures: list[Figure]) -> None:
     many, data = 1203, curves(1203)
-    plot_confidence_curve(data.confidence, data.f1, data.class_ids, names(many, "short"), "F1", tmp_path / "F1.png")
+    plot_confidence_curve(data, data.f1, names(many, "short"), "F1", tmp_path / "F1.png")
     axes = figures[0].axes[0]
     assert len(axes.lines) + len(axes.collections) <= 5
     assert [text.get_text() for text in axes.get_legend().get_texts()][1:] == [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,35 +18,14 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
 from utils.config import LOGGER_NAMES
 from utils.errors import ConfigError
 from utils.report.trackers import loggers
 from utils.report.trackers.channel import Limits
 from utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 
-CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
 REMOTE = ("wandb", "mlflow", "clearml", "comet")
-
-
-class Recorder:
-    """Stands for any object of a tracker's package; every call lands in one list as (name, args, kwargs)."""
-
-    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str, **attributes: Any) -> None:
-        self.calls, self.path = calls, path
-        self.__dict__.update(attributes)
-
-    def __getattr__(self, name: str) -> Callable[..., Recorder]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Recorder:
-            self.calls.append((f"{self.path}.{name}", args, kwargs))
-            return Recorder(self.calls, f"{self.path}.{name}()", id="id-1", info=SimpleNamespace(run_id="id-1"))
-
-        return call
-
-    def named(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
 
 
 class Wall:
@@ -66,30 +45,6 @@ def wall() -> Iterator[Wall]:
     made.fell.set()
 
 
-def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Recorder:
-    """Put a fake package where the import of `tracker` finds it."""
-    fake = Recorder([], tracker)
-    module = ModuleType(TRACKERS[tracker].module)
-    module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
-    module.__dict__.update(members)
-    monkeypatch.setitem(sys.modules, TRACKERS[tracker].module, module)
-    return fake
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    path = tmp_path / "val_batch0_pred.jpg"
-    cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
-    return path
-
-
-def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
-    with Loggers(names, run, CONFIG, is_main=True, resume=resume) as log:
-        log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
-        log.image("val_batch0_pred", picture, 2)
-        log.checkpoint(run / "best.pt")
-
-
 def test_the_names_of_the_flag_are_the_trackers() -> None:
     assert tuple(TRACKERS) == LOGGER_NAMES
 
@@ -104,21 +59,6 @@ def test_tensorboard_holds_scalars_and_pictures(tmp_path: Path, picture: Path) -
     blue, _, red = cv2.imdecode(np.frombuffer(shown.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)[10, 15]
     assert red > 200 and blue < 50
     assert "config/text_summary" in events.Tags()["tensors"]
-
-
-def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch, "wandb")
-    use(["wandb"], tmp_path, picture)
-    ((_, init),) = fake.named("wandb.init")
-    assert (init["project"], init["name"], init["config"], init["id"]) == ("tessera", tmp_path.name, CONFIG, None)
-    logged = fake.named("wandb.init().log")
-    assert logged[0] == (({"train/box_loss": 0.5},), {"step": 2})
-    assert list(logged[1][0][0]) == ["val_batch0_pred"] and logged[1][1] == {"step": 2}
-    assert fake.named("wandb.Image") == [((str(picture),), {})]
-    assert fake.named("wandb.Artifact().add_file") == [((str(tmp_path / "best.pt"),), {})]
-    assert len(fake.named("wandb.init().log_artifact")) == len(fake.named("wandb.init().finish")) == 1
-    use(["wandb"], tmp_path, picture, resume=True)
-    assert fake.named("wandb.init")[1][1]["id"] == "id-1"
 
 
 def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

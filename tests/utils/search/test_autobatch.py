@@ -108,6 +108,13 @@ def made_trial(device: StandIn, size: int, **flags: object) -> Trial:
     return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, torch.float32), size)
 
 
+def test_a_trial_of_one_image_of_one_cell_measures_two() -> None:
+    """A normalisation cannot take the variance of one value."""
+    with StandIn() as device:
+        trial = made_trial(device, 32)
+        assert trial._context.stride == 32 and trial(1) == trial(2)
+
+
 def test_a_trial_is_a_whole_step_and_leaves_the_model_as_it_was() -> None:
     with StandIn() as device:
         trial = made_trial(device, 64, optimizer="AdamW")

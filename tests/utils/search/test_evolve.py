@@ -52,6 +52,18 @@ def test_a_search_without_them_draws_the_numbers_that_it_always_drew() -> None:
     assert child.lr0 == round(START.lr0 * factors[0], 5) != START.lr0
 
 
+def test_a_training_without_a_finite_result_counts_as_a_fitness_of_0(tmp_path: Path) -> None:
+    found = iter([dataclasses.replace(NOTHING, map=float("nan")), dataclasses.replace(NOTHING, map50=0.5)])
+
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        (Path(config.project) / config.name).mkdir()
+        return next(found)
+
+    evolve(TrainConfig(evolve=2, project=str(tmp_path)), START, World(), train)
+    trials = read_trials(tmp_path / "exp" / "evolve.csv")
+    assert [trial.fitness for trial in trials] == [0, 0.05] and best_trial(trials) == trials[1]
+
+
 def test_values_stay_in_their_ranges() -> None:
     rng = np.random.default_rng(1)
     extreme = dataclasses.replace(START, fliplr=1.0, momentum=0.9999, anchor_t=1.001, perspective=0.001)

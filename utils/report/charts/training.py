@@ -130,5 +130,6 @@ def _best_epoch(table: pd.DataFrame) -> int | None:
     if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
         return None
     values = fitness(table["metrics/mAP_0.5"], table["metrics/mAP_0.5:0.95"]).to_numpy(float)
+    values = np.where(np.isfinite(values), values, np.nan)
     # Of equal epochs the later one, as in EarlyStopping.
-    return len(values) - 1 - int(np.nanargmax(values[::-1])) if np.isfinite(values).any() else None
+    return len(values) - 1 - int(np.nanargmax(values[::-1])) if not np.isnan(values).all() else None

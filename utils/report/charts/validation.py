@@ -50,7 +50,7 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
         ("F1", "F1", curves.f1),
     ):
         target = run / f"{letter}_curve.png"
-        plot_confidence_curve(curves.confidence, values, curves.class_ids, names, quantity, target)
+        plot_confidence_curve(curves, values, names, quantity, target)
     plot_pr_curve(
         curves.recall_axis, curves.precision_at_recall, curves.ap50, curves.class_ids, names, run / "PR_curve.png"
     )
@@ -114,19 +114,16 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], targ
 
 
 def plot_confidence_curve(
-    confidence: NDArray[np.float64],
-    values: NDArray[np.float64],
-    class_ids: NDArray[np.int64],
-    names: Sequence[str],
-    quantity: str,
-    target: Path,
+    curves: Curves, values: NDArray[np.float64], names: Sequence[str], quantity: str, target: Path
 ) -> None:
     """Precision, recall or F1 over the confidence (`P_curve.png`, `R_curve.png`, `F1_curve.png`).
 
+    Marked is the confidence that the figures of a validation are given at, and that detect.py takes; in the legend,
+    each class has its own, as of `--conf-thres auto`.
+
     Args:
-        confidence: (K,), ascending.
-        values: (C', K).
-        class_ids: (C',), the class of each row.
+        curves: whose confidences, classes and choices count.
+        values: (C', K), of `curves`.
         names: class names by index.
         quantity: "Precision", "Recall" or "F1": the axis and the legend.
         target: a .png file, replaced atomically.
@@ -139,13 +136,12 @@ def plot_confidence_curve(
     if len(values) == 0:
         say_why_empty(axes, "no labelled objects")
     else:
-        mean = values.mean(0)
-        best = int(mean.argmax())
-        summary = f"all classes {mean[best]:.3f} at {confidence[best]:.3f}"
-        tops = values[:_LABELLED_CLASSES].argmax(1)  # more are not named
-        details = [f"{values[i, k]:.3f} at {confidence[k]:.3f}" for i, k in enumerate(tops)]
-        _curves(axes, _Classes(confidence, values, class_ids, names), summary, details)
-        axes.plot(confidence[best], mean[best], "o", color=INK, markersize=6, zorder=5)
+        confidence, best, at_best = curves.confidence, curves.best, values[:, curves.best].mean()
+        summary = f"all classes {at_best:.3f} at {confidence[best]:.3f}"
+        own = curves.class_best()[:_LABELLED_CLASSES]  # more are not named
+        details = [f"{values[i, k]:.3f} at {confidence[k]:.3f}" for i, k in enumerate(own)]
+        _curves(axes, _Classes(confidence, values, curves.class_ids, names), summary, details)
+        axes.plot(confidence[best], at_best, "o", color=INK, markersize=6, zorder=5)
     style(axes, f"{quantity} over confidence", "Confidence", quantity)
     save(figure, target)
 

@@ -32,7 +32,8 @@ class Wandb(Tracker):
         self._run.log(dict(values), step=step)
 
     def image(self, tag: str, path: Path, step: int) -> None:
-        self._run.log({tag: self._api.Image(str(path))}, step=step)
+        # Into the newest row: what comes for an earlier step, such as the pictures of the best epoch, would be dropped.
+        self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, commit=False)
 
     def checkpoint(self, path: Path) -> None:
         artifact = self._api.Artifact(f"run_{self.run_id}_model", type="model")
