@@ -1,4 +1,5 @@
-"""A few optimizer steps as train.py makes them: `parity_program.py DATA OUT [--after-warmup] [FLAGS]`, on any ranks.
+"""A few optimizer steps as train.py makes them: `parity_program.py DATA OUT [--after-warmup] [--steps N] [FLAGS]`, on
+any ranks.
 
 Several of such lists, with `--then` between them, are done one after the other.
 
@@ -6,17 +7,20 @@ They are the first of a run, where a step is one batch and the rates are those o
 that follow it, where a step accumulates batches; give a small lr0 then, because a network that is new and takes whole
 steps multiplies a difference in the last digit by a thousand in each.
 
-Rank 0 writes what all ranks saw, batch by batch, and what the model became after each step.
+Rank 0 writes what all ranks saw, batch by batch, which pixels their max-pools chose, and what the model became after
+each step.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 import train
 from data.feed.shared_memory import SharedMemory
@@ -39,8 +43,7 @@ from utils.ranks.launch import open_world
 from utils.ranks.world import World
 from utils.types import Batch
 
-STEPS = 3
-AFTER_WARMUP = "--after-warmup"
+AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
 MAPS = (0.1, 0.9, 0.5, 0.3, 0.7, 0.2)  # of the classes, for --image-weights
 
 
@@ -54,13 +57,16 @@ def main() -> None:
 def run(words: list[str], world: World) -> None:
     """One list of arguments."""
     data, out, *flags = words
-    after_warmup = AFTER_WARMUP in flags
-    flags = [flag for flag in flags if flag != AFTER_WARMUP]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument(AFTER_WARMUP, action="store_true")
+    parser.add_argument(STEPS, type=int, default=3)
+    asked, flags = parser.parse_known_args(flags)
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(config.hyp or "hyp.scratch-low.yaml")
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
-        model = build_model(config, index.names).to(memory_format=torch.channels_last)
+        weights = train.read_weights(config, None)
+        model = build_model(config, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = train.open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)
@@ -72,16 +78,20 @@ def run(words: list[str], world: World) -> None:
         resize = multi_scale(context)
         step = TrainStep(smart_DDP(model, config.sync_bn, world=world), state, criterion, context, resize)
         model.train()
+        pooled: list[tuple[torch.Tensor, ...]] = []
+        for module in model.modules():
+            if isinstance(module, torch.nn.MaxPool2d):
+                module.register_forward_pre_hook(lambda pool, inputs: pooled.append(choices(pool, inputs[0].detach())))
         seen: list[list[tuple[torch.Tensor, ...]]] = []
         windows: list[int] = []
         sizes: list[int] = []
         losses: list[torch.Tensor] = []
         states: list[dict[str, torch.Tensor]] = []
-        iteration = schedule.warmup_iterations if after_warmup else 0
+        iteration = schedule.warmup_iterations if asked.after_warmup else 0
         for epoch in itertools.count():
             train.reweight(loader, index, Progress(torch.zeros(3), class_maps=MAPS[: len(index.names)]), config)
             batches, first = loader.batches(epoch), 0
-            while first < loader.batches_per_epoch and len(states) < STEPS:
+            while first < loader.batches_per_epoch and len(states) < asked.steps:
                 window = min(schedule.window(iteration), loader.batches_per_epoch - first)
                 drawn = list(itertools.islice(batches, window))
                 schedule.apply(optimizer, iteration + window - 1)
@@ -94,9 +104,10 @@ def run(words: list[str], world: World) -> None:
                 losses.append(world.sum(result.losses.clone()))
                 states.append({k: v.clone() for k, v in model.state_dict().items()})
                 iteration, first = iteration + window, first + window
-            if len(states) == STEPS:
+            if len(states) == asked.steps:
                 break
         shares = world.all_gather([batch for step_batches in seen for batch in step_batches])
+        pools = world.all_gather(pooled)
         if world.is_main:
             joined = [
                 tuple(torch.cat(parts) for parts in zip(*[share[k] for share in shares], strict=True))
@@ -108,8 +119,15 @@ def run(words: list[str], world: World) -> None:
                 "losses": losses,
                 "windows": windows,
                 "sizes": sizes,
+                "pools": [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in zip(*pools, strict=True)],
             }
             torch.save({**content, "seen": joined}, Path(out))
+
+
+def choices(pool: torch.nn.MaxPool2d, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a max-pool gets, flat for each image and channel, and the places that it takes: (B, C, H * W), both."""
+    _, places = F.max_pool2d(images, pool.kernel_size, pool.stride, pool.padding, return_indices=True)
+    return images.flatten(2).clone(), places.flatten(2)
 
 
 def objects_per_image(batch: Batch) -> torch.Tensor:
