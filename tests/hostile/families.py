@@ -137,7 +137,7 @@ def _pickle_changed(rng: random.Random, family: str) -> bytes:
 
 _VALUES: tuple[Callable[[Tensor], Any], ...] = (
     *(lambda x: None, lambda x: x.to(torch.int32), lambda x: x > 0, lambda x: x.double(), lambda x: x.half()),
-    *(lambda x: x[..., None], lambda x: x[:0], lambda x: x.flatten(), lambda x: torch.zeros(())),
+    *(lambda x: x[..., None], lambda x: x[:0] if x.ndim else x, lambda x: x.flatten(), lambda x: torch.zeros(())),
     *(lambda x: torch.full_like(x, float("inf")) if x.is_floating_point() else -x, lambda x: [x], lambda x: "text"),
     lambda x: torch.zeros(1).expand(10**9),
     lambda x: torch.zeros(max(x.shape, default=1) * 4000, *[1] * (x.ndim - 1)) if x.ndim else x,

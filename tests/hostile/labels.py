@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.source.check import check_dataset
+from data.source.checks.dataset import check_dataset
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_image

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.feed.dataset import ValDataset
 from data.feed.images import ImageStore
-from data.source.check import check_dataset
+from data.source.checks.dataset import check_dataset
 from data.source.index import build_index
 from data.source.spec import load_spec
 from tests.data.make import write_image
@@ -39,7 +39,7 @@ def trial(rng: random.Random, folder: Path) -> str:
         make_special(bad, rng)
     else:
         bad.write_bytes(_DAMAGES[damage](rng, encoded(rng)))
-    for path in good:
+    for path in (*good, bad):
         label = folder / "labels" / "train" / f"{path.stem}.txt"
         label.parent.mkdir(parents=True, exist_ok=True)
         label.write_text("0 .5 .5 .5 .5\n")

@@ -1,0 +1,286 @@
+"""Exported files that are cut, flipped or zeroed, describe themselves falsely, or find what no detector finds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tests.hostile.expect import Message, message_or_result
+from tests.utils.exporting.made import ANCHORED, checkpoint
+from tests.utils.inference.backends.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
+from tests.utils.inference.backends.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
+from tests.utils.inference.backends.made_files import STRINGS, write_onnx, write_openvino, write_pt2, write_torchscript
+from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
+from utils.checkpoints.safetensors import save_safetensors
+from utils.checkpoints.weights import Weights, load_weights
+from utils.inference.detector import Detector
+
+CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
+
+FIXED = {**STRINGS, "size_hw": "[64, 64]"}
+PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+PROGRAMS = (".torchscript", ".pt2")
+
+
+def prepare() -> None:
+    """Make the good files once, before the first case is forked. No runtime computes here: its threads do not fork."""
+    torch.set_num_threads(1)
+    good()
+
+
+@functools.cache
+def good() -> dict[str, dict[str, bytes]]:
+    """Every file of each good export by its name; the first is the one that is given as --weights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        weights = load_weights(checkpoint(folder / "best.pt", ANCHORED))
+        save_safetensors(folder / "best.safetensors", weights, {})
+        write_answer(folder / "whole.onnx", ANSWER)
+        write_onnx(folder / "raw.onnx", FIXED)
+        write_openvino(folder / "raw.xml", FIXED)
+        write_torchscript(folder / "raw.torchscript", FIXED)
+        write_pt2(folder / "raw.pt2", FIXED)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found = {name: {name: content} for name, content in files.items() if not name.endswith(".bin")}
+    found["raw.xml"]["raw.bin"] = files["raw.bin"]
+    return found
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Make a bad file in one way, and find objects with it."""
+    damage = rng.choice([*_DAMAGES])
+    trace = folder.parent / "trace"
+    path = _DAMAGES[damage](rng, folder, trace)
+    before = sorted(folder.iterdir())
+    trusted = rng.random() < 0.7 and not damage.startswith("program")
+    used = message_or_result(lambda: find(path, trusted))
+    assert sorted(folder.iterdir()) == before, "something was left behind"
+    assert not trace.exists(), "code of the file was run"
+    refused = damage in _ALWAYS_REFUSED or (path.suffix in PROGRAMS and not trusted)
+    assert isinstance(used, Message) or not refused, f"{damage}: used, and nothing was reported"
+    return f"{damage}, {path.suffix[1:]}{'' if trusted or path.suffix not in PROGRAMS else ' not trusted'}"
+
+
+def find(path: Path, trusted: bool) -> int:
+    """What detect.py does with a file; what it finds is what a detector can have found."""
+    (result,) = Detector(path, trust_file=trusted, conf_thres=0.1, device="cpu")(PICTURE)
+    boxes, scores, classes = result.boxes_xyxy, result.scores, result.classes
+    assert boxes.shape == (len(scores), 4) and scores.shape == classes.shape
+    assert np.isfinite(boxes).all() and np.isfinite(scores).all()
+    assert ((classes >= 0) & (classes < len(result.names))).all()
+    assert [box.name for box in result] == [result.names[number] for number in classes]
+    return len(scores)
+
+
+def _put(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder / next(iter(files))
+
+
+def _bytes_changed(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """Bits flipped, bytes overwritten, a part zeroed, left out or repeated, the end cut off: of any of its files."""
+    files = dict(good()[rng.choice([*good()])])
+    name = rng.choice([*files])
+    content = bytearray(files[name])
+    start = rng.randrange(len(content))
+    length = rng.choice((1, 8, 300, len(content) // 2))
+    match rng.randrange(6):
+        case 0:
+            for _ in range(rng.randint(1, 8)):
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        case 1:
+            for _ in range(rng.randint(1, 8)):
+                content[rng.randrange(len(content))] = rng.choice((0, 1, 127, 128, 255))
+        case 2:
+            content[start : start + length] = bytes(len(content[start : start + length]))
+        case 3:
+            del content[start : start + length]
+        case 4:
+            content[start:start] = content[start : start + length]
+        case _:
+            del content[start:]
+    return _put(folder, {**files, name: bytes(content)})
+
+
+_WORDS = (
+    *("", "null", "NaN", "-1", "0", "1", "7", "64", "1e9", "1000000000", "1e999", "9" * 5000, "true", "[]", "{}", '""'),
+    *('"text"', "[1, 2, 3]", '["a", "a", "a"]', '["a"]', '["a\\u001b[31m", "b", "c"]', "[NaN, NaN, NaN]", "[" * 50_000),
+    *('{"0": "a", "1": "b"}', "[64, 64]", "[64]", "[0, 0]", "[-64, 64]", '["\\ud800", "b", "c"]', "[[], [], []]"),
+    *(json.dumps(["x" * 100_000, "b", "c"]), json.dumps([str(number) for number in range(30_000)]), "\x1b[2J"),
+    *('{"range": [0, 4095]}', '{"range": [0, NaN]}', '{"percentile": [5]}', "tessera-detector 1", "tessera-network 9"),
+    *("tessera-network " + "9" * 5000, "x" * 100_000),
+)
+_KEYS = ("format", "names", "imgsz", "stride", "size_hw", "end2end", "conf", "conf_per_class", "pixels", "data")
+
+
+def _described(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """One to three strings of the metadata are others, or missing."""
+    change = {rng.choice(_KEYS): rng.choice(_WORDS) for _ in range(rng.randint(1, 3))}
+    lost = rng.choice(_KEYS) if rng.random() < 0.2 else ""
+
+    def strings(of: dict[str, str]) -> dict[str, str]:
+        return {key: value for key, value in {**of, **change}.items() if key != lost}
+
+    match rng.randrange(6):
+        case 0:
+            return write_onnx(folder / "best.onnx", strings(FIXED))
+        case 1 if not any("\x1b" in value or "\x00" in value for value in change.values()):  # no XML holds them
+            path = write_openvino(folder / "best.xml", strings(FIXED))
+            (folder / "best.onnx").unlink()
+            return path
+        case 2:
+            return write_torchscript(folder / "best.torchscript", strings(FIXED))
+        case 3:
+            return write_pt2(folder / "best.pt2", strings(FIXED))
+        case 4:
+            return write_rows(folder / "best.onnx", ROWS, strings(FIXED))
+        case _:
+            return write_answer(folder / "best.onnx", ANSWER, strings(WHOLE_STRINGS))
+
+
+_ODD = (float("nan"), float("inf"), -float("inf"), 1e38, -1e38, -3.0, 999.0, 0.5, 1e9, 65.0, -0.0)
+
+
+def _odd_array(rng: random.Random, value: NDArray[Any]) -> NDArray[Any]:
+    """An array of another shape or type, or with another number in it."""
+    changes: tuple[Callable[[], NDArray[Any]], ...] = (
+        *(lambda: value[..., :0], lambda: value[:0], lambda: value[..., None], lambda: value.reshape(-1)),
+        *(lambda: value.repeat(rng.choice((2, 3)), rng.randrange(value.ndim)), lambda: value[0], lambda: value.T),
+        *(lambda: value.astype(np.int32), lambda: value.astype(np.float64), lambda: value.astype(bool)),
+        *(lambda: value.astype(str).astype(object), lambda: value.astype(np.float16), lambda: value[::-1]),
+    )
+    if rng.random() < 0.5:
+        return rng.choice(changes)()
+    changed = value.astype(np.float32) if rng.random() < 0.8 else value.copy()
+    for _ in range(rng.randint(1, 3)):
+        odd = rng.choice(_ODD)
+        if changed.dtype.kind == "f" or abs(odd) < 2**62:
+            changed.flat[rng.randrange(changed.size)] = odd
+    return changed
+
+
+def _answered(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """What a whole detector finds has another shape, type or number."""
+    answer: dict[str, NDArray[Any]] = dict(ANSWER)
+    for _ in range(rng.randint(1, 2)):
+        name = rng.choice([*ANSWER])
+        answer[name] = _odd_array(rng, ANSWER[name])
+    if rng.random() < 0.1:
+        answer[rng.choice(("count", "box"))] = answer.pop(rng.choice([*ANSWER]))
+    return write_answer(folder / "best.onnx", answer)
+
+
+def _computed(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """What a bare network computes has another shape, type or number."""
+    batch = rng.choice(("batch", "batch", 1, 2, 0, 10**9))
+    return write_rows(folder / "best.onnx", _odd_array(rng, ROWS), batch=batch)
+
+
+def _refused_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """A number that no detector finds, in an answer of the right shape."""
+    name, odd = rng.choice(
+        (
+            *(("classes", number) for number in (-3, 3, 999, 0.5, np.nan)),
+            *(("boxes", number) for number in (np.nan, np.inf, -1e9, 1e38, 200)),
+            *(("scores", number) for number in (np.nan, np.inf, -0.5, 7)),
+        )
+    )
+    changed = ANSWER[name].astype(np.float32)
+    changed.flat[rng.randrange(changed.size)] = odd
+    return write_answer(folder / "best.onnx", {**ANSWER, name: changed})
+
+
+def _not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """A checkpoint with a number that is none."""
+    path = _put(folder, good()["best.pt"])
+    state = load_any_checkpoint(path)
+    tensors = {name: tensor.clone() for name, tensor in state["ema"].items()}
+    name = rng.choice([name for name, tensor in tensors.items() if tensor.is_floating_point()])
+    tensors[name].view(-1)[rng.randrange(tensors[name].numel())] = rng.choice(_ODD[:3])
+    if rng.random() < 0.5:
+        save_checkpoint(path, {**state, "ema": tensors})
+        return path
+    weights = load_weights_unchecked(state, tensors)
+    path.unlink()
+    save_safetensors(path.with_suffix(".safetensors"), weights, {})
+    return path.with_suffix(".safetensors")
+
+
+def _huge(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """A checkpoint whose numbers are all finite, and what it computes is not."""
+    path = _put(folder, good()["best.pt"])
+    state = load_any_checkpoint(path)
+    tensors = {name: tensor.clone() for name, tensor in state["ema"].items()}
+    for name in rng.sample([name for name, tensor in tensors.items() if tensor.is_floating_point()], rng.randint(1, 8)):
+        factor = rng.choice((1e10, 1e20, 1e30, -1e30, 0.0))
+        tensors[name] = (tensors[name] * factor).clamp(-3e38, 3e38)
+    save_checkpoint(path, {**state, "ema": tensors})
+    return path
+
+
+def load_weights_unchecked(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Weights:
+    """What a checkpoint holds, with other tensors."""
+    return Weights(tensors, state["model_yaml"], tuple(state["names"]), "best.pt", imgsz=state["imgsz"])
+
+
+def _checkpoint_described(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """The description of a checkpoint, or of a file of safetensors, has other values."""
+    path = _put(folder, good()["best.pt"])
+    state = load_any_checkpoint(path)
+    odd = rng.choice((None, *_ODD, 10**9, -64, 0, [], "text", ["a", "a", "a"], ["x" * 10**5, "b", "c"], {"a": 1}))
+    key = rng.choice(("names", "imgsz", "thresholds", "pixels", "stride", "confidence", "class_confidences"))
+    if rng.random() < 0.5 and key in state:
+        if key == "thresholds":
+            confidences = rng.choice(([0.5], [odd] * 3, [0.5] * 3))
+            odd = {"confidence": odd, "class_confidences": confidences}
+        save_checkpoint(path, {**state, key: odd})
+        return path
+    weights, other = Weights(dict(state["ema"]), state["model_yaml"], tuple(state["names"]), "best.pt"), json.dumps(odd)
+    path.unlink()
+    path = path.with_suffix(".safetensors")
+    save_safetensors(path, weights, {})
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    content = path.read_bytes()
+    described = json.loads(content[8 : 8 + header])
+    described["__metadata__"][{"imgsz": "trained_imgsz"}.get(key, key)] = rng.choice((other, rng.choice(_WORDS)))
+    text = json.dumps(described).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + header :])
+    return path
+
+
+def _attack(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """A file that runs code, under any name."""
+    attack = rng.choice((*PT2, "loaded", "running"))
+    if attack in PT2:
+        path = _put(folder, good()["raw.pt2"])
+        PT2[attack](path, trace)
+    else:
+        module = WritesWhenLoaded(str(trace)) if attack == "loaded" else WritesWhenRun(str(trace))
+        path = write_script(folder / "best.torchscript", module)
+    if rng.random() < 0.5:
+        path = path.rename(path.with_suffix(rng.choice((".pt", ".onnx", ".pth", ".safetensors"))))
+    return path
+
+
+_DAMAGES: dict[str, Callable[[random.Random, Path, Path], Path]] = {
+    "bytes": _bytes_changed,
+    "description": _described,
+    "answer": _answered,
+    "impossible answer": _refused_answer,
+    "rows": _computed,
+    "weights not finite": _not_finite,
+    "huge weights": _huge,
+    "checkpoint's description": _checkpoint_described,
+    "program that attacks": _attack,
+}
+_ALWAYS_REFUSED = frozenset({"impossible answer", "weights not finite", "program that attacks"})

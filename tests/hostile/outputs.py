@@ -1,0 +1,239 @@
+"""Outputs of detect.py in every mix: names that collide, limits of size, full disks, folders that are not the run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import detect
+from tests.hostile.detections import coloured, found, require_whole, weights, write_video
+from tests.hostile.expect import checked
+from tests.hostile.names import require_all
+from tests.system.launch import ROOT
+from utils.files import sha256
+from utils.inference.outputs import PictureFiles
+from utils.machine.opencv import cv2
+from utils.streams import keep_streams
+
+CASES, FAST_CASES = 300, 3
+TIME_LIMIT_S = 120
+MEMORY = 4 * 2**30
+
+_FLAGS = ("save_txt", "save_conf", "save_csv", "save_json", "save_crop", "nosave", "hide_labels", "hide_conf")
+_STEMS = ("a", "a_0", "a_1", "a_2", "A", "a_0_0", "a-2", "a.jpg", "a_1.mp4", "b", "labels", "crops")
+
+
+_ON_DISK = """
+import json, sys
+from pathlib import Path
+from tests.hostile.outputs import found, judged
+flags = json.loads(sys.argv[1])
+print(judged(found(**flags), Path(flags["project"])))
+"""
+
+
+def prepare() -> None:
+    """What all cases share."""
+    weights()
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Detect with some outputs in one hostile place."""
+    make_sources(rng, folder / "in")
+    kind = rng.choice([*_KINDS])
+    return kind + _KINDS[kind](rng, folder)
+
+
+def make_sources(rng: random.Random, folder: Path) -> dict[str, str]:
+    """Pictures and videos whose names are like those of frames and crops; each file by what it is."""
+    made: dict[str, str] = {}
+    for number in range(rng.randint(2, 6)):
+        path = folder / rng.choice(("", "", "sub", "labels", "crops/circle")) / rng.choice(_STEMS)
+        path = path.with_name(path.name + rng.choice((".jpg", ".png", ".mp4", ".mp4")))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".mp4":
+            write_video(path, [coloured(32, 48, number + n) for n in range(rng.randint(1, 4))])
+        else:
+            cv2.imwrite(str(path), coloured(40, 32, number))
+        made[str(path)] = "video" if path.suffix == ".mp4" else "picture"
+    return made
+
+
+def _flags(rng: random.Random) -> dict[str, Any]:
+    return {name: rng.random() < 0.6 for name in _FLAGS if name != "nosave"} | {"nosave": rng.random() < 0.2}
+
+
+def _collisions(rng: random.Random, folder: Path) -> str:
+    everything = dict.fromkeys(("save_txt", "save_csv", "save_json", "save_crop"), True)
+    made = {str(path): "video" if path.suffix == ".mp4" else "picture" for path in (folder / "in").rglob("*.*")}
+    source: Any = str(folder / "in")
+    if rng.random() < 0.5:
+        source = rng.sample([*made], len(made))
+    outcome = found(source=source, project=str(folder / "runs"), conf_thres="0.05", **everything)
+    assert not isinstance(outcome, str), outcome
+    require_all(outcome, made)
+    return ""
+
+
+def _mixed(rng: random.Random, folder: Path) -> str:
+    flags = _flags(rng)
+    outcome = found(
+        source=str(folder / "in"), project=str(folder / "runs"), line_thickness=rng.choice((0, 1, 200)), **flags
+    )
+    assert not isinstance(outcome, str) and not outcome.failures, outcome
+    if outcome.folder is None:
+        return ", nothing"
+    counts = require_whole(outcome.folder)
+    assert counts["labels"] == (outcome.pictures if flags["save_txt"] else 0)
+    assert counts["crops"] == (outcome.detections if flags["save_crop"] else 0)
+    assert counts["rows"] == (outcome.detections if flags["save_csv"] else 0)
+    assert counts["pictures"] + counts["frames"] == (0 if flags["nosave"] else outcome.pictures)
+    return ""
+
+
+def _limited(rng: random.Random, folder: Path) -> str:
+    """No file may be larger than so much; the system says so to whoever writes."""
+    most = rng.choice((1, 40, 300, 1000, 2000, 4096, 10_000, 50_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    keep_streams()  # as every command does: what is printed here goes to a file too
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        outcome = found(source=str(folder / "in"), project=str(folder / "runs"), **_flags(rng))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return judged(outcome, folder / "runs")
+
+
+def _full(rng: random.Random, folder: Path) -> str:
+    """A file system of a few pages."""
+    disk = folder / "disk"
+    disk.mkdir()
+    size = rng.choice((4, 8, 16, 32, 64, 128, 256))
+    if not _may_mount():
+        return ", not here"
+    flags = json.dumps({**_flags(rng), "source": str(folder / "in"), "project": str(disk), "weights": weights()})
+    command = f'mount -t tmpfs -o size={size}k,nr_inodes={rng.choice((10, 30, 1000))} tmpfs {disk} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, "sh", sys.executable, "-c", _ON_DISK, flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout.splitlines()[-1]
+
+
+def judged(outcome: detect.Summary | str, runs: Path) -> str:
+    """All is there, or it is said that something is not; what is there is whole."""
+    for run in runs.glob("*/"):
+        require_whole(run)
+    if isinstance(outcome, str):
+        assert "cannot be" in outcome, outcome
+        return ", refused"
+    assert not outcome.failures, outcome
+    return ", enough"
+
+
+def _vanished(rng: random.Random, folder: Path) -> str:
+    """Somebody removes the folder of results, or makes a file of it, while the run goes on."""
+    seen, at, how = [0], rng.randrange(6), rng.choice(("gone", "gone", "a file"))
+    add = PictureFiles.add
+
+    def removing(self: PictureFiles, *given: Any) -> None:
+        seen[0] += 1
+        if seen[0] == at + 1:
+            shutil.rmtree(folder / "runs" / "exp")
+            if how == "a file":
+                (folder / "runs" / "exp").write_text("x")
+        add(self, *given)
+
+    PictureFiles.add = removing  # type: ignore[method-assign]
+    flags = {**_flags(rng), "nosave": False}
+    outcome = found(source=str(folder / "in"), project=str(folder / "runs"), **flags)
+    if isinstance(outcome, str):
+        checked(outcome)
+        return ", refused"
+    if seen[0] > at:
+        assert how == "gone" and not flags["save_csv"] and not flags["save_json"], "lost, and nothing says so"
+    return ", went on"
+
+
+def _originals(rng: random.Random, folder: Path) -> str:
+    """The folder of results is that of the sources, above it, a link to it, or has links to them in it."""
+    inside = folder / "in"
+    files = [path for path in inside.rglob("*") if path.is_file()]
+    digests = {path: sha256(path) for path in files}
+    how = rng.choice(("same", "above", "link", "linked picture", "hard link", "moved", "again"))
+    project, name, source = folder, "in", str(inside)
+    if how == "above":
+        project, name = folder.parent, folder.name
+    elif how == "link":
+        (folder / "other").symlink_to(inside)
+        name = "other"
+    elif how in ("linked picture", "hard link"):
+        name = "results"
+        for path in files:
+            place = folder / name / path.relative_to(inside)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path) if how == "linked picture" else os.link(path, place)
+    elif how == "moved":
+        (folder / "links").mkdir()
+        for path in files:
+            (folder / "links" / str(path.relative_to(inside)).replace("/", "_")).symlink_to(path)
+        source = str(folder / "links")
+    elif how == "again":
+        name = "results"
+    flags = dict.fromkeys(("save_txt", "save_csv", "save_json", "save_crop"), True)
+    for _ in range(2 if how == "again" else 1):
+        outcome = found(source=source, project=str(project), name=name, exist_ok=True, **flags)
+        assert (how in ("same", "above", "link", "moved")) == isinstance(outcome, str), (how, outcome)
+    assert {path: sha256(path) for path in files} == digests, f"{how}: an original is another file now"
+    return f", {how}"
+
+
+def _unwritable(rng: random.Random, folder: Path) -> str:
+    """Something else lies where results should."""
+    run = folder / "runs" / "exp"
+    what = rng.choice(("labels", "crops", "predictions.csv", "predictions.jsonl", ".", "crops/circle"))
+    run.parent.mkdir()
+    if what == ".":
+        run.write_text("x")
+    elif what.startswith("predictions"):
+        (run / what).mkdir(parents=True)
+    else:
+        (run / what).parent.mkdir(parents=True, exist_ok=True)
+        (run / what).write_text("x")
+    outcome = found(source=str(folder / "in"), project=str(folder / "runs"), exist_ok=True, **_flags(rng))
+    if isinstance(outcome, str):
+        assert "cannot be" in outcome, outcome
+        return ", refused"
+    return ", not met"
+
+
+def _may_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+_KINDS: dict[str, Callable[[random.Random, Path], str]] = {
+    "collisions": _collisions,
+    "mixed": _mixed,
+    "limited": _limited,
+    "full disk": _full,
+    "vanished": _vanished,
+    "originals": _originals,
+    "unwritable": _unwritable,
+}

@@ -1,0 +1,278 @@
+"""Media of every kind that are damaged or odd, lists, globs, folders and standard input, with one good picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.hostile.detections import coloured, found, require_whole, weights, write_video
+from tests.hostile.expect import raw_characters
+from tests.hostile.pictures import blank, cut, encoded, enlarge, flip, make_special, noise, repeat
+from utils.machine.opencv import cv2
+
+CASES, FAST_CASES = 500, 3
+TIME_LIMIT_S = 120
+MEMORY = 4 * 2**30
+
+_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".mjpeg", ".webm", ".gif", ".ts", ".mpg", ".jpg", ".png", "")
+_BOXES = (
+    *(b"stts", b"elst", b"mvhd", b"mdhd", b"tkhd", b"stsz", b"stsc", b"stco", b"ctts", b"hdlr", b"avcC"),
+    *(b"avih", b"strh"),
+)
+_NUMBERS = (0, 1, 2, 7, 255, 0x7FFF, 0x10000, 100_000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+_kept: dict[str, bytes] = {}
+
+
+def prepare() -> None:
+    """Videos that the cases damage: each container and codec that OpenCV, and ffmpeg where it is there, can write."""
+    weights()
+    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"hostile-sources-{os.getpid()}"
+    folder.mkdir()
+    try:
+        frames = [coloured(48, 64, n) for n in range(12)]
+        made = {"mp4": write_video(folder / "a.mp4", frames), "avi": write_video(folder / "a.avi", frames, "MJPG")}
+        jpegs = [
+            cv2.imencode(".jpg", coloured(*size, 3))[1].tobytes() for size in ((48, 64), (48, 64), (90, 40), (16, 200))
+        ]
+        _kept["mjpeg"] = b"".join(jpegs)
+        if program := shutil.which("ffmpeg"):
+            others = {
+                "faststart.mp4": ["-movflags", "faststart"],
+                "fragmented.mp4": ["-movflags", "frag_keyframe+empty_moov"],
+                "h264.mp4": ["-c:v", "libx264"],
+                "a.mkv": [],
+                "a.webm": ["-c:v", "libvpx"],
+                "a.gif": [],
+                "a.ts": ["-c:v", "mpeg2video"],
+                "a.mpg": ["-r", "25"],
+                "a.flv": [],
+                "a.mov": ["-c", "copy"],
+            }
+            for name, flags in others.items():
+                command = [
+                    program,
+                    "-nostdin",
+                    "-loglevel",
+                    "quiet",
+                    "-y",
+                    "-i",
+                    folder / "a.mp4",
+                    *flags,
+                    folder / name,
+                ]
+                if subprocess.run(command, check=False).returncode == 0:
+                    made[name] = folder / name
+        _kept.update({name: path.read_bytes() for name, path in made.items()})
+    finally:
+        shutil.rmtree(folder)
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Detect on a good picture and what is hostile: the good one has its results, and each other at most a line."""
+    os.environ["TESSERA_MAX_PIXELS"] = str(2**24)
+    (folder / "in").mkdir()
+    os.chdir(folder)  # a glob must not find all the pictures of this machine
+    good = folder / "in" / "zzz.png"
+    cv2.imwrite(str(good), coloured(40, 50, 1))
+    kind = rng.choice([*_KINDS])
+    sources, is_damaged = _KINDS[kind](rng, folder / "in")
+    outcome = found(
+        source=[*sources, *([str(good)] if not any(str(good) == s or str(good.parent) == s for s in sources) else [])],
+        project=str(folder / "runs"),
+        vid_stride=rng.choice((1, 1, 2, 5)),
+        **dict.fromkeys(("save_txt", "save_crop", "save_csv", "save_json"), True),
+        tile=rng.choice((0, 0, 0, 32)),
+        conf_thres="0.3",
+    )
+    if isinstance(outcome, str):
+        assert kind in ("special", "text", "list"), outcome
+        return f"{kind}, refused"
+    assert outcome.folder is not None and (outcome.folder / "zzz.png").is_file(), outcome
+    counts = require_whole(outcome.folder)
+    lines = [json.loads(line) for line in (outcome.folder / "predictions.jsonl").read_text().splitlines()][1:]
+    results = [line for line in lines if "detections" in line]
+    assert counts["labels"] == outcome.pictures == len(results), (counts, outcome)
+    assert counts["crops"] == counts["rows"] == outcome.detections, (counts, outcome)
+    assert len(set(outcome.failures)) <= 12, outcome.failures
+    for message in outcome.failures:
+        assert len(message.splitlines()) == 1 and len(message) < 1000 and not raw_characters(message), message
+    if is_damaged:
+        assert outcome.failures, "nothing is said"
+    return kind + (", reported" if outcome.failures else "")
+
+
+Made = tuple[list[str], bool]  # what --source is given, and whether something must be said of it
+
+
+def _damaged_video(rng: random.Random, folder: Path) -> Made:
+    name = rng.choice([*_kept])
+    damage = rng.choice((flip, cut, blank, repeat, enlarge, noise, _boxes, _boxes, _boxes))
+    suffix = rng.choice(_SUFFIXES) if rng.random() < 0.2 else f".{name.rpartition('.')[2]}"
+    path = folder / f"video{suffix}"
+    path.write_bytes(damage(rng, _kept[name]))
+    return [str(folder)] if suffix else [str(folder / "zzz.png")], False
+
+
+def _whole_video(rng: random.Random, folder: Path) -> Made:
+    for name in rng.sample([*_kept], 3):
+        (folder / name).write_bytes(_kept[name]) if "." in name else (folder / f"a.{name}").write_bytes(_kept[name])
+    return [str(folder)], False
+
+
+def _boxes(rng: random.Random, raw: bytes) -> bytes:
+    """Another number, or none, in one of the boxes of a header."""
+    places = [(raw.find(box), box) for box in _BOXES if box in raw]
+    if not places:
+        return flip(rng, raw)
+    changed, (at, _) = bytearray(raw), rng.choice(places)
+    if rng.random() < 0.2:
+        struct.pack_into(">I", changed, at - 4, rng.choice((0, 1, 7, 8, 9, 12, 16)))
+    for _ in range(rng.randint(1, 3)):
+        where = min(at + 4 + 4 * rng.randrange(8), len(changed) - 4)
+        struct.pack_into(rng.choice((">I", "<I")), changed, where, rng.choice(_NUMBERS))
+    return bytes(changed)
+
+
+def _short_video(rng: random.Random, folder: Path) -> Made:
+    """A header in front, and most of the frames behind it gone."""
+    raw = _kept.get("faststart.mp4", _kept["avi"])
+    suffix = ".mp4" if "faststart.mp4" in _kept else ".avi"
+    (folder / f"short{suffix}").write_bytes(raw[: int(len(raw) * rng.uniform(0.05, 0.6))])
+    return [str(folder)], True
+
+
+def _damaged_picture(rng: random.Random, folder: Path) -> Made:
+    damage = rng.choice((flip, cut, blank, repeat, enlarge, noise))
+    suffix = rng.choice((".jpg", ".png", ".bmp", ".webp", ".tif", ".pfm", ".dng", ".mpo"))
+    (folder / f"picture{suffix}").write_bytes(damage(rng, encoded(rng)))
+    return [str(folder)], False
+
+
+def _odd_picture(rng: random.Random, folder: Path) -> Made:
+    """Pictures and videos of odd sizes."""
+    height, width = rng.choice(((1, 1), (1, 3000), (3000, 1), (2, 2), (1, 70_000), (17_000, 3), (3, 5), (64, 1)))
+    suffix = rng.choice((".png", ".bmp", ".tif"))
+    cv2.imwrite(str(folder / f"odd{suffix}"), coloured(height, width, 2))
+    if max(height, width) < 4000 and rng.random() < 0.5:
+        write_video(
+            folder / "odd.mp4", [coloured(max(height // 2 * 2, 2), max(width // 2 * 2, 2), n) for n in range(3)]
+        )
+    return [str(folder)], False
+
+
+def _mjpeg(rng: random.Random, folder: Path) -> Made:
+    """JPEG after JPEG, each of any size, some of them damaged."""
+    jpegs = []
+    for _ in range(rng.randint(1, 6)):
+        size = rng.choice(((48, 64), (64, 48), (8, 8), (200, 30)))
+        raw = bytes(cv2.imencode(".jpg", coloured(*size, 1))[1])
+        jpegs.append(rng.choice((flip, _other_size))(rng, raw) if rng.random() < 0.4 else raw)
+    (folder / rng.choice(("a.mjpeg", "a.mjpg"))).write_bytes(b"".join(jpegs))
+    return [str(folder)], False
+
+
+def _other_size(rng: random.Random, jpeg: bytes) -> bytes:
+    """A header that states another size."""
+    changed, sides = bytearray(jpeg), (0, 1, 64, 4000, 5000, 12_000, 65_000, 65_535)
+    struct.pack_into(">HH", changed, changed.index(b"\xff\xc0") + 5, rng.choice(sides), rng.choice(sides))
+    return bytes(changed)
+
+
+def _special(rng: random.Random, folder: Path) -> Made:
+    path = folder / f"special{rng.choice(('.mp4', '.jpg', '.txt', ''))}"
+    make_special(path, rng)
+    return [rng.choice((str(path), str(folder)))], False
+
+
+def _text(rng: random.Random, folder: Path) -> Made:
+    """Texts that are no paths, or hardly."""
+    texts = (
+        "",
+        "\0",
+        "nowhere",
+        "x" * 300,
+        "/" * 5000,
+        "\udcff",
+        "gopher://x",
+        "http://",
+        "http://[",
+        "*",
+        "[",
+        "**/*.png",
+    )
+    return [
+        rng.choice((*texts, "file:///etc/passwd", "pipe:0", "concat:a|b", "99999", "~nobody/x", "\x1b[2J", "rtsp://"))
+    ], False
+
+
+def _list(rng: random.Random, folder: Path) -> Made:
+    rows = [
+        b"zzz.png",
+        b"./zzz.png",
+        b"none.jpg",
+        b"#",
+        b"",
+        b"-",
+        b"\xff\xfe",
+        b"http://",
+        b"ftp://x",
+        b".",
+        b"..",
+        b"/",
+        b"~x/y",
+    ]
+    rows += [
+        b"list.txt",
+        b"a\0b.jpg",
+        b"x" * 5000,
+        b"\x1b[2J.png",
+        b"/dev/null",
+        b"/dev/zero",
+        b"in/zzz.png",
+        b"zzz.png  ",
+    ]
+    chosen = rng.sample(rows, rng.randint(1, 8))
+    end = rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\x0b", b"\xe2\x80\xa8"))
+    (folder / "list.txt").write_bytes(rng.choice((b"", b"\xef\xbb\xbf", b"\xff\xfe")) + end.join(chosen))
+    if rng.random() < 0.5:
+        sys.stdin = io.TextIOWrapper(io.BytesIO((folder / "list.txt").read_bytes()))
+        return ["-"], False
+    return [str(folder / "list.txt")], False
+
+
+def _stdin(rng: random.Random, folder: Path) -> Made:
+    """Standard input that is closed, empty, a picture, or a part of one."""
+    raw = encoded(rng)
+    given = rng.choice((None, b"", raw, cut(rng, raw), flip(rng, raw), _kept["mp4"], rng.randbytes(500), b"\n\n\n"))
+    sys.stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given))  # type: ignore[assignment]
+    return ["-"], given in (None, b"", _kept["mp4"])
+
+
+def _twice(rng: random.Random, folder: Path) -> Made:
+    """The same file several times."""
+    (folder / "a.mp4").write_bytes(_kept["mp4"])
+    return [str(folder / rng.choice(("a.mp4", "zzz.png"))) for _ in range(3)] + [str(folder / "zzz.png")], False
+
+
+_KINDS: dict[str, Callable[[random.Random, Path], Made]] = {
+    "damaged video": _damaged_video,
+    "damaged header": _damaged_video,
+    "whole videos": _whole_video,
+    "short video": _short_video,
+    "damaged picture": _damaged_picture,
+    "odd sizes": _odd_picture,
+    "motion jpeg": _mjpeg,
+    "special": _special,
+    "text": _text,
+    "list": _list,
+    "stdin": _stdin,
+    "twice": _twice,
+}
