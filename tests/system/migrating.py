@@ -9,6 +9,7 @@ coco128 and COCO; flags that make them small are appended. Every official checkp
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -167,7 +168,9 @@ TRAIN_FLAGS = (
 )
 VAL_FLAGS = (
     Row("--data coco128.yaml", "the default is the dataset that the checkpoint was trained on"),
-    *map(Row, ("--weights yolov5s.pt", "--batch-size 32", "--imgsz 640", "--conf-thres 0.001", "--iou-thres 0.6")),
+    *map(Row, ("--weights yolov5s.pt", "--batch-size 32")),
+    Row("--imgsz 640", "the default is what the weights were trained at, 640 for files of other programs"),
+    *map(Row, ("--conf-thres 0.001", "--iou-thres 0.6")),
     *map(Row, ("--max-det 300", "--task val", "--task test", "--task speed", "--device 0", "--workers 8")),
     Row("--task study", "run it once for each `--imgsz`"),
     *map(Row, ("--single-cls", "--augment", "--verbose", "--save-txt", "--save-conf")),
@@ -212,20 +215,19 @@ DATA = (
 )
 WEIGHTS = (
     Row(ORIGINALS[0]),
-    *(Row(name, aside="the run that made this page had yolov5n.pt under this name") for name in ORIGINALS[1:]),
+    *(Row(name, aside="the run that made this page had yolov5n.pt in its place") for name in ORIGINALS[1:]),
     Row("yolov5s", aside="the same as yolov5s.pt"),
     *(Row(f"yolov5s-{kind}.pt", "boxes only") for kind in ("seg", "cls")),
 )
 
 
 def scratch(folder: Path, original: Path) -> dict[str, str]:
-    """Make `folder` look like the repository, with drawn images and all checkpoints; returns variables to run with."""
+    """Make `folder` look like the repository, with drawn images and yolov5n.pt; returns variables to run with."""
     for name in ("train.py", "val.py", "detect.py", "export.py", "data", "models"):
         (folder / name).symlink_to(ROOT / name)
     weights, datasets = folder / "cache" / "weights", folder / "datasets"
     weights.mkdir(parents=True)
-    for name in ORIGINALS:
-        (weights / name).symlink_to(original.absolute())
+    (weights / ORIGINALS[0]).symlink_to(original.absolute())
     write_shapes(datasets / "coco", train=8, val=4, size=96)
     for split in ("train", "val"):
         for part in ("images", "labels"):
@@ -236,9 +238,15 @@ def scratch(folder: Path, original: Path) -> dict[str, str]:
     return {"TESSERA_DATASETS": str(datasets), "TESSERA_CACHE": str(folder / "cache"), "MASTER_PORT": str(free_port())}
 
 
+def with_yolov5n(typed: str) -> str:
+    """The same with yolov5n.pt in place of each other official checkpoint, which is none but the published file."""
+    return re.sub(r"\byolov5[nsmlx]6?(\.pt)?(?![\w.-])", ORIGINALS[0], typed)
+
+
 def run(row: Row, folder: Path, env: dict[str, str]) -> str | None:
     """Run a command, or lines of Python; what went wrong, None where it worked."""
-    words = ["python", "-c", row.typed] if row.typed.startswith("import ") else shlex.split(row.typed)
+    typed = with_yolov5n(row.typed)
+    words = ["python", "-c", typed] if typed.startswith("import ") else shlex.split(typed)
     script = "hubconf.py" if "torch.hub" in row.typed else next((w for w in words if w.endswith(".py")), "train.py")
     if not (folder / script).exists():
         return "there is no such program"
@@ -303,7 +311,7 @@ def files_table(folder: Path) -> list[str]:
         copy.write_text(yaml.safe_dump({**plain, "path": path, "download": "import os\nos.makedirs('x')\n"}))
         lines.append(row.line(said(partial(load_spec, copy if row in DATA[2:] else row.typed))))
     for row in WEIGHTS:
-        lines.append(row.line(said(lambda row=row: load_weights(resolve_weights(row.typed)))))
+        lines.append(row.line(said(lambda row=row: load_weights(resolve_weights(with_yolov5n(row.typed))))))
     return lines
 
 
