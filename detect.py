@@ -7,8 +7,8 @@
 A picture is decoded, resized and padded, its boxes are suppressed and put back by the functions of val.py: at equal
 thresholds both find the same. A source that cannot be read is one line, the rest goes on, and the exit code is 3.
 
-From Python: `detect.run(weights="best.pt", source="pictures/")` takes the names of the flags, and
-`for result in Detector("best.pt")("pictures/")` gives results without writing anything.
+From Python: `tessera.detect(weights="best.pt", source="pictures/")` takes the names of the flags, and
+`for result in tessera.Detector("best.pt")("pictures/")` gives results without writing anything.
 """
 
 from __future__ import annotations
@@ -21,36 +21,34 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.flags.detect import DetectConfig
-from utils.startup import check_command_line, end_process
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(DetectConfig)
 
 from tqdm import tqdm
 
-from utils.checkpoints.folder import first_run, lying_in, new_run, require_apart
-from utils.errors import ConfigError
-from utils.evaluation.label_files import CROPS, LABELS
-from utils.files import is_address
-from utils.inference.ahead import Ahead
-from utils.inference.detector import Detector
-from utils.inference.network import TorchNetwork
-from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
-from utils.inference.places import Places
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.origins import Origin
-from utils.inference.sources.sources import open_sources
-from utils.inference.tally import Tally
-from utils.inference.tracking.tracking import check_trackable
-from utils.machine.out_of_memory import explain_out_of_memory
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.world import World
-from utils.report.console import say, setup_logging
-from utils.report.pictures import Style
-
-__all__ = ["Detector", "Summary", "main", "run"]
+from tessera.utils.checkpoints.folder import first_run, lying_in, new_run, require_apart
+from tessera.utils.errors import ConfigError
+from tessera.utils.evaluation.label_files import CROPS, LABELS
+from tessera.utils.files import is_address
+from tessera.utils.inference.ahead import Ahead
+from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from tessera.utils.inference.places import Places
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.sources import open_sources
+from tessera.utils.inference.tally import Tally
+from tessera.utils.inference.tracking.tracking import check_trackable
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
+from tessera.utils.report.console import say, setup_logging
+from tessera.utils.report.pictures import Style
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@
 Each file lies beside the checkpoint, or in the folder --output. best.onnx holds all that happens to a picture: resize,
 padding, network, suppression; docs/deploy.md shows how to run it.
 
-From Python: `export.run(weights="best.pt", include=["onnx"])` takes the names of the flags.
+From Python: `tessera.export(weights="best.pt", include=["onnx"])` takes the names of the flags.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.flags.export import ExportConfig
-from utils.startup import check_command_line, end_process
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(ExportConfig)
 
-from utils.errors import ConfigError, UserError
-from utils.exporting.formats import Format, chosen
-from utils.exporting.parity.content import size_of
-from utils.exporting.parity.verify import Original, comparison_index, verify
-from utils.exporting.quantized.calibration import calibration_index
-from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
-from utils.exporting.small_pt import SmallPt
-from utils.exporting.subject import Subject
-from utils.exporting.writers.litert import LiteRt
-from utils.exporting.writers.ncnn import Ncnn
-from utils.exporting.writers.openvino import OpenVino
-from utils.exporting.writers.torch_files import Pt2, Safetensors, TorchScript
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.world import World
-from utils.report.console import setup_logging
-from utils.types import DatasetIndex
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.exporting.formats import Format, chosen
+from tessera.utils.exporting.parity.content import size_of
+from tessera.utils.exporting.parity.verify import Original, comparison_index, verify
+from tessera.utils.exporting.quantized.calibration import calibration_index
+from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx
+from tessera.utils.exporting.small_pt import SmallPt
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.litert import LiteRt
+from tessera.utils.exporting.writers.ncnn import Ncnn
+from tessera.utils.exporting.writers.openvino import OpenVino
+from tessera.utils.exporting.writers.torch_files import Pt2, Safetensors, TorchScript
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
+from tessera.utils.report.console import setup_logging
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ Every rank runs every line; `world` and `journal` hide the difference. All that 
 (seed, epoch, position), and the schedule one of the iteration, so a run can be stopped and resumed, cut over more or
 fewer ranks, and stays the same run.
 
-From Python: `train.run(data="shapes.yaml", epochs=20)` takes the names of the flags.
+From Python: `tessera.train(data="shapes.yaml", epochs=20)` takes the names of the flags.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from utils.config import CacheMode, Hyp, TrainConfig, load_hyp
-from utils.startup import check_command_line, end_process
+from tessera.utils.config import CacheMode, Hyp, TrainConfig, load_hyp
+from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(TrainConfig)
@@ -34,55 +34,55 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from data.feed.cache import open_images
-from data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
-from data.feed.sampler import image_weights
-from data.feed.shared_memory import SharedMemory
-from data.source.checks.dataset import check_dataset
-from data.source.checks.doubts import doubts
-from data.source.index import build_index
-from data.source.spec import load_spec
-from models.detector import DetectionModel
-from models.heads.criterion import Criterion
-from models.summary import summary
-from utils.checkpoints.folder import new_run
-from utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end, start_of_run
-from utils.checkpoints.saver import Saver
-from utils.checkpoints.start import build_model, head_class, read_weights
-from utils.checkpoints.weights import load_weights
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.guard import DivergenceGuard
-from utils.engine.multi_scale import check_statistics, largest_size, multi_scale
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision, choose_precision
-from utils.engine.profile import open_profile
-from utils.engine.recipe import report_recipe, with_recipe
-from utils.engine.schedule import Schedule
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.errors import UserError
-from utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
-from utils.evaluation.measurement import Settings
-from utils.machine.out_of_memory import explain_out_of_memory
-from utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
-from utils.ranks.ddp import smart_DDP
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.preflight import preflight
-from utils.ranks.signals import Interruption
-from utils.ranks.world import World, torch_distributed_zero_first
-from utils.report.console import setup_logging
-from utils.report.epoch_bar import EpochBar
-from utils.report.journal import EpochFigures, Journal
-from utils.report.tables import table_header, validation_line
-from utils.report.trackers.loggers import check_trackers
-from utils.report.validation import report_validation
-from utils.search.autobatch import Trial, auto_batch_size
-from utils.search.evolve import evolve
-from utils.seeding import init_seeds
-from utils.types import DatasetIndex, Metrics
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
+from tessera.data.feed.sampler import image_weights
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.models.summary import summary
+from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end, start_of_run
+from tessera.utils.checkpoints.saver import Saver
+from tessera.utils.checkpoints.start import build_model, head_class, read_weights
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.guard import DivergenceGuard
+from tessera.utils.engine.multi_scale import check_statistics, largest_size, multi_scale
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision, choose_precision
+from tessera.utils.engine.profile import open_profile
+from tessera.utils.engine.recipe import report_recipe, with_recipe
+from tessera.utils.engine.schedule import Schedule
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
+from tessera.utils.ranks.ddp import smart_DDP
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.preflight import preflight
+from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.report.console import setup_logging
+from tessera.utils.report.epoch_bar import EpochBar
+from tessera.utils.report.journal import EpochFigures, Journal
+from tessera.utils.report.tables import table_header, validation_line
+from tessera.utils.report.trackers.loggers import check_trackers
+from tessera.utils.report.validation import report_validation
+from tessera.utils.search.autobatch import Trial, auto_batch_size
+from tessera.utils.search.evolve import evolve
+from tessera.utils.seeding import init_seeds
+from tessera.utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ Results do not depend on the batch size nor on the number of ranks: an image's s
 among the ranks without padding, and the matches of all ranks are put in the order of the images before any figure is
 computed.
 
-From Python: `val.run(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
+From Python: `tessera.val(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from utils.config import ValConfig
-from utils.startup import check_command_line, end_process
+from tessera.utils.config import ValConfig
+from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from data.feed.cache import open_images
-from data.feed.loader import build_val_loader
-from data.source.checks.doubts import doubts
-from data.source.index import build_index
-from data.source.spec import load_spec
-from models.detector import DetectionModel
-from models.summary import summary
-from utils.checkpoints.folder import new_run, write_yaml
-from utils.checkpoints.resolve import resolve_weights
-from utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, renamed_classes
-from utils.engine.precision import half_precision
-from utils.errors import ConfigError, UserError
-from utils.evaluation.coco import CocoSink
-from utils.evaluation.evaluate import evaluate, fused_copy
-from utils.evaluation.label_files import LabelFileSink
-from utils.evaluation.measurement import Settings
-from utils.evaluation.sinks import Sink
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.backends.choose import is_exported, open_exported
-from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
-from utils.inference.detector import usable_imgsz
-from utils.inference.network import TorchNetwork
-from utils.inference.tiles import TiledDetector
-from utils.machine.out_of_memory import explain_out_of_memory
-from utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.world import World, torch_distributed_zero_first
-from utils.report.console import setup_logging
-from utils.report.samples import SHOWN, PictureSink
-from utils.report.validation import report_validation
-from utils.types import DatasetSpec, Metrics
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import build_val_loader
+from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import summary
+from tessera.utils.checkpoints.folder import new_run, write_yaml
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, renamed_classes
+from tessera.utils.engine.precision import half_precision
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.coco import CocoSink
+from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.label_files import LabelFileSink
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.backends.choose import is_exported, open_exported
+from tessera.utils.inference.backends.exported import ExportedDetector, ExportedNetwork
+from tessera.utils.inference.detector import usable_imgsz
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.tiles import TiledDetector
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.report.console import setup_logging
+from tessera.utils.report.samples import SHOWN, PictureSink
+from tessera.utils.report.validation import report_validation
+from tessera.utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.description import IMAGE, LayerSpec, ModelSpec
-from models.heads.head import Head, HeadSpec
-from models.layers.arguments import (
+from tessera.models.description import IMAGE, LayerSpec, ModelSpec
+from tessera.models.heads.head import Head, HeadSpec
+from tessera.models.layers.arguments import (
     Reader,
     axis,
     count,
@@ -26,13 +26,13 @@ from models.layers.arguments import (
     read_arguments,
     size,
 )
-from models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
-from models.layers.down import AConv, ADown
-from models.layers.elan import ConvElan, Elan, RepElan
-from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
-from models.layers.transformer import C3TR
-from utils.errors import ConfigError, did_you_mean
-from utils.text import one_line, shown
+from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers.down import AConv, ADown
+from tessera.models.layers.elan import ConvElan, Elan, RepElan
+from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from tessera.models.layers.transformer import C3TR
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.text import one_line, shown
 
 PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
 MAX_PARAMETERS = 10**9  # seven times yolov5x6

@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import nn
 
-from models.heads.find import find_heads
-from models.heads.head import Head
-from models.layers.arguments import Reader, checked, count, is_whole, positive
-from models.layers.blocks import SiLU
-from utils.errors import ConfigError, did_you_mean
-from utils.files import user_path
-from utils.text import one_line, shown
-from utils.yaml_file import YamlMapping, read_yaml
+from tessera.models.heads.find import find_heads
+from tessera.models.heads.head import Head
+from tessera.models.layers.arguments import Reader, checked, count, is_whole, positive
+from tessera.models.layers.blocks import SiLU
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import user_path
+from tessera.utils.text import one_line, shown
+from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves

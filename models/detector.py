@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from models.build import build_layers
-from models.description import IMAGE, ModelSpec, read_model
-from models.heads.head import Head
-from models.layers.blocks import SILU, Conv
-from models.layers.rep import RepConv
-from utils.errors import ConfigError
+from tessera.models.build import build_layers
+from tessera.models.description import IMAGE, ModelSpec, read_model
+from tessera.models.heads.head import Head
+from tessera.models.layers.blocks import SILU, Conv
+from tessera.models.layers.rep import RepConv
+from tessera.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

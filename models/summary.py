@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
 
 _COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from utils.boxes import clip_boxes, cxcywh_to_xyxy
-from utils.types import Detections
+from tessera.utils.boxes import clip_boxes, cxcywh_to_xyxy
+from tessera.utils.types import Detections
 
 _POSITION_BITS = 31
 _LAST_POSITION = 2**_POSITION_BITS - 1

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.detector import DetectionModel
-from utils.types import FILL
+from tessera.models.detector import DetectionModel
+from tessera.utils.types import FILL
 
 # (scale, whether mirrored left to right), what YOLOv5 users know as --augment
 VIEWS = ((1.0, False), (0.83, True), (0.67, False))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.environment import spin_briefly
+from tessera.utils.machine.limits import usable_cpus
 from tests import families
-from utils.environment import spin_briefly
-from utils.machine.limits import usable_cpus
 
 MOST_WORKERS = 4  # each may start jobs of four ranks
 SHARED = Path(__file__).resolve().parents[2] / "shared"

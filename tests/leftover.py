@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from utils.files import atomic_write
+from tessera.utils.files import atomic_write
 
 
 def leave_behind(path: Path) -> Path:

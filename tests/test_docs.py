@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from data.feed.sampler import EpochOrder, EpochSampler
-from utils import environment
-from utils.config import Hyp, TrainConfig, ValConfig
-from utils.flags.detect import DetectConfig
-from utils.flags.export import ExportConfig
+from tessera.data.feed.sampler import EpochOrder, EpochSampler
+from tessera.utils import environment
+from tessera.utils.config import Hyp, TrainConfig, ValConfig
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.export import ExportConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()

@@ -12,31 +12,32 @@ ROOT = Path(__file__).resolve().parent.parent
 # Every room, from the ground up: a file imports from its own room and from those before it. data and models meet in
 # the rooms after them, and never import each other.
 ROOMS = (
-    "utils",
-    "utils.machine",
-    "utils.ranks",
-    "models.layers",
-    "models.heads",
-    "models",
-    "utils.engine",
-    "data.source.annotations",
-    "data.source",
-    "data.source.checks",
-    "data.augment",
-    "data.feed",
-    "utils.checkpoints",
-    "utils.evaluation",
-    "utils.inference.sources",
-    "utils.report",
-    "utils.search",
-    "utils.inference",
-    "utils.exporting",
-    "commands",
+    "tessera.utils",
+    "tessera.utils.machine",
+    "tessera.utils.ranks",
+    "tessera.models.layers",
+    "tessera.models.heads",
+    "tessera.models",
+    "tessera.utils.engine",
+    "tessera.data.source.annotations",
+    "tessera.data.source",
+    "tessera.data.source.checks",
+    "tessera.data.augment",
+    "tessera.data.feed",
+    "tessera.utils.checkpoints",
+    "tessera.utils.evaluation",
+    "tessera.utils.inference.sources",
+    "tessera.utils.report",
+    "tessera.utils.search",
+    "tessera.utils.inference",
+    "tessera.utils.exporting",
+    "tessera.commands",
+    "tessera",
 )
 HOMES = {  # libraries that one place alone imports
-    "torch.distributed": "utils.ranks",
-    "argparse": "utils.flags.options",
-    "cv2": "utils.machine.opencv",
+    "torch.distributed": "tessera.utils.ranks",
+    "argparse": "tessera.utils.flags.options",
+    "cv2": "tessera.utils.machine.opencv",
 }
 OPTIONAL = {
     "albumentations",
@@ -65,14 +66,13 @@ each_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_
 def module_of(path: Path) -> str:
     """Dotted name of a first-party file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    above = () if parts[0] == "tessera" else ("tessera",) if parts[0] in PACKAGES else ("tessera", "commands")
+    return ".".join((*above, *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 def room_of(module: str) -> str:
     """The innermost room that a first-party module lies in."""
-    if "." not in module and module not in PACKAGES:
-        return "commands"
-    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len, default=module)
+    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
 
 
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
@@ -91,12 +91,13 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 def test_imports_go_down_only(path: Path) -> None:
     me = room_of(module_of(path))
     for module, line in imports(ast.parse(path.read_text())):
-        package = module.partition(".")[0]
-        assert package not in {p.stem for p in COMMANDS}, f"{path}:{line}: {me} imports a command"
-        if package in PACKAGES:
+        if module.startswith("tessera."):
             other = room_of(module)
             assert ROOMS.index(other) <= ROOMS.index(me), f"{path}:{line}: {me} imports {module}, which lies above it"
-            assert {package, me.partition(".")[0]} != {"data", "models"}, f"{path}:{line}: {me} imports {module}"
+            assert other != "tessera.commands", f"{path}:{line}: {me} imports a command"
+            assert {other.split(".")[1], me.split(".")[1]} != {"data", "models"}, (
+                f"{path}:{line}: {me} imports {module}"
+            )
 
 
 @each_file
@@ -143,7 +144,7 @@ def test_environment_is_read_in_one_place() -> None:
 
 @each_file
 def test_only_the_accelerator_asks_for_a_device_type(path: Path) -> None:
-    if room_of(module_of(path)) != "utils.machine":
+    if room_of(module_of(path)) != "tessera.utils.machine":
         asked = [line for line in path.read_text().splitlines() if DEVICE_TYPE.search(line)]
         assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
 

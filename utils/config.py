@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from utils.environment import REPO
-from utils.errors import ConfigError, did_you_mean
-from utils.files import user_path
-from utils.flags.options import Former, Options, option, trust_file_option
-from utils.text import first_of, shown
-from utils.yaml_file import YamlMapping, read_yaml
+from tessera.utils.environment import REPO
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import user_path
+from tessera.utils.flags.options import Former, Options, option, trust_file_option
+from tessera.utils.text import first_of, shown
+from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.errors import ConfigError
-from utils.files import user_path
-from utils.text import shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.files import user_path
+from tessera.utils.text import shown
 
 REPO = Path(__file__).resolve().parent.parent
 _MAX_PIXELS = 1 << 28

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from utils.text import printable
+from tessera.utils.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from utils.errors import ConfigError, UserError
-from utils.text import shown
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.text import shown
 
 _BLOCK = 1 << 20  # bytes read at once
 _SEAL = 20  # bytes

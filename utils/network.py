@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from utils.errors import UserError
-from utils.text import one_line
+from tessera.utils.errors import UserError
+from tessera.utils.text import one_line
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_ADDRESS = 4096

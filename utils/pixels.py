@@ -16,8 +16,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import ConfigError
-from utils.text import shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.text import shown
 
 Unit = Literal["range", "percentile"]
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"

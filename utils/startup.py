@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
-from utils.errors import ConfigError, explained, leave_the_report_to_rank_0
-from utils.flags.options import Options
-from utils.streams import keep_streams
+from tessera.utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
+from tessera.utils.errors import ConfigError, explained, leave_the_report_to_rank_0
+from tessera.utils.flags.options import Options
+from tessera.utils.streams import keep_streams
 
 INTERRUPTED = 128 + signal.SIGINT
 

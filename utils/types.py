@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from utils.pixels import PixelRule
-from utils.seeding import HeldOut, at_most, sample_rng
-from utils.text import table_row
+from tessera.utils.pixels import PixelRule
+from tessera.utils.seeding import HeldOut, at_most, sample_rng
+from tessera.utils.text import table_row
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
 Array = TypeVar("Array", float, Any)

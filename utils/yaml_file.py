@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from utils.errors import ConfigError
-from utils.files import open_plain
-from utils.text import one_line, shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.files import open_plain
+from tessera.utils.text import one_line, shown
 
 MAX_BYTES = 2 << 20  # 20,000 class names are 0.5 MB
 MAX_DEPTH = 32

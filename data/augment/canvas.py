@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.augment.colours import NO_JITTER, HsvJitter
-from data.augment.labels import CanvasLabels
-from data.augment.warp import HORIZON, Warp
-from utils.machine.opencv import cv2
-from utils.types import FILL
+from tessera.data.augment.colours import NO_JITTER, HsvJitter
+from tessera.data.augment.labels import CanvasLabels
+from tessera.data.augment.warp import HORIZON, Warp
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import FILL
 
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.machine.opencv import cv2
-from utils.types import FILL
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import FILL
 
 _STRIP = 80_000  # pixels at a time: their planes stay in the processor's cache, and malloc keeps them at hand
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.environment import forbid_update_checks
-from utils.machine.opencv import cv2
+from tessera.utils.environment import forbid_update_checks
+from tessera.utils.machine.opencv import cv2
 
 PROBABILITY = 0.01
 _BLUR_SIDES = (3, 5, 7)  # pixels

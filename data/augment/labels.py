@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data.augment.warp import Warp
-from utils.boxes import clip_boxes
-from utils.types import Sample
+from tessera.data.augment.warp import Warp
+from tessera.utils.boxes import clip_boxes
+from tessera.utils.types import Sample
 
 MIN_SIDE = 2.0  # pixels: a label must be wider and higher than this
 MAX_ASPECT = 100.0

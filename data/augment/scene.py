@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data.augment.canvas import Tile, render
-from data.augment.colours import NO_JITTER, HsvJitter
-from data.augment.filters import ColourFilter, no_filter
-from data.augment.labels import CanvasLabels, warp_labels
-from data.augment.warp import Warp
-from utils.config import Hyp
-from utils.machine.opencv import cv2
-from utils.types import FILL, Draw, Sample
+from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.colours import NO_JITTER, HsvJitter
+from tessera.data.augment.filters import ColourFilter, no_filter
+from tessera.data.augment.labels import CanvasLabels, warp_labels
+from tessera.data.augment.warp import Warp
+from tessera.utils.config import Hyp
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import FILL, Draw, Sample
 
 MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one half
 MAX_PASTE_COVER = 0.3  # share of an existing box that a pasted one may cover

@@ -9,16 +9,16 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from data.feed.images import FORMAT, ImageStore, Interpolation
-from data.feed.shared_memory import SharedMemory
-from utils.config import CacheMode
-from utils.environment import cache_dir
-from utils.errors import UserError
-from utils.files import SharedFile, atomic_write, remove_leftovers
-from utils.machine.limits import available_memory
-from utils.ranks.world import World, torch_distributed_zero_first
-from utils.text import gib
-from utils.types import DatasetIndex
+from tessera.data.feed.images import FORMAT, ImageStore, Interpolation
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.utils.config import CacheMode
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError
+from tessera.utils.files import SharedFile, atomic_write, remove_leftovers
+from tessera.utils.machine.limits import available_memory
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.text import gib
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 

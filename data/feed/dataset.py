@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from data.augment.filters import open_filter
-from data.augment.scene import Placement, letterbox, train_sample
-from data.feed.images import ImageStore
-from data.feed.recent import RecentImages
-from data.source.decode import UndecodableImage
-from utils.config import Hyp
-from utils.errors import UserError
-from utils.seeding import sample_rng
-from utils.types import FILL, Batch, DatasetIndex, Draw, Sample
+from tessera.data.augment.filters import open_filter
+from tessera.data.augment.scene import Placement, letterbox, train_sample
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.recent import RecentImages
+from tessera.data.source.decode import UndecodableImage
+from tessera.utils.config import Hyp
+from tessera.utils.errors import UserError
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import FILL, Batch, DatasetIndex, Draw, Sample
 
 _NOT_INVERTIBLE = (math.nan,) * 4
 

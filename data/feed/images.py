@@ -17,12 +17,12 @@ from typing import IO, Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from data.feed.shapes import loaded_sizes, resized
-from data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
-from utils.files import SharedFile
-from utils.machine.limits import usable_cpus
-from utils.text import gib
-from utils.types import DatasetIndex, Draw
+from tessera.data.feed.shapes import loaded_sizes, resized
+from tessera.data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
+from tessera.utils.files import SharedFile
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.text import gib
+from tessera.utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 

@@ -15,19 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
-from data.feed.images import ImageStore
-from data.feed.recent import RecentImages, share_recent
-from data.feed.sampler import (
+from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.recent import RecentImages, share_recent
+from tessera.data.feed.sampler import (
     BLOCK,
     EpochOrder,
     EpochSampler,
     ShardSampler,
     near_batches,
 )
-from data.feed.shapes import padded_shapes, validation_shapes
-from data.feed.shared_memory import SharedMemory
-from data.feed.workers import (
+from tessera.data.feed.shapes import padded_shapes, validation_shapes
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.workers import (
     PREFETCH,
     StoppedWorkers,
     affordable_workers,
@@ -35,10 +35,10 @@ from data.feed.workers import (
     cap_workers,
     ignoring_lost_workers,
 )
-from utils.engine.context import RunContext
-from utils.errors import UserError, lost_worker
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex
+from tessera.utils.engine.context import RunContext
+from tessera.utils.errors import UserError, lost_worker
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 

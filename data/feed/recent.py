@@ -20,12 +20,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.feed.images import ImageStore
-from data.source.decode import UndecodableImage
-from utils.files import SharedFile
-from utils.machine.limits import available_memory
-from utils.ranks.world import World
-from utils.types import Draw
+from tessera.data.feed.images import ImageStore
+from tessera.data.source.decode import UndecodableImage
+from tessera.utils.files import SharedFile
+from tessera.utils.machine.limits import available_memory
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Draw
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from utils.errors import ConfigError
-from utils.ranks.launch import check_batch_size
-from utils.seeding import sample_rng
-from utils.types import DatasetIndex, Draw
+from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.launch import check_batch_size
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import DatasetIndex, Draw
 
 BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
 NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
@@ -96,7 +96,7 @@ def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int
     """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
 
     They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this
-    depends on the order and the batch size alone, not on ranks or workers. Images decoded recently (data.feed.recent)
+    depends on the order and the batch size alone, not on ranks or workers. Images decoded recently (recent.py)
     serve several mosaics, and a rank with whole blocks needs none but its own.
 
     Args:

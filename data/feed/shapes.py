@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.machine.opencv import cv2
+from tessera.utils.machine.opencv import cv2
 
 
 def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:

@@ -10,8 +10,8 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
-from utils.files import SHARED_MEMORY
-from utils.ranks.world import World
+from tessera.utils.files import SHARED_MEMORY
+from tessera.utils.ranks.world import World
 
 
 class SharedMemory:

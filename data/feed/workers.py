@@ -21,13 +21,13 @@ from types import TracebackType
 
 import torch
 
-from data.feed.shared_memory import SharedMemory
-from utils.environment import loader_timeout_s, peer_timeout_s
-from utils.machine.limits import open_files_left
-from utils.ranks.signals import SIGNALS
-from utils.ranks.stack_dumps import print_stacks_on_signal
-from utils.ranks.watchdog import say
-from utils.ranks.world import World
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.utils.environment import loader_timeout_s, peer_timeout_s
+from tessera.utils.machine.limits import open_files_left
+from tessera.utils.ranks.signals import SIGNALS
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.watchdog import say
+from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 

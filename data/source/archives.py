@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from utils.errors import UserError
-from utils.files import UMASK
-from utils.text import one_line, shown
+from tessera.utils.errors import UserError
+from tessera.utils.files import UMASK
+from tessera.utils.text import one_line, shown
 
 MAX_UNPACKED_BYTES = 400 << 30
 MAX_MEMBERS = 10_000_000

@@ -10,7 +10,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from utils.environment import max_pixels
+from tessera.utils.environment import max_pixels
 
 LARGE = 1 << 25  # pixels; decoded, they take 100 MB
 _HARMLESS = 1 << 24  # pixels; a file that breaks off is used as far as it goes

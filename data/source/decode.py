@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from data.source.bounds import LARGE, refuse_large
-from utils.errors import UserError
-from utils.files import open_plain
-from utils.machine.opencv import cv2
-from utils.pixels import PixelRule, to_uint8
-from utils.streams import words_of_libraries
+from tessera.data.source.bounds import LARGE, refuse_large
+from tessera.utils.errors import UserError
+from tessera.utils.files import open_plain
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.pixels import PixelRule, to_uint8
+from tessera.utils.streams import words_of_libraries
 
 log = logging.getLogger(__name__)
 

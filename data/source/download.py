@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from utils.errors import UserError
-from utils.network import Pace, TooSlowError, TransientError, broken, check_address, open_address
-from utils.text import one_line, shown
+from tessera.utils.errors import UserError
+from tessera.utils.network import Pace, TooSlowError, TransientError, broken, check_address, open_address
+from tessera.utils.text import one_line, shown
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 _BLOCK = 1 << 20

@@ -16,11 +16,11 @@ import os
 import struct
 from pathlib import Path
 
-from data.source.bounds import LARGE, MARKER, refuse_large
-from data.source.decode import TooLarge, read_image
-from utils.environment import max_pixels
-from utils.errors import UserError
-from utils.files import is_address, open_plain
+from tessera.data.source.bounds import LARGE, MARKER, refuse_large
+from tessera.data.source.decode import TooLarge, read_image
+from tessera.utils.environment import max_pixels
+from tessera.utils.errors import UserError
+from tessera.utils.files import is_address, open_plain
 
 MIN_SIDE = 10  # pixels
 _HEAD = 4096  # bytes; enough for most files

@@ -18,17 +18,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.decode import REDUCTIONS, Pixels, decode_levels
-from data.source.headers import BadImage, image_size
-from data.source.listing import Listing
-from utils.environment import cache_dir
-from utils.errors import UserError
-from utils.files import kept, open_plain
-from utils.machine.limits import usable_cpus
-from utils.machine.opencv import cv2
-from utils.pixels import to_uint8
-from utils.seeding import HeldOut
-from utils.types import DatasetSpec
+from tessera.data.source.decode import REDUCTIONS, Pixels, decode_levels
+from tessera.data.source.headers import BadImage, image_size
+from tessera.data.source.listing import Listing
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError
+from tessera.utils.files import kept, open_plain
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.pixels import to_uint8
+from tessera.utils.seeding import HeldOut
+from tessera.utils.types import DatasetSpec
 
 GRID = 9  # cells a side that a picture is averaged over
 BITS = 2 * GRID * (GRID - 1)

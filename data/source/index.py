@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco_ids import ids_of
-from data.source.held_out import part_of
-from data.source.listing import Listing, Remembered, list_images
-from data.source.refusals import missing_labels, refuse_unusable
-from data.source.scan import ClassNames, Stretch, scan
-from utils.environment import cache_dir, max_pixels
-from utils.files import atomic_write, open_plain, remove_leftovers
-from utils.machine.opencv import cv2
-from utils.text import first_of
-from utils.types import CocoIds, DatasetIndex, DatasetSpec
+from tessera.data.source.annotations.coco_ids import ids_of
+from tessera.data.source.held_out import part_of
+from tessera.data.source.listing import Listing, Remembered, list_images
+from tessera.data.source.refusals import missing_labels, refuse_unusable
+from tessera.data.source.scan import ClassNames, Stretch, scan
+from tessera.utils.environment import cache_dir, max_pixels
+from tessera.utils.files import atomic_write, open_plain, remove_leftovers
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.text import first_of
+from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 4  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco import CocoImage, read_coco
-from data.source.annotations.voc_folder import voc_folder
-from utils.errors import UserError
-from utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
-from utils.machine.stretches import in_stretches
-from utils.text import first_of, one_line, shown
-from utils.types import IMAGE_SUFFIXES, DatasetSpec
+from tessera.data.source.annotations.coco import CocoImage, read_coco
+from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.utils.errors import UserError
+from tessera.utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
+from tessera.utils.machine.stretches import in_stretches
+from tessera.utils.text import first_of, one_line, shown
+from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
 
 Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)

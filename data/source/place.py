@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from data.source.archives import unpack
-from data.source.download import fetch, locked
-from data.source.shapes import write_shapes
-from utils.environment import REPO, datasets_dir
-from utils.errors import ConfigError, UserError
-from utils.files import user_path
-from utils.text import first_of, one_line, shown
-from utils.types import Archive
+from tessera.data.source.archives import unpack
+from tessera.data.source.download import fetch, locked
+from tessera.data.source.shapes import write_shapes
+from tessera.utils.environment import REPO, datasets_dir
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import user_path
+from tessera.utils.text import first_of, one_line, shown
+from tessera.utils.types import Archive
 
 GENERATORS = {"shapes": write_shapes}
 

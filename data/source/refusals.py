@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.source.listing import MISSING, Listing
-from data.source.scan import Stretch
-from utils.errors import UserError, did_you_mean
-from utils.text import first_of, shown
-from utils.types import DatasetSpec
+from tessera.data.source.listing import MISSING, Listing
+from tessera.data.source.scan import Stretch
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.text import first_of, shown
+from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT = 5, 3
 _NEXT_LINE = "\n  "

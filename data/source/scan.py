@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco import parse_coco
-from data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
-from data.source.annotations.voc import parse_voc
-from data.source.headers import BadImage, Size, image_size
-from data.source.listing import Listing
-from utils.files import open_plain
-from utils.machine.stretches import in_stretches
+from tessera.data.source.annotations.coco import parse_coco
+from tessera.data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
+from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.source.headers import BadImage, Size, image_size
+from tessera.data.source.listing import Listing
+from tessera.utils.files import open_plain
+from tessera.utils.machine.stretches import in_stretches
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that

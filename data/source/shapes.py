@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.machine.opencv import cv2
+from tessera.utils.errors import UserError
+from tessera.utils.machine.opencv import cv2
 
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 

@@ -14,17 +14,17 @@ import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from data.source.annotations.coco import read_names
-from data.source.listing import expand, stats
-from data.source.place import GENERATORS, Place, absolute
-from utils.environment import REPO, cache_dir
-from utils.errors import ConfigError, did_you_mean
-from utils.files import kept, special_kind, user_path
-from utils.pixels import PixelRule
-from utils.seeding import HeldOut
-from utils.text import first_of, is_one_line, shown
-from utils.types import Archive, DatasetSpec
-from utils.yaml_file import Row, YamlMapping, read_yaml
+from tessera.data.source.annotations.coco import read_names
+from tessera.data.source.listing import expand, stats
+from tessera.data.source.place import GENERATORS, Place, absolute
+from tessera.utils.environment import REPO, cache_dir
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import kept, special_kind, user_path
+from tessera.utils.pixels import PixelRule
+from tessera.utils.seeding import HeldOut
+from tessera.utils.text import first_of, is_one_line, shown
+from tessera.utils.types import Archive, DatasetSpec
+from tessera.utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
 _KEYS = (*SPLITS, "path", "names", "nc", "download", "generate", "pixels", "split_seed")

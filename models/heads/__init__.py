@@ -1,6 +1,6 @@
 """The last layer of a model and all that belongs to it, a folder a head.
 
-`models/heads/<folder>/head.py` defines the head: a class derived from `models.heads.head.Head`, whose name is what a
-model YAML calls it. Nothing else in the program names a head, so another folder is all that another head takes.
-Imports models.layers and the rooms of utils up to ranks.
+`models/heads/<folder>/head.py` defines the head: a class derived from `Head` in head.py, whose name is what a model
+YAML calls it. Nothing else in the program names a head, so another folder is all that another head takes.
+Imports models/layers and the rooms of utils up to ranks.
 """

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.heads.criterion import Criterion
-from models.layers.arguments import Reader
-from utils.config import Hyp, TrainConfig
-from utils.errors import ConfigError
-from utils.ranks.world import World
+from tessera.models.heads.criterion import Criterion
+from tessera.models.layers.arguments import Reader
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.world import World
 
 
 @dataclass(frozen=True)

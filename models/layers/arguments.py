@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
-from utils.errors import ConfigError
-from utils.text import shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.text import shown
 
 _MOST_COUNT = 2**31 - 1  # a tensor's side is a 64-bit integer, and so is its number of elements
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.layers.blocks import Conv
+from tessera.models.layers.blocks import Conv
 
 
 class AConv(nn.Module):

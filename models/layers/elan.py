@@ -7,8 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.layers.blocks import Conv
-from models.layers.rep import RepC3
+from tessera.models.layers.blocks import Conv
+from tessera.models.layers.rep import RepC3
 
 
 class BasicBlock(nn.Module):

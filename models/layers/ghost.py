@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.layers.blocks import C3, Conv, DWConv, Size
+from tessera.models.layers.blocks import C3, Conv, DWConv, Size
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 

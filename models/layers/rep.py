@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.layers.blocks import C3, SILU, Conv
+from tessera.models.layers.blocks import C3, SILU, Conv
 
 
 class RepConv(nn.Module):

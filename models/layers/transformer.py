@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.layers.blocks import C3
+from tessera.models.layers.blocks import C3
 
 HEADS = 4
 

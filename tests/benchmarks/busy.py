@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.report.results import read_results
 from tests.benchmarks.rounds import machine, parser
-from utils.machine.limits import usable_cpus
-from utils.report.results import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 RIVALS: Mapping[str, Mapping[str, str]] = {

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.validation import plot_validation
 from tests.utils.report.made_charts import curves, index, names
-from utils.evaluation.confusion import ConfusionMatrix, PairCounts
-from utils.report.charts.labels import plot_labels
-from utils.report.charts.validation import plot_validation
 
 
 def cost(call: Callable[[], None]) -> tuple[float, float]:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import train
-from utils.engine.step import StepResult, TrainStep
-from utils.types import Batch
+from tessera.commands import train
+from tessera.utils.engine.step import StepResult, TrainStep
+from tessera.utils.types import Batch
 
 RANK, STEPS = os.environ["RANK"], int(os.environ["STEPS"])
 seen: list[dict[str, Any]] = []

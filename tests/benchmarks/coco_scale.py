@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.feed.sampler import EpochOrder, batches_per_epoch
+from tessera.data.feed.sampler import EpochOrder, batches_per_epoch
+from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.engine.schedule import Schedule
 from tests.benchmarks.rounds import machine
 from tests.data.made_coco import IMAGES, write_coco
 from tests.system.launch import ROOT, torchrun
-from utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
-from utils.config import Hyp, load_hyp
-from utils.engine.schedule import Schedule
 
 RECIPE, EPOCHS, RANKS, IMGSZ, SEED = "hyp.tessera-long.yaml", 300, 2, 64, 0
 CLOSED = 15  # epochs without mosaic, the last ones

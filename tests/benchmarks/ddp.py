@@ -15,20 +15,20 @@ from pathlib import Path
 
 import torch
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.ranks.ddp import smart_DDP
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
 from tests.benchmarks.rounds import indexed, machine, parser
 from tests.benchmarks.step import made_batch
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.ranks.ddp import smart_DDP
-from utils.ranks.launch import open_world
-from utils.ranks.world import World
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.source.shapes import write_shapes
+from tessera.data.source.shapes import write_shapes
+from tessera.utils.inference.detector import Detector
+from tessera.utils.types import IMAGE_SUFFIXES
 from tests.benchmarks.gathering import status_kb
 from tests.benchmarks.rounds import machine
-from utils.inference.detector import Detector
-from utils.types import IMAGE_SUFFIXES
 
 ROUNDS = 3
 STAGES = ("reading", "preparation", "inference", "NMS")

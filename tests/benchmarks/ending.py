@@ -17,7 +17,7 @@ from tests.system.tiny import flags, make_data
 
 PROGRAM = """
 import os, sys, train
-from utils.startup import end_process
+from tessera.utils.startup import end_process
 code = train.main(sys.argv[2:])
 times = os.times()
 print("CPU", times.user + times.system + times.children_user + times.children_system, flush=True)

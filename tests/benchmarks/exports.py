@@ -16,19 +16,19 @@ import cv2
 import numpy as np
 import torch
 
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.exporting.parity.pictures import gather
+from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.openvino import OpenVino
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.inference.backends.openvino import open_openvino
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.pipeline import Pipeline, suppression_of
+from tessera.utils.machine.accelerator import Accelerator
 from tests.benchmarks.rounds import indexed, parser, rounds, show
-from utils.checkpoints.resolve import resolve_weights
-from utils.exporting.parity.pictures import gather
-from utils.exporting.quantized.onnx_int8 import QuantizedOnnx
-from utils.exporting.subject import Subject
-from utils.exporting.writers.openvino import OpenVino
-from utils.flags.export import ExportConfig
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.backends.choose import open_exported
-from utils.inference.backends.openvino import open_openvino
-from utils.inference.network import TorchNetwork
-from utils.inference.pipeline import Pipeline, suppression_of
-from utils.machine.accelerator import Accelerator
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
 Pictures = Sequence[np.ndarray]

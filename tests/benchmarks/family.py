@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from models.detector import DetectionModel
-from models.summary import count_gflops, count_parameters
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_gflops, count_parameters
+from tessera.utils.environment import Launch
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.types import Batch
 from tests.benchmarks.rounds import Apart, indexed, machine, parser, rounds
 from tests.benchmarks.step import Case, made_batch, our_step
-from utils.environment import Launch
-from utils.machine.accelerator import Accelerator
-from utils.machine.choose import choose_accelerator
-from utils.types import Batch
 
 BASELINE = "yolov5n"
 FAMILY = tuple(f"tessera-{size}" for size in "nsmlx")

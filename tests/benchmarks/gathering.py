@@ -23,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.evaluation.average_precision import rank
+from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.evaluation.curves import summarize
+from tessera.utils.evaluation.match_state import Accumulator, LastHits
+from tessera.utils.evaluation.matching import ImageMatches
 from tests.benchmarks.rounds import machine
 from tests.utils.evaluation.plain_metrics import Plain, merge, plain_figures
-from utils.evaluation.average_precision import rank
-from utils.evaluation.confusion import ConfusionMatrix, PairCounts
-from utils.evaluation.curves import summarize
-from utils.evaluation.match_state import Accumulator, LastHits
-from utils.evaluation.matching import ImageMatches
 
 
 class Job(NamedTuple):

@@ -21,27 +21,27 @@ from typing import Any
 
 import torch
 
-from data.feed.images import ImageStore
-from data.feed.loader import build_train_loader, build_val_loader
-from data.source.index import build_index
-from data.source.spec import load_spec
-from models.detector import DetectionModel
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_train_loader, build_val_loader
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import load_hyp
+from tessera.utils.engine.precision import Precision
+from tessera.utils.environment import Launch
+from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
 from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX
 from tests.utils.machine.stand_in import StandIn
-from utils.config import load_hyp
-from utils.engine.precision import Precision
-from utils.environment import Launch
-from utils.evaluation.evaluate import evaluate, fused_copy
-from utils.evaluation.measurement import Settings
-from utils.machine.accelerator import Accelerator
-from utils.machine.choose import choose_accelerator
-from utils.machine.limits import usable_cpus
-from utils.ranks.world import World
-from utils.types import DatasetIndex
 
 HYP = "hyp.scratch-low.yaml"
 SMALL: dict[str, dict[str, Any]] = {

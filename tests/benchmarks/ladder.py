@@ -25,13 +25,13 @@ from pathlib import Path
 
 import yaml
 
-from models.summary import count_gflops, count_parameters
+from tessera.models.summary import count_gflops, count_parameters
+from tessera.utils.checkpoints.format import load_checkpoint
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.report.results import read_results
 from tests.benchmarks.paired import Run, append_run, read_runs, table
 from tests.benchmarks.rounds import machine
-from utils.checkpoints.format import load_checkpoint
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.machine.limits import usable_cpus
-from utils.report.results import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS: Mapping[str, Mapping[str, object]] = {

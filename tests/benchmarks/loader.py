@@ -11,17 +11,17 @@ from unittest import mock
 import cv2
 import numpy as np
 
-from data.feed.cache import open_images
-from data.feed.images import ImageStore
-from data.feed.loader import build_train_loader
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_train_loader
+from tessera.utils.config import load_hyp
+from tessera.utils.ranks import world as world_module
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.plain import PlainLoader
 from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.ranks import world as world_module
-from utils.ranks.world import World
-from utils.types import DatasetIndex
 
 # Of the original trainer on the machine where the plain way takes 1.55 + 1.18 + 0.3 ms: 293 images/s from its cache.
 ORIGINAL_OVER_PLAIN_MS = 1000 / 293 - (1.55 + 1.18 + 0.3)

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.feed.cache import open_images
-from data.feed.images import ImageStore
-from data.feed.loader import TrainLoader, build_train_loader
-from models.detector import DetectionModel
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import TrainLoader, build_train_loader
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import load_hyp
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import indexed, machine, parser, repeated
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.machine.accelerator import Accelerator
-from utils.machine.malloc import keep_freed_memory
-from utils.ranks.launch import open_world
-from utils.ranks.world import World, torch_distributed_zero_first
-from utils.types import DatasetIndex
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ import math
 import cv2
 import numpy as np
 
-from utils.config import Hyp
+from tessera.utils.config import Hyp
 
 FILL = 114
 

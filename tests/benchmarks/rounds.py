@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.source.index import build_index
-from data.source.spec import load_spec
-from utils.types import DatasetIndex
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex
 
 
 def rounds(rivals: Mapping[str, Callable[[], int]], count: int = 7) -> dict[str, float]:

@@ -13,8 +13,8 @@ import math
 
 from torch import nn
 
-from models.detector import DetectionModel
-from utils.config import Hyp
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import Hyp
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.environment import REPO
+from tessera.utils.ranks.agreement import data_fingerprint, require_agreement
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import torch_distributed_zero_first
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import machine
 from tests.data.make import write_image
 from tests.system.launch import free_port
-from utils.environment import REPO
-from utils.ranks.agreement import data_fingerprint, require_agreement
-from utils.ranks.launch import open_world
-from utils.ranks.world import torch_distributed_zero_first
-from utils.types import DatasetIndex
 
 _OWN = 40  # files of each kind; the others are links to them: a file system allows some ten thousand of one file
 _OBJECTS = 7

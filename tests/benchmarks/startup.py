@@ -20,15 +20,15 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from data.feed.images import ImageStore
-from data.feed.loader import build_train_loader
-from data.source.index import build_index
-from data.source.listing import label_path
-from data.source.spec import load_spec
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_train_loader
+from tessera.data.source.index import build_index
+from tessera.data.source.listing import label_path
+from tessera.data.source.spec import load_spec
+from tessera.utils.config import load_hyp
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import indexed, machine, parser
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.types import DatasetIndex
 
 
 @contextmanager

@@ -18,26 +18,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from data.feed.images import ImageStore
-from data.feed.loader import build_train_loader
-from models.detector import DetectionModel
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_train_loader
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.profile import NoProfile
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.environment import Launch
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.ranks.ddp import smart_DDP
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 from tests.data.made_run import made_run
-from utils.config import Hyp, TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.profile import NoProfile
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.environment import Launch
-from utils.machine.accelerator import Accelerator
-from utils.machine.choose import choose_accelerator
-from utils.ranks.ddp import smart_DDP
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex
 
 WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be halved until gradients are finite
 

@@ -15,13 +15,13 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
 
+from tessera.utils.machine.limits import open_files_left
+from tessera.utils.ranks.heartbeat import Heartbeat
+from tessera.utils.ranks.rendezvous import agree_on_session
 from tests.at_once import at_once
 from tests.benchmarks.rounds import machine
 from tests.system.launch import free_port
 from tests.utils.ranks.counted_store import CountedStore
-from utils.machine.limits import open_files_left
-from utils.ranks.heartbeat import Heartbeat
-from utils.ranks.rendezvous import agree_on_session
 
 _LATE_S, _SETTLED_S = 20.0, 10.0  # when the straggler comes; from when on questions are counted
 

@@ -12,11 +12,11 @@ from unittest import mock
 
 import torch
 
-from models.suppression import Suppression, non_max_suppression, strongest_candidates, suppress_candidates
+from tessera.models.suppression import Suppression, non_max_suppression, strongest_candidates, suppress_candidates
+from tessera.utils.types import Detections
 from tests.benchmarks.gathering import watch_peak
 from tests.benchmarks.rounds import machine
 from tests.benchmarks.val import untrained
-from utils.types import Detections
 
 RULES = Suppression(0.001, 0.6)
 
@@ -37,7 +37,7 @@ def main() -> None:
             find(decoded[:, :50])
             said, found = [], []
             for scores_at_once in (2**40, 2**22):
-                with mock.patch("models.suppression._SCORES_AT_ONCE", scores_at_once):
+                with mock.patch("tessera.models.suppression._SCORES_AT_ONCE", scores_at_once):
                     peak, started = watch_peak(), time.process_time()
                     found.append(find(decoded))
                 said.append((peak() / 2**20, time.process_time() - started))

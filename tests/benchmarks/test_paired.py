@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tessera.utils.config import TrainConfig
 from tests.benchmarks.ladder import Asked, campaign, missing, named, parser
 from tests.benchmarks.paired import Difference, Run, append_run, difference, read_runs, table
-from utils.config import TrainConfig
 
 
 def made(arm: str, maps: Sequence[float], first_seed: int = 0, *, set: str = "cards", timed: bool = True) -> list[Run]:

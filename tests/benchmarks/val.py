@@ -13,26 +13,26 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms
 
-from data.feed.images import ImageStore
-from data.feed.loader import build_val_loader
-from data.feed.shapes import validation_shapes
-from models.detector import DetectionModel
-from models.suppression import Suppression, non_max_suppression
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_val_loader
+from tessera.data.feed.shapes import validation_shapes
+from tessera.models.detector import DetectionModel
+from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.utils.boxes import cxcywh_to_xyxy
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.average_precision import rank
+from tessera.utils.evaluation.curves import summarize
+from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.evaluation.matching import ImageMatches
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
-from utils.boxes import cxcywh_to_xyxy
-from utils.checkpoints.resolve import resolve_weights
-from utils.checkpoints.weights import load_weights
-from utils.engine.precision import Precision
-from utils.evaluation.average_precision import rank
-from utils.evaluation.curves import summarize
-from utils.evaluation.evaluate import evaluate, fused_copy
-from utils.evaluation.match_state import Accumulator
-from utils.evaluation.matching import ImageMatches
-from utils.evaluation.measurement import Settings
-from utils.machine.accelerator import Accelerator
-from utils.machine.malloc import keep_freed_memory
-from utils.ranks.world import World
-from utils.types import DatasetIndex
 
 MOST = 30_000  # candidates of an image
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.pictures import to_pixels
+from tessera.utils.inference.sources.frames import Frame
+from tessera.utils.inference.sources.sources import open_sources
 from tests.benchmarks.memory import MIB, pss
 from tests.benchmarks.rounds import rounds, show
-from utils.inference.detector import Detector
-from utils.inference.pictures import to_pixels
-from utils.inference.sources.frames import Frame
-from utils.inference.sources.sources import open_sources
 
 SIZE_WH, FPS = (1280, 720), 30.0
 

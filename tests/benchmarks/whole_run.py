@@ -16,14 +16,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from data.feed.sampler import batches_per_epoch
-from models.detector import DetectionModel
-from models.summary import count_gflops, count_parameters
+from tessera.data.feed.sampler import batches_per_epoch
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_gflops, count_parameters
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.engine.ema import ema_decay
+from tessera.utils.engine.schedule import Schedule, accumulation, nominal_batch
 from tests.benchmarks.scaling import all_reduce_ms
 from tests.data.made_coco import IMAGES, OBJECTS
-from utils.config import Hyp, load_hyp
-from utils.engine.ema import ema_decay
-from utils.engine.schedule import Schedule, accumulation, nominal_batch
 
 BATCHES = (64, 128, 256, 512)
 _OBJECT_BYTES, _IMAGE_BYTES = 20, 24 + 50  # of an index: class and box; size, two offsets and a path

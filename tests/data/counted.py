@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.feed.images import ImageStore
+from tessera.data.feed.images import ImageStore
 
 
 class CountedStore(ImageStore):

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.types import DatasetIndex
+from tessera.utils.types import DatasetIndex
 
 NAMES = ("circle", "square", "star")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from utils.config import Hyp, TrainConfig
-from utils.engine.context import RunContext
-from utils.ranks.world import World
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.engine.context import RunContext
+from tessera.utils.ranks.world import World
 
 
 def made_run(hyp: Hyp, world: Any = None, /, *, imgsz: int, batch_size: int, **flags: Any) -> RunContext:

@@ -16,15 +16,15 @@ import pytest
 import torch
 import yaml
 
-import train
-import utils.ranks.launch
+import tessera.utils.ranks.launch
+from tessera.commands import train
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.cuda import Cuda
+from tessera.utils.types import Batch, Metrics
 from tests.system.tiny import make_data
 from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX, Trainer
 from tests.utils.machine.stand_in import StandIn
-from utils.engine.step import TrainStep
-from utils.machine.accelerator import Accelerator
-from utils.machine.cuda import Cuda
-from utils.types import Batch, Metrics
 
 # torch reads it once, at its first use of cuBLAS, which may come before the case that needs it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -147,7 +147,7 @@ def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch
         accelerator: Accelerator = Cuda(torch.device("cuda", 0))
         if request.param == "stand-in":
             accelerator = stack.enter_context(StandIn())
-            monkeypatch.setattr(utils.ranks.launch, "choose_accelerator", lambda device, launch: gate.current)
+            monkeypatch.setattr(tessera.utils.ranks.launch, "choose_accelerator", lambda device, launch: gate.current)
         gate = Gate(accelerator, data, tmp_path)
         step, made = TrainStep.__call__, WeakKeyDictionary[TrainStep, int]()
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from data.feed.images import ImageStore
-from data.feed.loader import TrainLoader, build_train_loader
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import TrainLoader, build_train_loader
+from tessera.utils.config import load_hyp
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20)]
 EPOCHS = 3

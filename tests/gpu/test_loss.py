@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import load_hyp
 from tests.gpu.conftest import HEADS, Gate, each_head
-from utils.config import load_hyp
 
 BATCH, SIZE, NC = 4, 320, 20
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.ranks.ddp import average_statistics
+from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.ranks.world import World
 from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.system.jobs import train
 from tests.system.tiny import flags, losses
 from tests.utils.engine.trainer import made_batch
-from utils.ranks.collectives import Collectives
-from utils.ranks.ddp import average_statistics
-from utils.ranks.sync_batchnorm import SyncBatchNorm2d
-from utils.ranks.world import World
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tessera.utils.engine.flags import StepFlags
 from tests.gpu.conftest import HEADS, TOLERANCE, Gate, each_head, made_trainer, pinned
 from tests.utils.engine.trainer import Trainer, made_batch, spoiled
-from utils.engine.flags import StepFlags
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

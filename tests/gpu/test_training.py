@@ -11,14 +11,13 @@ import torch
 import yaml
 from torch import Tensor
 
-import train
-import val
-from models.detector import DetectionModel
+from tessera.commands import train, val
+from tessera.models.detector import DetectionModel
+from tessera.utils.errors import Diverged, Interrupted, UserError
+from tessera.utils.machine.accelerator import Accelerator
 from tests.gpu.conftest import STEPS, Gate, each_head
 from tests.system.tiny import losses, tensors
 from tests.utils.machine.stand_in import StandIn
-from utils.errors import Diverged, Interrupted, UserError
-from utils.machine.accelerator import Accelerator
 
 
 def last(gate: Gate, name: str) -> dict[str, Any]:

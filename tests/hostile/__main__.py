@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tessera.utils.environment import bound_opencv
 from tests.hostile.campaign import Subject, Tally, run_cases, subject_names
-from utils.environment import bound_opencv
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from data.source.archives import unpack
+from tessera.data.source.archives import unpack
 from tests.hostile.expect import Message, message_or_result
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 40, 60, 2**29

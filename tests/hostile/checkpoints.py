@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.archive import sealing
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS
+from tessera.utils.checkpoints.resume import resume
+from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
 from tests.hostile.expect import Message, message_or_result
-from utils.checkpoints.archive import sealing
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.format import WEIGHTS_KEYS
-from utils.checkpoints.resume import resume
-from utils.checkpoints.state import dump_state
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.config import TrainConfig, load_hyp
-from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.state import Progress, TrainState
-from utils.engine.stopping import EarlyStopping
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
 
 CASES, FAST_CASES = 3000, 60
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.source.checks.dataset import check_dataset
-from data.source.checks.report import DatasetCheck
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex, DatasetSpec
 from tests.data.make import write_image
 from tests.hostile.expect import Message, checked, message_or_result
-from utils.types import DatasetIndex, DatasetSpec
 
 CASES, FAST_CASES = 1500, 15
 TIME_LIMIT_S = 60

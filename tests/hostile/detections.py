@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-import detect
-from models.detector import DetectionModel
+from tessera.commands import detect
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.errors import UserError
+from tessera.utils.inference.sources.capture import Capture
+from tessera.utils.machine.opencv import cv2
 from tests.hostile.expect import checked
 from tests.utils.exporting.made import ANCHORED, checkpoint, lively, picture
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.format import save_checkpoint
-from utils.errors import UserError
-from utils.inference.sources.capture import Capture
-from utils.machine.opencv import cv2
 
 _kept = ExitStack()
 FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}

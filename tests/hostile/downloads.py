@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from data.source.download import Patience, fetch
+from tessera.data.source.download import Patience, fetch
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server
 

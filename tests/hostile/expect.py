@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import TypeVar
 
-from utils.errors import UserError
+from tessera.utils.errors import UserError
 
 T = TypeVar("T")
 

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.safetensors import save_safetensors
+from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.inference.detector import Detector
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.inference.backends.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
 from tests.utils.inference.backends.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
 from tests.utils.inference.backends.made_files import STRINGS, write_onnx, write_openvino, write_pt2, write_torchscript
-from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from utils.checkpoints.safetensors import save_safetensors
-from utils.checkpoints.weights import Weights, load_weights
-from utils.inference.detector import Detector
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
 

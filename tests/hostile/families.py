@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.description import MODELS_DIR
-from models.detector import DetectionModel
+from tessera.models.description import MODELS_DIR
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.yaml_file import read_yaml
 from tests.hostile.expect import Message, message_or_result
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.yaml_file import read_yaml
 
 CASES, FAST_CASES = 1500, 12
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.source.checks.dataset import check_dataset
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.hostile.expect import checked, message_or_result
-from utils.types import DatasetIndex
 
 CASES, FAST_CASES = 3000, 30
 IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))

@@ -10,10 +10,10 @@ import random
 import unicodedata
 from pathlib import Path
 
-import detect
+from tessera.commands import detect
+from tessera.utils.machine.opencv import cv2
 from tests.hostile.detections import coloured, found, require_whole, weights, weights_with, write_video
 from tests.hostile.expect import raw_characters
-from utils.machine.opencv import cv2
 
 CASES, FAST_CASES = 400, 3
 TIME_LIMIT_S = 120

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import detect
+from tessera.commands import detect
+from tessera.utils.files import sha256
+from tessera.utils.inference.outputs import PictureFiles
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.streams import keep_streams
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import checked
 from tests.hostile.names import require_all
 from tests.system.launch import ROOT
-from utils.files import sha256
-from utils.inference.outputs import PictureFiles
-from utils.machine.opencv import cv2
-from utils.streams import keep_streams
 
 CASES, FAST_CASES = 300, 3
 TIME_LIMIT_S = 120

@@ -11,14 +11,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.feed.dataset import ValDataset
-from data.feed.images import ImageStore
-from data.source.checks.dataset import check_dataset
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.feed.dataset import ValDataset
+from tessera.data.feed.images import ImageStore
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex, Draw
 from tests.data.make import write_image
 from tests.hostile.expect import checked, message_or_result
-from utils.types import DatasetIndex, Draw
 
 CASES, FAST_CASES = 1500, 20
 TIME_LIMIT_S = 60

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tessera.utils.machine.opencv import cv2
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import raw_characters
 from tests.hostile.pictures import blank, cut, encoded, enlarge, flip, make_special, noise, repeat
-from utils.machine.opencv import cv2
 
 CASES, FAST_CASES = 500, 3
 TIME_LIMIT_S = 120

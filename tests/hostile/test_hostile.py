@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.errors import UserError
 from tests.hostile.campaign import Outcome, Subject, run_cases, subject_names
 from tests.hostile.expect import Message, checked, message_or_result
 from tests.system.launch import run_command
-from utils.errors import UserError
 
 
 def test_a_few_cases_of_every_subject() -> None:

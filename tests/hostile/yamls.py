@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from data.source.place import GENERATORS
-from data.source.shapes import write_shapes
-from data.source.spec import load_spec
-from models.detector import DetectionModel
+from tessera.data.source.place import GENERATORS
+from tessera.data.source.shapes import write_shapes
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import HYPS_DIR, load_hyp
+from tessera.utils.environment import REPO, datasets_dir
+from tessera.utils.search.evolve import HypTrial, read_trials, write_trials
 from tests.data.make import write_image
 from tests.hostile.expect import Message, message_or_result
-from utils.config import HYPS_DIR, load_hyp
-from utils.environment import REPO, datasets_dir
-from utils.search.evolve import HypTrial, read_trials, write_trials
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 40, 60, 2**30
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.description import find_model_yaml, read_model
-from models.detector import DetectionModel
-from models.layers.blocks import Bottleneck, Conv
-from utils.errors import ConfigError
+from tessera.models.description import find_model_yaml, read_model
+from tessera.models.detector import DetectionModel
+from tessera.models.layers.blocks import Bottleneck, Conv
+from tessera.utils.errors import ConfigError
 
 TEXT = """\
 nc: 2

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.detector import DetectionModel
-from models.heads.anchor.head import Detect
-from models.layers.blocks import Conv
-from utils.checkpoints.foreign.yolov5 import load_legacy
-from utils.errors import ConfigError
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.layers.blocks import Conv
+from tessera.utils.checkpoints.foreign.yolov5 import load_legacy
+from tessera.utils.errors import ConfigError
 
 # Parameters at 80 classes, and those after folding batch normalisation.
 PARAMETERS = {

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from data.source.annotations.coco_names import COCO_NAMES
-from models.description import MODELS_DIR
-from models.detector import DetectionModel
-from models.heads.free.head import DetectFree
-from models.heads.head import Head
-from models.heads.yolov9.head import DetectYOLOv9
-from models.heads.yolox.head import DetectYOLOX
-from models.layers.rep import RepConv
-from models.summary import count_gflops, count_parameters
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.models.description import MODELS_DIR
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.head import Head
+from tessera.models.heads.yolov9.head import DetectYOLOv9
+from tessera.models.heads.yolox.head import DetectYOLOX
+from tessera.models.layers.rep import RepConv
+from tessera.models.summary import count_gflops, count_parameters
+from tessera.utils.checkpoints.start import build_model
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.config import TrainConfig
+from tessera.utils.yaml_file import read_yaml
 from tests import families
-from utils.checkpoints.start import build_model
-from utils.checkpoints.weights import load_weights
-from utils.config import TrainConfig
-from utils.yaml_file import read_yaml
 
 # Parameters and GFLOPs at 80 classes and 640 px, and at 3 classes and 320 px.
 FAMILY = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.detector import DetectionModel
-from models.summary import count_gflops, count_parameters
-from models.tta import predict_augmented
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_gflops, count_parameters
+from tessera.models.tta import predict_augmented
 from tests.models.hub import PUBLISHED, WORDS, describe, parameters
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.detector import DetectionModel
-from models.summary import count_gflops, summary
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_gflops, summary
 
 
 @pytest.mark.parametrize(("size", "gflops"), [("n", 4.5), ("s", 16.5), ("m", 49.0), ("l", 109.1), ("x", 205.7)])

@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
-from models.suppression import (
+from tessera.models.suppression import (
     Suppression,
     non_max_suppression,
     strongest_candidates,
     suppress_candidates,
     undo_letterbox,
 )
-from utils.types import Detections
+from tessera.utils.types import Detections
 
 
 def crowd(images: int, predictions: int, nc: int, seed: int, levels: int = 0) -> Tensor:
@@ -91,7 +91,7 @@ def test_detections_equal_the_oracle(
     options = {"max_det": max_det, "multi_label": multi_label, "agnostic": agnostic, "max_candidates": most}
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
-            patch.setattr("models.suppression._SCORES_AT_ONCE", 3 * (5 + nc))
+            patch.setattr("tessera.models.suppression._SCORES_AT_ONCE", 3 * (5 + nc))
         results = non_max_suppression(decoded, Suppression(conf, iou, **options))  # type: ignore[arg-type]
     assert len(results) == 2
     for rows, found in zip(decoded, results, strict=True):
@@ -125,7 +125,7 @@ def test_candidates_of_a_whole_batch_give_the_same_detections(
         decoded = decoded[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
     expected = non_max_suppression(decoded, rules)
     for scores_at_once in (1, 2 * predictions * (5 + nc), 2**25):
-        monkeypatch.setattr("models.suppression._SCORES_AT_ONCE", scores_at_once)
+        monkeypatch.setattr("tessera.models.suppression._SCORES_AT_ONCE", scores_at_once)
         selected = strongest_candidates(decoded, rules)
         assert selected.shape[:2] == (5, min(most, predictions * (nc if multi_label else 1)))
         for rows, alone in zip(selected, expected, strict=True):
@@ -173,7 +173,7 @@ def test_memory_does_not_grow_with_the_classes(
     find: Callable[[Tensor, Suppression], object], multi_label: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Early in training every class of every box is a candidate."""
-    monkeypatch.setattr("models.suppression._SCORES_AT_ONCE", 2000)
+    monkeypatch.setattr("tessera.models.suppression._SCORES_AT_ONCE", 2000)
     decoded = crowd(2, 100, 1000, 5)
     with LargestTensor(decoded) as largest:
         find(decoded, Suppression(0.001, 0.6, multi_label=multi_label, max_candidates=10))

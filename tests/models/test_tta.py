@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.detector import DetectionModel
-from models.tta import VIEWS, _resize, predict_augmented
+from tessera.models.detector import DetectionModel
+from tessera.models.tta import VIEWS, _resize, predict_augmented
 
 
 class Lamp(nn.Module):

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import train
-import val
-from utils.engine.step import TrainStep
-from utils.types import Metrics
+from tessera.commands import train, val
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.types import Metrics
 
 KILLED_AT = 3  # optimizer step of the third call, of which two are saved
 

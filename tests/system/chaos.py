@@ -36,16 +36,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import train
+from tessera.commands import train
+from tessera.utils.checkpoints.format import load_checkpoint
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.world import World
 from tests.system.chaos_job import ForkedJob
 from tests.system.chaos_tally import Tally
 from tests.system.hosts import Host, two_hosts
 from tests.system.jobs import shared_memory
 from tests.system.launch import Outcome
 from tests.system.tiny import assert_same_checkpoint, flags, make_data
-from utils.checkpoints.format import load_checkpoint
-from utils.errors import UserError
-from utils.ranks.world import World
 
 _PHASE_OF = {  # by the first word of what a rank says it does
     "reading": "scan",

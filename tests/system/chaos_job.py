@@ -14,10 +14,10 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+from tessera.utils.ranks import heartbeat
 from tests.system.hosts import DEVICE, Host
 from tests.system.jobs import tell_where
 from tests.system.launch import Outcome, free_port
-from utils.ranks import heartbeat
 
 _NETWORK = 0x40000000  # CLONE_NEWNET
 

@@ -21,21 +21,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import data.feed.loader
-import models.heads.anchor.loss
-import train
-import utils.checkpoints.saver
-import utils.engine.step
-import utils.evaluation.measurement
+import tessera.data.feed.loader
+import tessera.models.heads.anchor.loss
+import tessera.utils.checkpoints.saver
+import tessera.utils.engine.step
+import tessera.utils.evaluation.measurement
+from tessera.commands import train
 
 PLACES: dict[str, tuple[Any, str]] = {
     "scan": (train, "build_index"),
-    "loader": (data.feed.loader.Loader, "_take"),
-    "step": (utils.engine.step.TrainStep, "__call__"),
-    "loss": (models.heads.anchor.loss.DetectionLoss, "__call__"),
+    "loader": (tessera.data.feed.loader.Loader, "_take"),
+    "step": (tessera.utils.engine.step.TrainStep, "__call__"),
+    "loss": (tessera.models.heads.anchor.loss.DetectionLoss, "__call__"),
     "validation": (train, "evaluate"),
-    "batch": (utils.evaluation.measurement.Measurement, "_finish"),
-    "save": (utils.checkpoints.saver, "save_checkpoint"),
+    "batch": (tessera.utils.evaluation.measurement.Measurement, "_finish"),
+    "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (train, "finish"),
 }
 

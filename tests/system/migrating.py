@@ -21,19 +21,19 @@ from pathlib import Path
 import torch
 import yaml
 
-from data.source.shapes import write_shapes
-from data.source.spec import load_spec
-from models.detector import DetectionModel
-from models.summary import count_parameters
+from tessera.data.source.shapes import write_shapes
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_parameters
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.config import TrainConfig, ValConfig, load_hyp
+from tessera.utils.errors import UserError
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.options import Options
+from tessera.utils.flags.published import PUBLISHED
 from tests.models.hub import describe
 from tests.system.launch import ROOT, free_port, run_command
-from utils.checkpoints.resolve import resolve_weights
-from utils.checkpoints.weights import load_weights
-from utils.config import TrainConfig, ValConfig, load_hyp
-from utils.errors import UserError
-from utils.flags.detect import DetectConfig
-from utils.flags.options import Options
-from utils.flags.published import PUBLISHED
 
 PAGE = ROOT / "docs" / "migrating.md"
 ORIGINALS = tuple(weights.name for weights in PUBLISHED if weights.name.startswith("yolov5"))

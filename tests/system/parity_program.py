@@ -22,26 +22,26 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import train
-from data.feed.shared_memory import SharedMemory
-from data.source.index import build_index
-from data.source.spec import load_spec
-from utils.checkpoints.start import build_model
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.multi_scale import multi_scale
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.schedule import Schedule
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.ranks.ddp import smart_DDP
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.world import World
-from utils.types import Batch
+from tessera.commands import train
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.checkpoints.start import build_model
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.multi_scale import multi_scale
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.schedule import Schedule
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.ranks.ddp import smart_DDP
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
 MAPS = (0.1, 0.9, 0.5, 0.3, 0.7, 0.2)  # of the classes, for --image-weights

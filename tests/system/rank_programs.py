@@ -16,18 +16,18 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from data.feed.loader import build_train_loader
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.feed.loader import build_train_loader
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.config import load_hyp
+from tessera.utils.errors import UserError
+from tessera.utils.ranks import collectives
+from tessera.utils.ranks.ddp import average_statistics, smart_DDP
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.errors import UserError
-from utils.ranks import collectives
-from utils.ranks.ddp import average_statistics, smart_DDP
-from utils.ranks.failures import run_rank
-from utils.ranks.launch import open_world
-from utils.ranks.world import World, torch_distributed_zero_first
 
 
 def say(world: World, **values: object) -> None:

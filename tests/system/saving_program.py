@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-import train
-import utils.checkpoints.saver as saver
-from utils.engine.step import TrainStep
+import tessera.utils.checkpoints.saver as saver
+from tessera.commands import train
+from tessera.utils.engine.step import TrainStep
 
 writing, awaited = threading.Event(), threading.Event()
 counts: Counter[str] = Counter()

@@ -10,8 +10,7 @@ import pytest
 import torch
 import yaml
 
-import train
-import val
+from tessera.commands import train, val
 from tests.system.launch import ROOT, Outcome, torchrun
 from tests.system.tiny import flags, make_data
 

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import detect
-import export
-import train
-import val
-from data.source.shapes import NAMES
+from tessera.commands import detect, export, train, val
+from tessera.data.source.shapes import NAMES
 from tests.hostile.expect import checked
 from tests.system.tiny import flags, make_data
 from tests.utils.checkpoints.foreign.made import LAST, MIDDLE, Tensors, renamed, save, small_yolox, with_at

@@ -14,10 +14,10 @@ import yaml
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-import val
-from data.source.annotations.coco_names import COCO_NAMES
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.commands import val
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
 
 IMAGES, MAX_DET = 16, 100
 

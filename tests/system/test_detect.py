@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import detect
-import val
-from data.source.annotations.coco_names import COCO_NAMES
+from tessera.commands import detect, val
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
+from tessera.utils.inference.outputs import CsvFile, JsonLines
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.types import CocoIds
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
-from utils.errors import UserError
-from utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
-from utils.inference.outputs import CsvFile, JsonLines
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.types import CocoIds
 
 SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))
 
@@ -162,7 +161,7 @@ def test_every_kind_of_file(weights: Path, folder: Path) -> None:
 def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -> None:
     (folder / "000.png").write_bytes(b"\xff\xd8\xff broken")
     written = lines_of(run(weights, folder, save_json=True, nosave=True))
-    page = (Path(detect.__file__).parent / "docs" / "detect.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "detect.md").read_text()
     shown = [json.loads(line) for line in page.splitlines() if line.startswith("{")]
     failed, found = (next(line for line in written[1:] if key in line) for key in ("event", "detections"))
     assert [[*line] for line in shown] == [[*line] for line in (written[0], found, failed)]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.utils.checkpoints.format import load_checkpoint
 from tests.system.jobs import Job, python_command, start, train
 from tests.system.launch import ROOT, Outcome, free_port
 from tests.system.tiny import flags, losses, make_data, tensors
-from utils.checkpoints.format import load_checkpoint
 
 STEPS = 4  # optimizer steps an epoch
 END_S = 60.0  # from the moment that a failure is seen

@@ -21,16 +21,13 @@ import pytest
 import torch
 import yaml
 
-import detect
-import export
-import train
-import val
-from data.source.annotations.coco_names import COCO_NAMES
+from tessera.commands import detect, export, train, val
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.report.results import read_results, result_columns
 from tests import families
 from tests.system import jobs
 from tests.system.tiny import assert_same_checkpoint, losses
-from utils.checkpoints.weights import load_weights
-from utils.report.results import read_results, result_columns
 
 LOSSES = {"yolox": ("box", "obj", "cls"), "yolov9": ("box", "cls", "dfl")}
 SIZE = 64

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.report.results import read_results, result_columns
 from tests.system.jobs import train
 from tests.system.launch import ROOT, run_python
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
-from utils.report.results import read_results, result_columns
 
 
 def test_it_trains_stops_resumes_plots_and_validates(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.checkpoints.format import load_checkpoint
 from tests.system.hosts import Job as HostsJob
 from tests.system.hosts import fixed, two_hosts
 from tests.system.jobs import Job, python_command, start
 from tests.system.launch import ROOT, free_port
 from tests.system.test_two_hosts import hidden, make_disks, own_folders, wait_for
 from tests.system.tiny import flags, make_data
-from utils.checkpoints.format import load_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-import export
+from tessera.commands import export
+from tessera.utils.exporting.formats import Format
 from tests.system.launch import ROOT, forget_tests, run_python
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint, picture
-from utils.exporting.formats import Format
 
 GUARD = Path(__file__).parent / "guard"
 ATTEMPTS = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.report.results import read_results
 from tests.system.jobs import start, train
 from tests.system.launch import run_command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
-from utils.report.results import read_results
 
 STEPS = 5  # optimizer steps an epoch
 
@@ -123,7 +123,7 @@ def test_a_signal_before_the_first_step_or_after_the_last_ends_at_once(
 
 IN_A_THREAD = """
 import signal, sys, threading
-import train, val
+from tessera.commands import train, val
 
 def work():
     before = signal.getsignal(signal.SIGTERM)

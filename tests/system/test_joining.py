@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
 
 JOIN = """
 import os, signal, sys
-from utils.environment import quieten_torch
+from tessera.utils.environment import quieten_torch
 quieten_torch()
-from utils.ranks import launch
-from utils.ranks.failures import run_rank
+from tessera.utils.ranks import launch
+from tessera.utils.ranks.failures import run_rank
 
 def body():
     with launch.open_world("cpu") as world:

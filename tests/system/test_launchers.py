@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from tessera.utils.environment import Launch
+from tessera.utils.report.results import read_results
 from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
-from utils.environment import Launch
-from utils.report.results import read_results
 
 TRAIN = ROOT / "train.py"
 PROGRAM = Path(__file__).with_name("rank_programs.py")

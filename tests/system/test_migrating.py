@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.flags.detect import DetectConfig
 from tests.system.migrating import (
     BAD,
     COMMANDS,
@@ -23,8 +25,6 @@ from tests.system.migrating import (
     run,
     scratch,
 )
-from utils.config import TrainConfig, ValConfig
-from utils.flags.detect import DetectConfig
 
 
 def row_of(typed: str) -> Row:

@@ -22,12 +22,12 @@ import pytest
 import torch
 import yaml
 
-from data.feed.sampler import EpochOrder
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.feed.sampler import EpochOrder
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.config import load_hyp
 from tests.system.launch import ROOT, run_python, torchrun
 from tests.system.tiny import make_data
-from utils.config import load_hyp
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 LIMIT, LIMIT_ALONE = 1e-4, 1e-3

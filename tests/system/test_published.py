@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import detect
+from tessera.commands import detect
+from tessera.utils.errors import UserError
+from tessera.utils.flags import published as table
+from tessera.utils.flags.published import PUBLISHED
 from tests.file_server import FileServer
 from tests.utils.exporting.made import picture
-from utils.errors import UserError
-from utils.flags import published as table
-from utils.flags.published import PUBLISHED
 
 
 def test_detect_downloads_once_and_finds_the_same_again(

@@ -19,16 +19,15 @@ import cv2
 import numpy as np
 import pytest
 
-import detect
-import val
+from tessera.commands import detect, val
+from tessera.utils.errors import ConfigError
+from tessera.utils.files import sha256
+from tessera.utils.inference import video_writer
+from tessera.utils.inference.video_writer import VideoWriter
 from tests.hostile.detections import require_whole, weights_with
 from tests.system.launch import ROOT
 from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 from tests.utils.inference.sources.made_sources import write_video
-from utils.errors import ConfigError
-from utils.files import sha256
-from utils.inference import video_writer
-from utils.inference.video_writer import VideoWriter
 
 ALL = {"save_txt": True, "save_csv": True, "save_json": True, "save_crop": True}
 

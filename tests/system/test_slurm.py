@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.report.results import read_results
 from tests.system.launch import ROOT, free_port
 from tests.system.tiny import flags, make_data
-from utils.report.results import read_results
 
 pytestmark = pytest.mark.slow
 

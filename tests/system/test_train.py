@@ -13,16 +13,15 @@ import pytest
 import torch
 import yaml
 
-import detect
-import train
+from tessera.commands import detect, train
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.pixels import PixelRule
+from tessera.utils.ranks.world import World
+from tessera.utils.report.results import read_results, result_columns
 from tests.data.made_index import make_index
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
-from utils.checkpoints.weights import load_weights
-from utils.config import TrainConfig, load_hyp
-from utils.pixels import PixelRule
-from utils.ranks.world import World
-from utils.report.results import read_results, result_columns
 
 TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]

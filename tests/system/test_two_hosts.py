@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.report.results import read_results
 from tests.system.hosts import Host, Job, elastic, fixed, two_hosts
 from tests.system.launch import ROOT, Outcome, run_python
 from tests.system.test_parity import CASES, arguments, compare, one_after_the_other
 from tests.system.tiny import flags, losses, make_data
-from utils.report.results import read_results
 
 pytestmark = pytest.mark.slow
 

@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 import yaml
 
-from data.feed.cache import open_images
-from data.feed.loader import build_val_loader
-from data.source.annotations.coco_names import COCO_NAMES
-from data.source.index import build_index
-from data.source.spec import load_spec
-from detect import Detector
-from models.detector import DetectionModel
+from tessera import Detector
+from tessera.commands.val import image_size, read_dataset, without_effect
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import build_val_loader
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.config import ValConfig
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.inference.detector import usable_imgsz
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex, Detections
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import flags, make_data
-from utils.checkpoints.weights import Weights, load_weights
-from utils.config import ValConfig
-from utils.errors import ConfigError, UserError
-from utils.evaluation.evaluate import evaluate, fused_copy
-from utils.evaluation.measurement import Settings
-from utils.evaluation.sinks import Sink
-from utils.inference.detector import usable_imgsz
-from utils.inference.network import TorchNetwork
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex, Detections
-from val import image_size, read_dataset, without_effect
 
 VAL = ROOT / "val.py"
 

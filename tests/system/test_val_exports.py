@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-import export
-import val
-from data.source.annotations.coco_names import COCO_NAMES
+from tessera.commands import export, val
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.errors import ConfigError, UserError
 from tests.system.tiny import make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
-from utils.errors import ConfigError, UserError
 
 CPU = {"device": "cpu", "workers": 0}
 

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 import yaml
 
-from data.source.shapes import NAMES, write_shapes
-from utils.report.results import read_results
+from tessera.data.source.shapes import NAMES, write_shapes
+from tessera.utils.report.results import read_results
 
 FLAGS = (
     *("--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "8", "--workers", "1"),

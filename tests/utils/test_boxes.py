@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.ops import complete_box_iou_loss
 
-from utils.boxes import clip_boxes, complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
+from tessera.utils.boxes import clip_boxes, complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 
 sides = st.floats(0.5, 100, width=32)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
-from utils.errors import ConfigError
-from utils.flags.detect import DetectConfig
-from utils.flags.options import Options
+from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
+from tessera.utils.errors import ConfigError
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.options import Options
 
 SPEC_DEFAULTS = {
     "weights": "", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,

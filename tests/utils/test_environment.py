@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from utils.environment import Launch, connecting_over_loopback, first_slurm_host, peer_timeout_s
-from utils.errors import ConfigError
+from tessera.utils.environment import Launch, connecting_over_loopback, first_slurm_host, peer_timeout_s
+from tessera.utils.errors import ConfigError
 
 
 def test_torchrun() -> None:

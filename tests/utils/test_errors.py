@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.errors import explained, tolerate
+from tessera.utils.errors import explained, tolerate
 
 
 def test_a_lost_worker_is_explained_wherever_it_was_raised() -> None:

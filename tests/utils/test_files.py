@@ -16,10 +16,10 @@ from typing import IO
 
 import pytest
 
+from tessera.utils.errors import ConfigError
+from tessera.utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
 from tests.at_once import at_once
 from tests.leftover import leave_behind
-from utils.errors import ConfigError
-from utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

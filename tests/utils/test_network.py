@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from data.source.download import Patience, fetch
+from tessera.data.source.download import Patience, fetch
+from tessera.utils.errors import UserError
 from tests.raw_server import raw_server
-from utils.errors import UserError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 QUICK: dict[str, Any] = {"progress": False, "patience": Patience(2, 0.01, 5.0, least_speed=1e5, slack_s=0.3)}

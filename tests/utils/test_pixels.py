@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.errors import ConfigError
-from utils.pixels import PixelRule, to_uint8
+from tessera.utils.errors import ConfigError
+from tessera.utils.pixels import PixelRule, to_uint8
 
 
 def test_bytes_stay_the_very_array() -> None:

@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.detector import DetectionModel
-from models.summary import count_parameters
-from utils.config import TrainConfig, ValConfig
-from utils.errors import ConfigError
-from utils.flags.detect import DetectConfig
-from utils.flags.export import ExportConfig
-from utils.flags.options import Options
-from utils.flags.published import PUBLISHED, PublishedWeights, licence_of, published, published_table, suggestion
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_parameters
+from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.errors import ConfigError
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.options import Options
+from tessera.utils.flags.published import (
+    PUBLISHED,
+    PublishedWeights,
+    licence_of,
+    published,
+    published_table,
+    suggestion,
+)
 
 
 def test_every_file_is_in_the_table_with_what_is_known_of_it() -> None:

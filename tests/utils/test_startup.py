@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from utils import startup
-from utils.config import TrainConfig
-from utils.environment import spin_briefly
+from tessera.utils import startup
+from tessera.utils.config import TrainConfig
+from tessera.utils.environment import spin_briefly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == code
-    assert {"argparse", "utils.startup"} <= imported and not imported & {"torch", "numpy", "pandas", "cv2"}
+    assert {"argparse", "tessera.utils.startup"} <= imported and not imported & {"torch", "numpy", "pandas", "cv2"}
     if code:
         assert len(said) == 1 and said[0].startswith("error: ") and flag.partition("=")[0] in said[0]
     else:
@@ -72,8 +72,8 @@ def test_a_wrong_flag_is_printed_once_for_each_command_line(
 def test_ctrl_c_while_torch_is_imported_is_quiet() -> None:
     program = """
 import time
-from utils.config import TrainConfig
-from utils.startup import check_command_line
+from tessera.utils.config import TrainConfig
+from tessera.utils.startup import check_command_line
 check_command_line(TrainConfig, ["--epochs", "3", "--quad"])
 print("importing", flush=True)
 time.sleep(60)
@@ -108,7 +108,7 @@ def test_a_process_ends_with_its_code_once_threads_and_what_is_registered_are_do
     program = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from utils.startup import end_process
+from tessera.utils.startup import end_process
 
 class Late:
     def __del__(self):
@@ -129,7 +129,7 @@ end_process(7)
 def test_a_program_that_runs_the_command_has_the_last_word(tmp_path: Path) -> None:
     """os._exit took the figures of `python -m cProfile -o out train.py` with it."""
     command, out = tmp_path / "command.py", tmp_path / "out"
-    command.write_text("from utils.startup import end_process\nend_process(7)\n")
+    command.write_text("from tessera.utils.startup import end_process\nend_process(7)\n")
     profiled = [sys.executable, "-m", "cProfile", "-o", str(out), str(command)]
     subprocess.run(profiled, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False)
     assert out.stat().st_size > 0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from utils.streams import words_of_libraries
+from tessera.utils.streams import words_of_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
-from utils.streams import keep_streams
+from tessera.utils.streams import keep_streams
 keep_streams()
 with open(sys.argv[1], "w") as file:
     for _ in range(3):
@@ -30,7 +30,7 @@ with open(sys.argv[1], "w") as file:
 
 FULL_FOR_A_MOMENT = """
 import os, sys
-from utils.streams import keep_streams
+from tessera.utils.streams import keep_streams
 reader, writer = os.pipe()
 os.set_blocking(reader, False)
 os.set_blocking(writer, False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from utils.errors import UserError
-from utils.text import first_line, one_line, printable, shown, table_row
+from tessera.utils.errors import UserError
+from tessera.utils.text import first_line, one_line, printable, shown, table_row
 
 
 def nested(depth: int, width: int) -> list[Any]:

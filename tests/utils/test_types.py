@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tessera.utils import types
 from tests.data.made_index import make_index
-from utils import types
 
 
 def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from data.source.spec import load_spec
-from models.description import read_model
-from utils.config import load_hyp
-from utils.environment import REPO
-from utils.errors import ConfigError
-from utils.yaml_file import YamlMapping, read_yaml
+from tessera.data.source.spec import load_spec
+from tessera.models.description import read_model
+from tessera.utils.config import load_hyp
+from tessera.utils.environment import REPO
+from tessera.utils.errors import ConfigError
+from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 READERS = pytest.mark.parametrize("read", [load_spec, read_model, load_hyp], ids=["data", "model", "hyp"])
 
@@ -113,7 +113,7 @@ def test_a_special_file_is_not_opened(tmp_path: Path) -> None:
         read_yaml(tmp_path / "a.yaml", "keys")
 
 
-@pytest.mark.parametrize("module", ["utils.yaml_file", "utils.config"])
+@pytest.mark.parametrize("module", ["tessera.utils.yaml_file", "tessera.utils.config"])
 def test_configuration_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=60)

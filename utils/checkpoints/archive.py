@@ -19,9 +19,9 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from utils.checkpoints.inert_pickle import Damaged, Machine, Storage
-from utils.errors import UserError
-from utils.text import first_line, first_of, shown
+from tessera.utils.checkpoints.inert_pickle import Damaged, Machine, Storage
+from tessera.utils.errors import UserError
+from tessera.utils.text import first_line, first_of, shown
 
 # What reading an archive raises that is damaged, or of a kind that zipfile does not read.
 ARCHIVE_ERRORS = (

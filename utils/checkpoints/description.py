@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from models.detector import DetectionModel
-from utils.checkpoints.format import FORMAT
-from utils.environment import REPO
-from utils.pixels import PixelRule
-from utils.types import Metrics
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.format import FORMAT
+from tessera.utils.environment import REPO
+from tessera.utils.pixels import PixelRule
+from tessera.utils.types import Metrics
 
 
 def describe_run(

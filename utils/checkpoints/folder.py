@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from utils.config import TrainConfig, ValConfig
-from utils.errors import ConfigError, UserError
-from utils.files import atomic_write, remove_leftovers
-from utils.flags.detect import DetectConfig
-from utils.ranks.world import World
-from utils.text import shown
+from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import atomic_write, remove_leftovers
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.ranks.world import World
+from tessera.utils.text import shown
 
 
 def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:

@@ -18,13 +18,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
-from utils.checkpoints.foreign.yolov5 import is_legacy
-from utils.checkpoints.inert_pickle import Damaged
-from utils.checkpoints.schema import check_parts, check_values
-from utils.errors import UserError, did_you_mean
-from utils.files import atomic_write, special_kind
-from utils.text import shown
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
+from tessera.utils.checkpoints.foreign.yolov5 import is_legacy
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.schema import check_parts, check_values
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.files import atomic_write, special_kind
+from tessera.utils.text import shown
 
 FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
-from utils.text import one_line, shown
+from tessera.utils.errors import UserError
+from tessera.utils.text import one_line, shown
 
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,

@@ -7,13 +7,13 @@ import zipfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data.source.download import fetch
-from models.description import MODELS_DIR
-from utils.environment import cache_dir
-from utils.errors import UserError, did_you_mean
-from utils.files import sha256, special_kind
-from utils.flags.published import PublishedWeights, published, suggestion
-from utils.text import one_line, shown
+from tessera.data.source.download import fetch
+from tessera.models.description import MODELS_DIR
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.files import sha256, special_kind
+from tessera.utils.flags.published import PublishedWeights, published, suggestion
+from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from utils.checkpoints.folder import newest_last_checkpoint
-from utils.checkpoints.format import load_checkpoint
-from utils.checkpoints.state import restore_state
-from utils.checkpoints.weights import moved_classes
-from utils.config import Hyp, TrainConfig, load_hyp
-from utils.engine.state import TrainState
-from utils.errors import ConfigError, UserError
-from utils.ranks.launch import check_batch_size
-from utils.ranks.world import World
-from utils.text import one_line, shown
-from utils.types import Metrics
+from tessera.utils.checkpoints.folder import newest_last_checkpoint
+from tessera.utils.checkpoints.format import load_checkpoint
+from tessera.utils.checkpoints.state import restore_state
+from tessera.utils.checkpoints.weights import moved_classes
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.ranks.launch import check_batch_size
+from tessera.utils.ranks.world import World
+from tessera.utils.text import one_line, shown
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def call_in_words(config: TrainConfig) -> str:
 
 
 def remember_end(metrics: Metrics | None, world: World) -> None:
-    """Let the launcher keep what this call of train.run returns: restarted, it must not train again."""
+    """Let the launcher keep what this call of tessera.train returns: restarted, it must not train again."""
     world.remember("ended", json.dumps(metrics and vars(metrics), default=np.ndarray.tolist))
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from utils.errors import UserError
-from utils.files import atomic_write
-from utils.machine.extras import import_extra
-from utils.pixels import PixelRule
-from utils.text import first_line, shown, strict_json
+from tessera.utils.errors import UserError
+from tessera.utils.files import atomic_write
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.pixels import PixelRule
+from tessera.utils.text import first_line, shown, strict_json
 
 if TYPE_CHECKING:
-    from utils.checkpoints.weights import Weights
+    from tessera.utils.checkpoints.weights import Weights
 
 SUFFIX, FORMAT = ".safetensors", "tessera-weights 1"
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from models.detector import DetectionModel
-from utils.checkpoints.description import describe_metrics, describe_run, git_revision
-from utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
-from utils.checkpoints.state import dump_state
-from utils.engine.context import RunContext
-from utils.engine.state import TrainState
-from utils.errors import Interrupted
-from utils.machine.accelerator import Accelerator
-from utils.pixels import PixelRule
-from utils.ranks.signals import Interruption
-from utils.types import Metrics
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.description import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import Interrupted
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.pixels import PixelRule
+from tessera.utils.ranks.signals import Interruption
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 

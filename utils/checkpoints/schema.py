@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from data.source.spec import LONGEST_CLASS_NAME
-from utils.checkpoints.inert_pickle import Damaged
-from utils.text import shown
+from tessera.data.source.spec import LONGEST_CLASS_NAME
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.text import shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from models.description import read_model
-from models.detector import DetectionModel
-from models.heads.head import Head
-from utils.checkpoints.resolve import resolve_weights
-from utils.checkpoints.resume import ResumedRun
-from utils.checkpoints.weights import (
+from tessera.models.description import read_model
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.head import Head
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.resume import ResumedRun
+from tessera.utils.checkpoints.weights import (
     Weights,
     intersect_weights,
     load_weights,
     warn_of_little_in_common,
     warn_of_moved_classes,
 )
-from utils.config import TrainConfig
-from utils.errors import ConfigError
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.checkpoints.weights import differences
-from utils.engine.state import TrainState
-from utils.errors import UserError
-from utils.machine.accelerator import Accelerator
-from utils.text import first_line, shown
+from tessera.utils.checkpoints.weights import differences
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.text import first_line, shown
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from models.detector import DetectionModel
-from utils.checkpoints.foreign.read import read_foreign
-from utils.checkpoints.format import load_any_checkpoint
-from utils.checkpoints.inert_pickle import Damaged
-from utils.checkpoints.safetensors import SUFFIX, read_safetensors
-from utils.checkpoints.schema import check_detector, check_finite
-from utils.errors import UserError
-from utils.machine.accelerator import Accelerator
-from utils.machine.out_of_memory import explain_out_of_memory_of
-from utils.pixels import PixelRule
-from utils.text import first_of, one_line, shown
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.foreign.read import read_foreign
+from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.safetensors import SUFFIX, read_safetensors
+from tessera.utils.checkpoints.schema import check_detector, check_finite
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
+from tessera.utils.pixels import PixelRule
+from tessera.utils.text import first_of, one_line, shown
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import Hyp, OptimizerName, TrainConfig
-from utils.ranks.world import World
+from tessera.utils.config import Hyp, OptimizerName, TrainConfig
+from tessera.utils.ranks.world import World
 
 
 @dataclass(frozen=True)

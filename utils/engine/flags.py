@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from utils.engine.state import Progress
-from utils.machine.accelerator import Accelerator
+from tessera.utils.engine.state import Progress
+from tessera.utils.machine.accelerator import Accelerator
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from utils.engine.context import RunContext
-from utils.engine.flags import StepFlags
-from utils.errors import Diverged
-from utils.text import first_of
-from utils.types import DatasetIndex
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.flags import StepFlags
+from tessera.utils.errors import Diverged
+from tessera.utils.text import first_of
+from tessera.utils.types import DatasetIndex
 
 
 class DivergenceGuard:

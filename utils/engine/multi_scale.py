@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.engine.context import RunContext
-from utils.errors import ConfigError
-from utils.seeding import sample_rng
+from tessera.utils.engine.context import RunContext
+from tessera.utils.errors import ConfigError
+from tessera.utils.seeding import sample_rng
 
 
 def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.detector import DetectionModel
-from utils.config import Hyp
-from utils.engine.schedule import accumulation, nominal_batch
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import Hyp
+from tessera.utils.engine.schedule import accumulation, nominal_batch
 
 _NORMS = tuple(v for k, v in vars(nn).items() if isinstance(v, type) and "Norm" in k)
 WEIGHTS = 1  # the kind of group that decays

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from utils.errors import ConfigError
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
+from tessera.utils.errors import ConfigError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 

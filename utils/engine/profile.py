@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import pandas as pd
 import torch
 
-from utils.files import atomic_write
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
+from tessera.utils.files import atomic_write
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 

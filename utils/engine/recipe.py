@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from models.heads.head import Head
-from utils.config import Hyp, TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ema_decay
-from utils.engine.schedule import Schedule, accumulation
-from utils.text import one_line
+from tessera.models.heads.head import Head
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ema_decay
+from tessera.utils.engine.schedule import Schedule, accumulation
+from tessera.utils.text import one_line
 
 log = logging.getLogger(__name__)
 

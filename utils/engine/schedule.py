@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.config import Hyp
+from tessera.utils.config import Hyp
 
 
 def nominal_batch(hyp: Hyp, batch_size: int) -> float:

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from utils.engine.ema import ModelEMA
-from utils.engine.precision import Precision
-from utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.stopping import EarlyStopping
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.heads.criterion import Criterion
-from utils.engine.context import RunContext
-from utils.engine.flags import FlagReader, StepFlags
-from utils.engine.multi_scale import Resize
-from utils.engine.optimizer import step_where
-from utils.engine.profile import NoProfile
-from utils.engine.state import TrainState
-from utils.ranks.ddp import average_statistics, gradients_stay_local
-from utils.types import Batch
+from tessera.models.heads.criterion import Criterion
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.flags import FlagReader, StepFlags
+from tessera.utils.engine.multi_scale import Resize
+from tessera.utils.engine.optimizer import step_where
+from tessera.utils.engine.profile import NoProfile
+from tessera.utils.engine.state import TrainState
+from tessera.utils.ranks.ddp import average_statistics, gradients_stay_local
+from tessera.utils.types import Batch
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from utils.evaluation.match_state import STEPS, MatchState, steps_of
-from utils.evaluation.matching import IOU_THRESHOLDS
+from tessera.utils.evaluation.match_state import STEPS, MatchState, steps_of
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
 _AT_ONCE = 2**20  # detections that are sorted at a time

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import Ranking, average_precision
+from tessera.utils.evaluation.average_precision import Ranking, average_precision
 
 ROUNDS = 500  # resampled sets
 LEVEL = 0.95  # share of them between the bounds

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco_names import COCO_NAMES
-from utils.evaluation.label_files import output_stems
-from utils.evaluation.sinks import Sink
-from utils.files import atomic_write
-from utils.ranks.world import World
-from utils.text import strict_json
-from utils.types import Batch, CocoIds, DatasetIndex, Detections
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.evaluation.label_files import output_stems
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.files import atomic_write
+from tessera.utils.ranks.world import World
+from tessera.utils.text import strict_json
+from tessera.utils.types import Batch, CocoIds, DatasetIndex, Detections
 
 _UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 COCO_IDS = tuple(i for i in range(1, 91) if i not in _UNUSED_IDS)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
-from utils.types import Detections
+from tessera.utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
+from tessera.utils.types import Detections
 
 CONFIDENCE = 0.25  # of a detection that counts
 IOU = 0.45  # above which a detection and an object are paired

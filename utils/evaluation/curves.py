@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
-from utils.evaluation.match_state import CONFIDENCES
-from utils.types import Metrics
+from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
+from tessera.utils.evaluation.match_state import CONFIDENCES
+from tessera.utils.types import Metrics
 
 SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a share of the axis
 

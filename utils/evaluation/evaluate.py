@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.feed.loader import ValLoader
-from models.detector import DetectionModel
-from models.heads.criterion import Criterion
-from utils.engine.precision import Precision
-from utils.evaluation.average_precision import Ranking, rank
-from utils.evaluation.confusion import ConfusionMatrix, PairCounts
-from utils.evaluation.curves import Curves, summarize
-from utils.evaluation.match_state import LastHits, MatchState
-from utils.evaluation.measurement import Measurement, Settings
-from utils.evaluation.sinks import Sink
-from utils.evaluation.stopwatch import Stopwatch
-from utils.evaluation.subject import Measurable
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch, Metrics
+from tessera.data.feed.loader import ValLoader
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.evaluation.curves import Curves, summarize
+from tessera.utils.evaluation.match_state import LastHits, MatchState
+from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.stopwatch import Stopwatch
+from tessera.utils.evaluation.subject import Measurable
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, Metrics
 
 TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
 WORTH_A_TRIAL = 4 * TRIAL_IMAGES  # of a split: below, the trial takes longer than it saves

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
 
 CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of the curves
 STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all

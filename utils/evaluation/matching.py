@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from utils.types import Detections
+from tessera.utils.types import Detections
 
 Crowds = tuple[NDArray[np.int32], NDArray[np.float32]]
 

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.heads.criterion import Criterion, LossMeter
-from models.suppression import Suppression
-from utils.engine.precision import Precision
-from utils.evaluation.confusion import ConfusionMatrix
-from utils.evaluation.match_state import Accumulator
-from utils.evaluation.matching import ImageMatches, match_image
-from utils.evaluation.sinks import Sink
-from utils.evaluation.stopwatch import Stopwatch
-from utils.evaluation.subject import Found, Images, Measurable, subject_of, with_one_class
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex, Detections
+from tessera.models.heads.criterion import Criterion, LossMeter
+from tessera.models.suppression import Suppression
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.evaluation.matching import ImageMatches, match_image
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.stopwatch import Stopwatch
+from tessera.utils.evaluation.subject import Found, Images, Measurable, subject_of, with_one_class
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
 

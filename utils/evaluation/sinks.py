@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from utils.types import Batch, Detections
+from tessera.utils.types import Batch, Detections
 
 
 class Sink(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from utils.machine.accelerator import Accelerator
+from tessera.utils.machine.accelerator import Accelerator
 
 
 class Stopwatch:

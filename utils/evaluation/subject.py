@@ -20,21 +20,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.source.decode import read_image
-from models.detector import DetectionModel
-from models.heads.criterion import LossMeter
-from models.suppression import (
+from tessera.data.source.decode import read_image
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossMeter
+from tessera.models.suppression import (
     Suppression,
     non_max_suppression,
     strongest_candidates,
     suppress_candidates,
     undo_letterbox,
 )
-from models.tta import predict_augmented
-from utils.engine.precision import Precision
-from utils.evaluation.stopwatch import Stopwatch
-from utils.machine.accelerator import Accelerator
-from utils.types import Batch, DatasetIndex, Detections
+from tessera.models.tta import predict_augmented
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.stopwatch import Stopwatch
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.types import Batch, DatasetIndex, Detections
 
 
 class Network(Protocol):

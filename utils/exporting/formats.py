@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from utils.errors import ConfigError, did_you_mean
-from utils.exporting.subject import Subject
-from utils.machine.extras import import_extra
-from utils.text import shown
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.text import shown
 
 VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 

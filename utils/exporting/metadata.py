@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from utils.checkpoints.format import load_any_checkpoint
-from utils.exporting.subject import Subject
-from utils.files import sha256
-from utils.flags.published import licence_of, published
-from utils.inference.backends.exported import BARE, WHOLE
-from utils.text import one_line, strict_json
+from tessera import __version__
+from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.files import sha256
+from tessera.utils.flags.published import licence_of, published
+from tessera.utils.inference.backends.exported import BARE, WHOLE
+from tessera.utils.text import one_line, strict_json
 
-VERSION = "0.1.0"  # as in pyproject.toml
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
 
 
@@ -63,7 +63,7 @@ def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
         "weights_sha256": sha256(subject.path),
         "data": subject.weights.data,
         "data_hash": state.get("dataset_hash", ""),
-        "tessera_version": VERSION,
+        "tessera_version": __version__,
         "torch_version": torch.__version__,
         "license": subject.config.license or f"{_GRAPH_LICENSE}; {_of_weights(family, state)}",
     }

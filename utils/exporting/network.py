@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from models.detector import DetectionModel
-from utils.exporting.graph import Value
+from tessera.models.detector import DetectionModel
+from tessera.utils.exporting.graph import Value
 
 log = logging.getLogger(__name__)
 

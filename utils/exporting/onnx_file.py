@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from utils.errors import UserError
-from utils.exporting.formats import Format
-from utils.exporting.metadata import VERSION, describe
-from utils.exporting.network import Network, export_network, inference_copy
-from utils.exporting.subject import Subject
-from utils.exporting.whole import export_whole
-from utils.files import atomic_write
+from tessera import __version__
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.network import Network, export_network, inference_copy
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.whole import export_whole
+from tessera.utils.files import atomic_write
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf
 # What a viewer of the file shows.
@@ -84,7 +85,7 @@ def onnx_model(subject: Subject, *, raw: bool, half: bool) -> Any:
         made = export_network(network, subject.size_hw, opset=config.opset)
     else:
         made = export_whole(network, subject.imgsz, batched=config.batched, opset=config.opset)
-    made.producer_name, made.producer_version = "tessera", VERSION
+    made.producer_name, made.producer_version = "tessera", __version__
     made.doc_string = _USAGE_RAW if raw else _USAGE_BATCHED if config.batched else _USAGE
     made.metadata_props.update(describe(subject, whole=not raw))
     return ir.to_proto(made)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.exporting.graph import Nodes, Value
-from utils.exporting.preprocessing import Placed
+from tessera.utils.exporting.graph import Nodes, Value
+from tessera.utils.exporting.preprocessing import Placed
 
 
 class Thresholds(NamedTuple):
@@ -120,7 +120,7 @@ def of_each(g: Nodes, found: Found, most: Value, count: Value) -> tuple[Value, V
 
 
 def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
-    """Boxes (D, 4) in pixels of the pictures, clipped to them (models.suppression.undo_letterbox)."""
+    """Boxes (D, 4) in pixels of the pictures, clipped to them (`undo_letterbox` of models/suppression.py)."""
     size = g.Concat(placed.before.width, placed.before.height, axis=0)
     size = g.cast(g.Concat(size, size, axis=0), np.float32)
     after = g.Concat(placed.after.width, placed.after.height, axis=0)

@@ -1,7 +1,7 @@
 """From pictures to what the network reads, as nodes of an ONNX graph: what a validation does to each picture.
 
-The long side becomes `imgsz` (data.feed.shapes.loaded_sizes); the shape is the picture's own
-(data.feed.shapes.validation_shapes); it is centred on grey (data.augment.scene.letterbox). All in whole numbers below
+The long side becomes `imgsz` (`loaded_sizes` of data/feed/shapes.py); the shape is the picture's own
+(`validation_shapes` there); it is centred on grey (`letterbox` of data/augment/scene.py). All in whole numbers below
 2^31 for sides up to 65,000 px, since some runtimes compute int64 in 32 bits.
 """
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.exporting.graph import Nodes, Value
-from utils.exporting.resizing import Size, enlarge, shrink
-from utils.types import FILL
+from tessera.utils.exporting.graph import Nodes, Value
+from tessera.utils.exporting.resizing import Size, enlarge, shrink
+from tessera.utils.types import FILL
 
 
 class Placed(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.exporting.graph import Nodes, Value
+from tessera.utils.exporting.graph import Nodes, Value
 
 _LEAST_SHARE = 1000  # OpenCV leaves out what is at most 1/1000 of a pixel
 _UNITS = 2048  # of OpenCV's weights when it enlarges

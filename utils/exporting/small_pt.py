@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint, save_checkpoint
-from utils.exporting.formats import Format
-from utils.exporting.subject import Subject
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint, save_checkpoint
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.subject import Subject
 
 
 class SmallPt(Format):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.detector import DetectionModel
-from utils.checkpoints.format import load_any_checkpoint
-from utils.checkpoints.resolve import resolve_weights
-from utils.checkpoints.weights import Weights, load_weights, model_of_weights
-from utils.errors import ConfigError, UserError
-from utils.files import user_path
-from utils.flags.export import ExportConfig
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import user_path
+from tessera.utils.flags.export import ExportConfig
 
 DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from utils.exporting.graph import Nodes, Value, described
-from utils.exporting.network import OPSET, Network, export_network
-from utils.exporting.postprocessing import Thresholds, detect, in_pictures, of_each, of_one
-from utils.exporting.preprocessing import preprocess
+from tessera.utils.exporting.graph import Nodes, Value, described
+from tessera.utils.exporting.network import OPSET, Network, export_network
+from tessera.utils.exporting.postprocessing import Thresholds, detect, in_pictures, of_each, of_one
+from tessera.utils.exporting.preprocessing import preprocess
 
 
 def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: int = OPSET) -> Value:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from utils.errors import ConfigError
-from utils.flags.options import Former, Options, option, trust_file_option
-from utils.text import shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.flags.options import Former, Options, option, trust_file_option
+from tessera.utils.text import shown
 
 FORMER_DETECT = {
     **dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), Former()),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.errors import ConfigError
-from utils.flags.options import Former, Options, option
-from utils.text import shown
+from tessera.utils.errors import ConfigError
+from tessera.utils.flags.options import Former, Options, option
+from tessera.utils.text import shown
 
 FORMER_EXPORT = {
     # The graph is dynamic, folded and has its suppression in it; sizes are fixed with --raw --imgsz.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from utils.errors import ConfigError, did_you_mean
-from utils.files import check_path
-from utils.flags.published import published_table
-from utils.text import one_line, shown
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import check_path
+from tessera.utils.flags.published import published_table
+from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
 

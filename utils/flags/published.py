@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from utils.errors import did_you_mean
+from tessera.utils.errors import did_you_mean
 
 _YOLOX = "https://github.com/Megvii-BaseDetection/YOLOX/releases/download/0.1.1rc0/"
 _YOLOV9 = "https://github.com/MultimediaTechLab/YOLO/releases/download/v1.0-alpha/"

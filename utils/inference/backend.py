@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.suppression import Suppression
-from utils.machine.accelerator import Accelerator
-from utils.pixels import PixelRule
-from utils.types import Detections
+from tessera.models.suppression import Suppression
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.pixels import PixelRule
+from tessera.utils.types import Detections
 
 
 class Model(ABC):

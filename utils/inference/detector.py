@@ -1,4 +1,4 @@
-"""Detection from Python: `for result in Detector("best.pt")(source): …`."""
+"""Detection from Python: `for result in tessera.Detector("best.pt")(source): …`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from data.source.headers import breaks_off
-from models.detector import round_imgsz, size_multiple
-from utils.environment import Launch
-from utils.errors import ConfigError, UserError, did_you_mean
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.open_model import open_model
-from utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
-from utils.inference.pipeline import Pipeline, picture_size, suppression_of
-from utils.inference.results import Result
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
-from utils.inference.tiles import TiledPipeline
-from utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
-from utils.machine.choose import choose_accelerator
-from utils.text import first_of, shown
+from tessera.data.source.headers import breaks_off
+from tessera.models.detector import round_imgsz, size_multiple
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.open_model import open_model
+from tessera.utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
+from tessera.utils.inference.pipeline import Pipeline, picture_size, suppression_of
+from tessera.utils.inference.results import Result
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
+from tessera.utils.inference.tiles import TiledPipeline
+from tessera.utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
+from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
 

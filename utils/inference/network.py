@@ -8,15 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel, round_imgsz
-from models.tta import predict_augmented
-from utils.checkpoints.weights import Weights, load_weights, model_of_weights
-from utils.engine.precision import Precision, half_precision
-from utils.errors import UserError
-from utils.evaluation.evaluate import fused_copy
-from utils.inference.backend import Backend
-from utils.machine.accelerator import Accelerator
-from utils.machine.out_of_memory import explain_out_of_memory_of
+from tessera.models.detector import DetectionModel, round_imgsz
+from tessera.models.tta import predict_augmented
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.engine.precision import Precision, half_precision
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.evaluate import fused_copy
+from tessera.utils.inference.backend import Backend
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 
 
 class TorchNetwork(Backend):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from utils.checkpoints.resolve import resolve_weights
-from utils.errors import ConfigError
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.backends.choose import is_exported, open_exported
-from utils.inference.network import TorchNetwork
-from utils.machine.accelerator import Accelerator
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.errors import ConfigError
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.backends.choose import is_exported, open_exported
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.machine.accelerator import Accelerator
 
 
 def open_model(

@@ -11,16 +11,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
-from utils.evaluation.label_files import save_txt
-from utils.files import write_whole
-from utils.inference.pictures import Pixels
-from utils.inference.places import class_folders, unwritable, with_ending
-from utils.inference.results import Result
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.video_writer import NoCodecError, VideoWriter
-from utils.machine.opencv import cv2
-from utils.report.pictures import Style
-from utils.text import harmless_cell, strict_json
+from tessera.utils.evaluation.label_files import save_txt
+from tessera.utils.files import write_whole
+from tessera.utils.inference.pictures import Pixels
+from tessera.utils.inference.places import class_folders, unwritable, with_ending
+from tessera.utils.inference.results import Result
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.video_writer import NoCodecError, VideoWriter
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.report.pictures import Style
+from tessera.utils.text import harmless_cell, strict_json
 
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # written as they came; else .jpg

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from data.source.decode import decode_levels, read_levels
-from utils.errors import ConfigError, UserError
-from utils.pixels import PixelRule, to_uint8
-from utils.text import shown
+from tessera.data.source.decode import decode_levels, read_levels
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.pixels import PixelRule, to_uint8
+from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.augment.scene import Placement, letterbox
-from data.feed.shapes import loaded_sizes, resized, validation_shapes
-from models.suppression import (
+from tessera.data.augment.scene import Placement, letterbox
+from tessera.data.feed.shapes import loaded_sizes, resized, validation_shapes
+from tessera.models.suppression import (
     Suppression,
     non_max_suppression,
     strongest_candidates,
     suppress_candidates,
     undo_letterbox,
 )
-from utils.inference.backend import Backend, PictureBackend
-from utils.types import Detections, Sample
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.types import Detections, Sample
 
 _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
 

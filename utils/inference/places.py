@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-from utils.errors import UserError
-from utils.evaluation.label_files import MOST_BYTES, name_key, usable_place
-from utils.files import short_name
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.text import shown
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, usable_place
+from tessera.utils.files import short_name
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.text import shown
 
 _NOT_IN_NAMES = re.compile(r"[^\w .()+-]+")
 _LIKE_A_FRAME = re.compile(r"_(?:0|[1-9][0-9]*)\Z")

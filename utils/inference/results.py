@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.inference.pictures import Picture, Pixels, to_pixels
-from utils.inference.sources.frames import Media
-from utils.pixels import PixelRule
-from utils.report.pictures import Annotations, Style, annotated
-from utils.text import printable
-from utils.types import Detections
+from tessera.utils.errors import UserError
+from tessera.utils.inference.pictures import Picture, Pixels, to_pixels
+from tessera.utils.inference.sources.frames import Media
+from tessera.utils.pixels import PixelRule
+from tessera.utils.report.pictures import Annotations, Style, annotated
+from tessera.utils.text import printable
+from tessera.utils.types import Detections
 
 
 class Box(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.text import first_of
+from tessera.utils.text import first_of
 
 
 class Tally:

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.suppression import Suppression, suppress_candidates
-from utils.errors import ConfigError
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.pipeline import Found, Pipeline, picture_size
-from utils.types import Detections
+from tessera.models.suppression import Suppression, suppress_candidates
+from tessera.utils.errors import ConfigError
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.pipeline import Found, Pipeline, picture_size
+from tessera.utils.types import Detections
 
 SMALLEST, LARGEST, MOST_OVERLAP = 32, 65536, 0.9
 _EDGE, _LEAST_EDGE = 0.01, 2.0  # so near to a seam, as a share of the tile and in pixels, a box touches it

@@ -14,14 +14,14 @@ from typing import cast
 
 import numpy as np
 
-from utils.errors import UserError
-from utils.files import part_of
-from utils.inference.places import unwritable
-from utils.inference.sources.capture import Capture
-from utils.inference.sources.frames import Pixels
-from utils.machine.opencv import cv2, in_utf8
-from utils.streams import words_of_libraries
-from utils.text import shown
+from tessera.utils.errors import UserError
+from tessera.utils.files import part_of
+from tessera.utils.inference.places import unwritable
+from tessera.utils.inference.sources.capture import Capture
+from tessera.utils.inference.sources.frames import Pixels
+from tessera.utils.machine.opencv import cv2, in_utf8
+from tessera.utils.streams import words_of_libraries
+from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
 

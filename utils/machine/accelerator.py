@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from utils.machine.batch_norm import BatchNormParts
-from utils.machine.malloc import keep_freed_memory
-from utils.types import Batch
+from tessera.utils.machine.batch_norm import BatchNormParts
+from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.types import Batch
 
 T = TypeVar("T")
 

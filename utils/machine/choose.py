@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from utils.environment import Launch
-from utils.errors import ConfigError
-from utils.machine.accelerator import Accelerator
-from utils.machine.cuda import Cuda
-from utils.machine.metal import Metal
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.metal import Metal
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:

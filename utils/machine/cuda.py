@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from utils.environment import make_cublas_deterministic
-from utils.machine.accelerator import Accelerator
-from utils.machine.batch_norm import FusedBatchNormParts
+from tessera.utils.environment import make_cublas_deterministic
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.batch_norm import FusedBatchNormParts
 
 # Not every library says it in torch's own words: cuBLAS and cuDNN have errors of theirs, and older cuDNN finds no
 # kernel at all whose workspace would fit.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from utils.environment import forbid_telemetry
-from utils.errors import UserError
+from tessera.utils.environment import forbid_telemetry
+from tessera.utils.errors import UserError
 
 _TELEMETRY = "openvino_telemetry"
 

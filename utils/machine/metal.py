@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from utils.machine.accelerator import Accelerator
-from utils.machine.batch_norm import BatchNormParts
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.batch_norm import BatchNormParts
 
 
 class Metal(Accelerator):

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from utils.environment import bound_opencv, quieten_opencv
+from tessera.utils.environment import bound_opencv, quieten_opencv
 
 bound_opencv()
 _is_ours = quieten_opencv()

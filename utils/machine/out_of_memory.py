@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.machine.accelerator import Accelerator
-from utils.text import gib
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.text import gib
 
 
 @contextmanager

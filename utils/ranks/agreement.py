@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from utils.config import Hyp, TrainConfig
-from utils.environment import REPO
-from utils.errors import UserError
-from utils.flags.options import Options
-from utils.ranks.world import World
-from utils.types import DatasetIndex
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.environment import REPO
+from tessera.utils.errors import UserError
+from tessera.utils.flags.options import Options
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
 _OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})

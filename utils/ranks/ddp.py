@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.machine.accelerator import Accelerator
-from utils.machine.choose import accelerator_of
-from utils.ranks.collectives import Collectives
-from utils.ranks.sync_batchnorm import SyncBatchNorm2d
-from utils.ranks.world import World
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.choose import accelerator_of
+from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.ranks.world import World
 
 # torch 2.13 has another name for it, and warns of the old one.
 _KNOWS_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from utils.environment import Launch
-from utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from utils.ranks.signals import EndWhereStuck, Interruption
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
+from tessera.utils.ranks.signals import EndWhereStuck, Interruption
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 
 T = TypeVar("T")
 

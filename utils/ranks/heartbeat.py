@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from utils.ranks.failures import FirstFailure
-from utils.ranks.watchdog import OwnTime, leave, say
+from tessera.utils.ranks.failures import FirstFailure
+from tessera.utils.ranks.watchdog import OwnTime, leave, say
 
 INTERVAL_S = 1.0
 _LOOK = 2.5  # intervals; a living rank gives a sign in each

@@ -13,25 +13,31 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from utils.environment import Launch, connecting_over_loopback, control_timeout_s, join_timeout_s, peer_timeout_s
-from utils.errors import ConfigError, Interrupted, UserError, exit_code_of
-from utils.machine.accelerator import Accelerator
-from utils.machine.choose import choose_accelerator
-from utils.machine.limits import open_files_left
-from utils.ranks.collectives import Collectives
-from utils.ranks.failures import FirstFailure, PeerError
-from utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
-from utils.ranks.rendezvous import (
+from tessera.utils.environment import (
+    Launch,
+    connecting_over_loopback,
+    control_timeout_s,
+    join_timeout_s,
+    peer_timeout_s,
+)
+from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.machine.limits import open_files_left
+from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.ranks.failures import FirstFailure, PeerError
+from tessera.utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
+from tessera.utils.ranks.rendezvous import (
     agree_on_session,
     connect_to_store,
     keeper_of,
     open_store,
     require_own_devices,
 )
-from utils.ranks.signals import ignore_sigterm_at_the_end
-from utils.ranks.watchdog import Watchdog, WatchedStore
-from utils.ranks.world import World
-from utils.text import first_line
+from tessera.utils.ranks.signals import ignore_sigterm_at_the_end
+from tessera.utils.ranks.watchdog import Watchdog, WatchedStore
+from tessera.utils.ranks.world import World
+from tessera.utils.text import first_line
 
 _FILES = 2  # for each rank: a connection of the default group and one of the control group
 # How often this process has joined its job, by what for. A process that the launcher restarts counts anew.

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from utils.environment import cache_dir
-from utils.files import SHARED_MEMORY
-from utils.ranks.world import World
-from utils.text import gib
+from tessera.utils.environment import cache_dir
+from tessera.utils.files import SHARED_MEMORY
+from tessera.utils.ranks.world import World
+from tessera.utils.text import gib
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store, TCPStore
 
-from utils.environment import Launch, join_timeout_s
-from utils.errors import ConfigError, UserError
-from utils.machine.accelerator import Accelerator
-from utils.ranks.watchdog import NOTICE_S, Pause, Watchdog, say
-from utils.text import first_line
+from tessera.utils.environment import Launch, join_timeout_s
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.watchdog import NOTICE_S, Pause, Watchdog, say
+from tessera.utils.text import first_line
 
 _ABSENT = "-"  # in an offer, in the place of a nonce
 _UNKNOWN = "?"

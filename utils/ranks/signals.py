@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from utils.environment import Launch
-from utils.errors import Interrupted
+from tessera.utils.environment import Launch
+from tessera.utils.errors import Interrupted
 
 GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
 STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience

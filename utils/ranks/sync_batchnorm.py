@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from utils.machine.accelerator import Accelerator
-from utils.machine.batch_norm import BatchNormParts
-from utils.ranks.collectives import Collectives
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.batch_norm import BatchNormParts
+from tessera.utils.ranks.collectives import Collectives
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):

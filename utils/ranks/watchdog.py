@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
 
-from utils.environment import peer_timeout_s
+from tessera.utils.environment import peer_timeout_s
 
 INTERVAL_S = 1.0
 NOTICE_S = 5.0

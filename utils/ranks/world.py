@@ -20,14 +20,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
-from utils.environment import Launch, control_timeout_s
-from utils.errors import Interrupted, UserError, exit_code_of
-from utils.machine.accelerator import Accelerator
-from utils.machine.limits import affinity, cpu_quota, share_of_cpus
-from utils.ranks.collectives import Collectives
-from utils.ranks.failures import PeerError
-from utils.ranks.heartbeat import Heartbeat
-from utils.ranks.watchdog import Pause
+from tessera.utils.environment import Launch, control_timeout_s
+from tessera.utils.errors import Interrupted, UserError, exit_code_of
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.limits import affinity, cpu_quota, share_of_cpus
+from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.ranks.failures import PeerError
+from tessera.utils.ranks.heartbeat import Heartbeat
+from tessera.utils.ranks.watchdog import Pause
 
 T = TypeVar("T")
 

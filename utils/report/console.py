@@ -7,9 +7,10 @@ import sys
 
 from tqdm import tqdm
 
-from utils.text import printable
+from tessera.utils.text import printable
 
-_PACKAGES = frozenset({"__main__", "train", "val", "detect", "export", "data", "models", "utils"})
+# In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
+_PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export"})
 
 
 def setup_logging(rank: int, size: int) -> None:

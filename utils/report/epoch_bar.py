@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 from torch import Tensor
 from tqdm import tqdm
 
-from utils.ranks.world import World
+from tessera.utils.ranks.world import World
 
 _WIDTH = 10
 _BAR = "{desc} {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"

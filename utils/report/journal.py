@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from models.detector import DetectionModel
-from utils.checkpoints.folder import write_yaml
-from utils.engine.context import RunContext
-from utils.errors import UserError, tolerate
-from utils.files import remove_leftovers
-from utils.report.charts.labels import plot_labels
-from utils.report.charts.training import plot_results
-from utils.report.pictures import render_targets
-from utils.report.results import ResultsTable, read_results, result_columns
-from utils.report.samples import SHOWN, PictureSink
-from utils.report.trackers.loggers import Loggers
-from utils.types import Batch, DatasetIndex, Metrics
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.folder import write_yaml
+from tessera.utils.engine.context import RunContext
+from tessera.utils.errors import UserError, tolerate
+from tessera.utils.files import remove_leftovers
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.training import plot_results
+from tessera.utils.report.pictures import render_targets
+from tessera.utils.report.results import ResultsTable, read_results, result_columns
+from tessera.utils.report.samples import SHOWN, PictureSink
+from tessera.utils.report.trackers.loggers import Loggers
+from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 PICTURES = 3  # training batches that are rendered
 PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are rendered, and images each

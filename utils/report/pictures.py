@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from utils.files import atomic_write
-from utils.machine.opencv import cv2
-from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.types import Batch
+from tessera.utils.files import atomic_write
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.report.palette import class_colour, font_file, printable, text_colour
+from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from utils.errors import UserError
-from utils.files import atomic_write
+from tessera.utils.errors import UserError
+from tessera.utils.files import atomic_write
 
 
 def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.errors import tolerate
-from utils.evaluation.sinks import Sink
-from utils.machine.opencv import cv2
-from utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, save_grid
-from utils.types import Batch, DatasetIndex, Detections
+from tessera.utils.errors import tolerate
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, save_grid
+from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
 _SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has

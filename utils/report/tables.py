@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from utils.text import table_row
-from utils.types import Metrics
+from tessera.utils.text import table_row
+from tessera.utils.types import Metrics
 
 TABLE_COLUMNS = ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 

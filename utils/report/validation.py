@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from utils.errors import tolerate
-from utils.evaluation.bootstrap import bootstrap_interval
-from utils.evaluation.evaluate import Evaluation
-from utils.report.charts.validation import plot_validation
-from utils.report.console import say
-from utils.report.tables import class_table, interval_line, speed_line, table_header, table_lines, validation_line
-from utils.seeding import sample_rng
-from utils.types import DatasetIndex
+from tessera.utils.errors import tolerate
+from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.report.charts.validation import plot_validation
+from tessera.utils.report.console import say
+from tessera.utils.report.tables import (
+    class_table,
+    interval_line,
+    speed_line,
+    table_header,
+    table_lines,
+    validation_line,
+)
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import DatasetIndex
 
 
 def report_validation(

@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.feed.shapes import validation_shapes
-from models.detector import DetectionModel
-from models.heads.criterion import Criterion
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.multi_scale import least_images
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.errors import UserError
-from utils.evaluation.evaluate import fused_copy
-from utils.evaluation.measurement import Measurement, Settings
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex
+from tessera.data.feed.shapes import validation_shapes
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.multi_scale import least_images
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.evaluate import fused_copy
+from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 

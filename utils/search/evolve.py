@@ -19,15 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.checkpoints.folder import write_yaml
-from utils.config import Hyp, TrainConfig
-from utils.errors import Diverged, UserError
-from utils.files import atomic_write, open_plain
-from utils.ranks.world import World
-from utils.search.folder import BEST, FLAGS, TABLE, open_search
-from utils.seeding import sample_rng
-from utils.text import one_line, shown
-from utils.types import Metrics
+from tessera.utils.checkpoints.folder import write_yaml
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.errors import Diverged, UserError
+from tessera.utils.files import atomic_write, open_plain
+from tessera.utils.ranks.world import World
+from tessera.utils.search.folder import BEST, FLAGS, TABLE, open_search
+from tessera.utils.seeding import sample_rng
+from tessera.utils.text import one_line, shown
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from utils.checkpoints.folder import new_run
-from utils.config import TrainConfig
-from utils.errors import UserError
-from utils.ranks.launch import check_batch_size
-from utils.ranks.world import World
-from utils.text import shown
-from utils.yaml_file import read_yaml
+from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.launch import check_batch_size
+from tessera.utils.ranks.world import World
+from tessera.utils.text import shown
+from tessera.utils.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.labels import Crowds, ParsedLabels, Rows, Size, clipped_fractions
-from utils.errors import UserError
-from utils.files import is_address, open_plain
-from utils.text import one_line, shown
-from utils.types import CocoId
+from tessera.data.source.annotations.labels import Crowds, ParsedLabels, Rows, Size, clipped_fractions
+from tessera.utils.errors import UserError
+from tessera.utils.files import is_address, open_plain
+from tessera.utils.text import one_line, shown
+from tessera.utils.types import CocoId
 
 _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"

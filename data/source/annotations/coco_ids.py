@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from utils.types import CocoId, CocoIds
+from tessera.utils.types import CocoId, CocoIds
 
 
 def ids_of(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
-from utils.text import one_line, shown
+from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32
 _INVALID_TOKEN = xml.parsers.expat.errors.codes[xml.parsers.expat.errors.XML_ERROR_INVALID_TOKEN]

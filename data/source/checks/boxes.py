@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.annotations.coco import numbers
-from data.source.annotations.voc import parse_voc
-from data.source.checks.part import Part
-from data.source.checks.report import DatasetCheck, counted, share
-from data.source.scan import AnyName
-from utils.files import open_plain
-from utils.text import first_of
+from tessera.data.source.annotations.coco import numbers
+from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, counted, share
+from tessera.data.source.scan import AnyName
+from tessera.utils.files import open_plain
+from tessera.utils.text import first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
 _FAR = 0.05  # share of a side that no rounding explains

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.source.checks.part import Part
-from data.source.checks.report import DatasetCheck, counted
-from data.source.index import class_names
-from data.source.refusals import counts_from_one, unknown_classes
-from utils.text import first_of, one_line, printable, shown, table_row
-from utils.types import DatasetSpec
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.index import class_names
+from tessera.data.source.refusals import counts_from_one, unknown_classes
+from tessera.utils.text import first_of, one_line, printable, shown, table_row
+from tessera.utils.types import DatasetSpec
 
 _MOST_ROWS = 100
 _MOST_ERRORS = 20  # classes; with more, the YAML is that of another dataset

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from data.source.checks.part import Part
-from data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, counted
 
 Place = tuple[Part, int]  # the image among those of the split that are kept
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from data.source.checks.boxes import check_boxes, sizes_at
-from data.source.checks.classes import check_classes, check_names, table
-from data.source.checks.copies import check_copies
-from data.source.checks.files import check_label_files, check_orphans
-from data.source.checks.part import Part
-from data.source.checks.pictures import check_pictures
-from data.source.checks.report import DatasetCheck
-from data.source.held_out import part_of
-from data.source.listing import OFFER, list_images
-from data.source.refusals import refuse_unusable
-from data.source.scan import ClassNames, scan
-from utils.errors import UserError
-from utils.types import DatasetSpec
+from tessera.data.source.checks.boxes import check_boxes, sizes_at
+from tessera.data.source.checks.classes import check_classes, check_names, table
+from tessera.data.source.checks.copies import check_copies
+from tessera.data.source.checks.files import check_label_files, check_orphans
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.pictures import check_pictures
+from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.held_out import part_of
+from tessera.data.source.listing import OFFER, list_images
+from tessera.data.source.refusals import refuse_unusable
+from tessera.data.source.scan import ClassNames, scan
+from tessera.utils.errors import UserError
+from tessera.utils.types import DatasetSpec
 
 
 def check_dataset(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from data.source.checks.boxes import flat
-from data.source.checks.report import counted
-from data.source.index import problem_report
-from data.source.refusals import without_objects
-from utils.types import DatasetIndex
+from tessera.data.source.checks.boxes import flat
+from tessera.data.source.checks.report import counted
+from tessera.data.source.index import problem_report
+from tessera.data.source.refusals import without_objects
+from tessera.utils.types import DatasetIndex
 
 
 def doubts(index: DatasetIndex) -> list[str]:

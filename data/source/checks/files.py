@@ -7,15 +7,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from data.source.annotations.labels import parse_labels
-from data.source.annotations.voc import parse_voc
-from data.source.checks.part import Part
-from data.source.checks.report import DatasetCheck, counted
-from data.source.refusals import missing_labels, unlabelled, without_objects
-from data.source.scan import NO_CLASS_LIMIT, AnyName
-from utils.files import open_plain, suffix_of
-from utils.text import first_of
-from utils.types import IMAGE_SUFFIXES
+from tessera.data.source.annotations.labels import parse_labels
+from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
+from tessera.data.source.scan import NO_CLASS_LIMIT, AnyName
+from tessera.utils.files import open_plain, suffix_of
+from tessera.utils.text import first_of
+from tessera.utils.types import IMAGE_SUFFIXES
 
 _ANY_SIZE = 1 << 24
 

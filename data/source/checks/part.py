@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.listing import Listing
-from data.source.scan import Stretch
-from utils.types import DatasetSpec
+from tessera.data.source.listing import Listing
+from tessera.data.source.scan import Stretch
+from tessera.utils.types import DatasetSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from data.source.checks.part import Part
-from data.source.checks.report import DatasetCheck, counted
-from data.source.decode import read_levels
-from data.source.headers import breaks_off
-from utils.errors import UserError
-from utils.machine.limits import usable_cpus
-from utils.pixels import PixelRule, to_uint8
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.decode import read_levels
+from tessera.data.source.headers import breaks_off
+from tessera.utils.errors import UserError
+from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.pixels import PixelRule, to_uint8
 
 _DARK = 128  # a split whose deep pictures become no brighter uses seven bits of eight, or fewer
 

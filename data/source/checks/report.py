@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from utils.text import first_of
+from tessera.utils.text import first_of
 
 
 @dataclass

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads.criterion import Assignment
-from utils.boxes import xyxy_to_cxcywh
+from tessera.models.heads.criterion import Assignment
+from tessera.utils.boxes import xyxy_to_cxcywh
 
 # Steps (x, y) from the centre's cell: none, then left, up, right, down. The order decides whose write is the last.
 _STEPS = np.array([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads.anchor.layers import AnchorLayers
-from models.heads.anchor.loss import DetectionLoss
-from models.heads.anchor.priors import check_anchors, set_anchors
-from models.heads.head import HeadSpec
-from models.layers.arguments import count, one_of, positive, read_arguments
-from utils.config import Hyp, TrainConfig
-from utils.errors import ConfigError
-from utils.ranks.world import World
-from utils.seeding import sample_rng
+from tessera.models.heads.anchor.layers import AnchorLayers
+from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.models.heads.anchor.priors import check_anchors, set_anchors
+from tessera.models.heads.head import HeadSpec
+from tessera.models.layers.arguments import count, one_of, positive, read_arguments
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.world import World
+from tessera.utils.seeding import sample_rng
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.heads.head import Head
+from tessera.models.heads.head import Head
 
 Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 

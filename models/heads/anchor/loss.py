@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads.anchor.assignment import AnchorAssignment, assign_targets
-from models.heads.anchor.layers import AnchorLayers
-from models.heads.criterion import Criterion, SumOverRanks, alone
-from utils.boxes import complete_iou
-from utils.config import Hyp
-from utils.errors import ConfigError
+from tessera.models.heads.anchor.assignment import AnchorAssignment, assign_targets
+from tessera.models.heads.anchor.layers import AnchorLayers
+from tessera.models.heads.criterion import Criterion, SumOverRanks, alone
+from tessera.utils.boxes import complete_iou
+from tessera.utils.config import Hyp
+from tessera.utils.errors import ConfigError
 
 OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
 FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.heads.anchor.layers import AnchorLayers
+from tessera.models.heads.anchor.layers import AnchorLayers
 
 SUFFICIENT_RECALL = 0.98
 SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads.criterion import Criterion, SumOverRanks, alone
-from models.heads.free.alignment import Matches, align
-from models.heads.free.assignment import FreeAssignment, assign_candidates
-from models.heads.free.grid import Grid, make_grid
-from models.heads.head import Head
-from utils.config import Hyp
+from tessera.models.heads.criterion import Criterion, SumOverRanks, alone
+from tessera.models.heads.free.alignment import Matches, align
+from tessera.models.heads.free.assignment import FreeAssignment, assign_candidates
+from tessera.models.heads.free.grid import Grid, make_grid
+from tessera.models.heads.head import Head
+from tessera.utils.config import Hyp
 
 log = logging.getLogger(__name__)
 

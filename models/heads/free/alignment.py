@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.heads.free.assignment import FreeAssignment, list_candidates
-from utils.boxes import box_iou
+from tessera.models.heads.free.assignment import FreeAssignment, list_candidates
+from tessera.utils.boxes import box_iou
 
 # An alignment below this is none: float32 has no more digits for it. With a larger limit small objects would never be
 # trained: of a fresh head's boxes of 32 pixels, the best for an object of 4 has an alignment of 1e-12 or less.

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads.criterion import Assignment
+from tessera.models.heads.criterion import Assignment
 
 PAIRS = 2**19  # in a part begin no more
 

@@ -8,12 +8,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from models.heads.free.layers import FreeLayers, light_branches
-from models.heads.free.loss import FreeLoss
-from models.heads.head import HeadSpec
-from models.layers.arguments import flag, is_whole, one_of, read_arguments
-from utils.config import Hyp, TrainConfig
-from utils.ranks.world import World
+from tessera.models.heads.free.layers import FreeLayers, light_branches
+from tessera.models.heads.free.loss import FreeLoss
+from tessera.models.heads.head import HeadSpec
+from tessera.models.layers.arguments import flag, is_whole, one_of, read_arguments
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 

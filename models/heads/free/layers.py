@@ -12,10 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.heads.free.grid import Grid, cells_last, make_grid
-from models.heads.head import Head
-from models.layers.blocks import Conv
-from utils.boxes import xyxy_to_cxcywh
+from tessera.models.heads.free.grid import Grid, cells_last, make_grid
+from tessera.models.heads.head import Head
+from tessera.models.layers.blocks import Conv
+from tessera.utils.boxes import xyxy_to_cxcywh
 
 LEAST_WIDTH = 64  # channels of a branch
 OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so many pixels

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.heads.free.aligned import AlignedLoss, Slots, take_rows
-from models.heads.free.cross_entropy import SoftCrossEntropy
-from models.heads.free.grid import Grid
-from models.heads.free.layers import FreeLayers
-from utils.boxes import complete_iou
-from utils.config import Hyp
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, take_rows
+from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
+from tessera.models.heads.free.grid import Grid
+from tessera.models.heads.free.layers import FreeLayers
+from tessera.utils.boxes import complete_iou
+from tessera.utils.config import Hyp
 
 LARGEST_BIN_SHARE = 0.01  # a distance beyond the last bin is trained as this much less than the last
 

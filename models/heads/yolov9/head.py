@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from models.heads.free.head import DetectFree, bins
-from models.heads.free.layers import Branches
-from models.heads.head import HeadSpec
-from models.layers.arguments import count, one_of, read_arguments
-from models.layers.blocks import Conv
+from tessera.models.heads.free.head import DetectFree, bins
+from tessera.models.heads.free.layers import Branches
+from tessera.models.heads.head import HeadSpec
+from tessera.models.layers.arguments import count, one_of, read_arguments
+from tessera.models.layers.blocks import Conv
 
 GROUPS = 4  # of the box branch: a group of convolutions for each side
 REG_MAX = 16

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from models.heads.free.head import DetectFree
-from models.heads.head import HeadSpec
-from models.heads.yolox.layers import YoloxLayers
-from models.heads.yolox.loss import YoloxLoss
-from models.layers.arguments import one_of, read_arguments
-from utils.config import Hyp
+from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.head import HeadSpec
+from tessera.models.heads.yolox.layers import YoloxLayers
+from tessera.models.heads.yolox.loss import YoloxLoss
+from tessera.models.layers.arguments import one_of, read_arguments
+from tessera.utils.config import Hyp
 
 
 class DetectYOLOX(YoloxLayers):

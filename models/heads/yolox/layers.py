@@ -12,10 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.heads.free.grid import Grid, cells_last, make_grid
-from models.heads.free.layers import OBJECTS, OBJECTS_PX, START_STD
-from models.heads.head import Head
-from models.layers.blocks import Conv
+from tessera.models.heads.free.grid import Grid, cells_last, make_grid
+from tessera.models.heads.free.layers import OBJECTS, OBJECTS_PX, START_STD
+from tessera.models.heads.head import Head
+from tessera.models.layers.blocks import Conv
 
 START_SIDE = 4.0  # strides
 LARGEST_LOG = 16.0  # of a side in strides: what lies beyond is no size of anything, and its square is not finite

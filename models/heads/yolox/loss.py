@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.free.aligned import AlignedLoss, Slots, take_rows
-from models.heads.free.cross_entropy import SoftCrossEntropy
-from models.heads.free.grid import Grid
-from models.heads.yolox.layers import LARGEST_LOG, YoloxLayers
-from utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
-from utils.config import Hyp
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, take_rows
+from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
+from tessera.models.heads.free.grid import Grid
+from tessera.models.heads.yolox.layers import LARGEST_LOG, YoloxLayers
+from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
+from tessera.utils.config import Hyp
 
 # Centres are trained no further from the cell than so many strides. What lies beyond overlaps nothing, and its square
 # would not be finite.

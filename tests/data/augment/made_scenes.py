@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 from hypothesis import strategies as st
 
-from data.augment.scene import Scene, render_scene
-from data.augment.warp import Warp
+from tessera.data.augment.scene import Scene, render_scene
+from tessera.data.augment.warp import Warp
+from tessera.utils.types import FILL, Sample
 from tests.data.augment.mosaic_oracle import plain_picture
-from utils.types import FILL, Sample
 
 SIZES = st.tuples(st.sampled_from([32, 64, 96]), st.sampled_from([32, 64, 96]))
 

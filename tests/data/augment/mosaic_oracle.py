@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 from matplotlib.path import Path as Outline
 
-from data.augment.scene import Scene
-from data.augment.warp import Warp
-from utils.types import Sample
+from tessera.data.augment.scene import Scene
+from tessera.data.augment.warp import Warp
+from tessera.utils.types import Sample
 
 
 def forward(warp: Warp, x: float, y: float, mirrored: bool = True) -> tuple[float, float] | None:

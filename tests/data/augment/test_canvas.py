@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment.canvas import Tile, gaps, render
-from data.augment.colours import HsvJitter
-from data.augment.scene import Scene
-from data.augment.warp import Warp
+from tessera.data.augment.canvas import Tile, gaps, render
+from tessera.data.augment.colours import HsvJitter
+from tessera.data.augment.scene import Scene
+from tessera.data.augment.warp import Warp
+from tessera.utils.types import FILL, Sample
 from tests.data.augment.made_scenes import (
     ListSource,
     horizon_in_sight,
@@ -21,7 +22,6 @@ from tests.data.augment.made_scenes import (
     smooth_picture,
 )
 from tests.data.augment.mosaic_oracle import plain_scene
-from utils.types import FILL, Sample
 
 
 @settings(max_examples=80, deadline=None)

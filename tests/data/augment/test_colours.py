@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment import colours
-from data.augment.colours import NO_JITTER, HsvJitter
-from utils.types import FILL
+from tessera.data.augment import colours
+from tessera.data.augment.colours import NO_JITTER, HsvJitter
+from tessera.utils.types import FILL
 
 
 def plain_hsv(image: np.ndarray, gains: tuple[float, float, float]) -> np.ndarray:

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from data.augment.labels import CanvasLabels
-from data.augment.scene import choose_pasted, render_scene, sample_mosaic
+from tessera.data.augment.labels import CanvasLabels
+from tessera.data.augment.scene import choose_pasted, render_scene, sample_mosaic
+from tessera.utils.config import load_hyp
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import Sample
 from tests.data.augment.made_scenes import ListSource, share_outside, smooth_picture, star
 from tests.data.augment.mosaic_oracle import plain_scene
-from utils.config import load_hyp
-from utils.seeding import sample_rng
-from utils.types import Sample
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 

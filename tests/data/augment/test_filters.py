@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment import filters
-from data.augment.filters import AlbumentationsFilter, no_filter, open_filter
+from tessera.data.augment import filters
+from tessera.data.augment.filters import AlbumentationsFilter, no_filter, open_filter
 
 
 def stand_in(log: list[tuple[str, dict[str, Any]]]) -> SimpleNamespace:

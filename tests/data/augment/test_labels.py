@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment.canvas import Tile, render
-from data.augment.labels import CanvasLabels, clip_outlines, warp_labels
-from data.augment.scene import Scene
-from data.augment.warp import Warp
+from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.labels import CanvasLabels, clip_outlines, warp_labels
+from tessera.data.augment.scene import Scene
+from tessera.data.augment.warp import Warp
+from tessera.utils.types import Sample
 from tests.data.augment.made_scenes import (
     ListSource,
     horizon_in_sight,
@@ -23,7 +24,6 @@ from tests.data.augment.made_scenes import (
     warps,
 )
 from tests.data.augment.mosaic_oracle import plain_scene
-from utils.types import Sample
 
 
 @settings(max_examples=80, deadline=None)

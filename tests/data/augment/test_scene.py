@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment.filters import ColourFilter, no_filter
-from data.augment.scene import (
+from tessera.data.augment.filters import ColourFilter, no_filter
+from tessera.data.augment.scene import (
     Scene,
     letterbox,
     mix,
@@ -21,11 +21,11 @@ from data.augment.scene import (
     sample_warp,
     train_sample,
 )
-from data.augment.warp import Warp
+from tessera.data.augment.warp import Warp
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import FILL, Draw, Sample
 from tests.data.augment.made_scenes import ListSource, random_boxes, smooth_picture, star
-from utils.config import Hyp, load_hyp
-from utils.seeding import sample_rng
-from utils.types import FILL, Draw, Sample
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 PLAIN = load_hyp("hyp.no-augmentation.yaml")

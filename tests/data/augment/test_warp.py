@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.augment.warp import Warp
+from tessera.data.augment.warp import Warp
 
 
 def test_matrix_of_each_step() -> None:

@@ -18,23 +18,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data.feed import cache as cache_module
-from data.feed import images
-from data.feed.cache import open_images
-from data.feed.images import ImageStore
-from data.feed.shapes import loaded_sizes
-from data.feed.shared_memory import SharedMemory
-from data.source import decode
-from data.source.decode import read_image
+from tessera.data.feed import cache as cache_module
+from tessera.data.feed import images
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.shapes import loaded_sizes
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.source import decode
+from tessera.data.source.decode import read_image
+from tessera.utils.config import CacheMode
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, picture, write_images
 from tests.leftover import leave_behind
 from tests.system.launch import free_port
-from utils.config import CacheMode
-from utils.environment import cache_dir
-from utils.errors import UserError
-from utils.ranks.launch import open_world
-from utils.ranks.world import World
-from utils.types import DatasetIndex
 
 SIZES = [(40, 60), (90, 30), (64, 64), (5, 200)]
 

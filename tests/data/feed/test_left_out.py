@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.feed import recent as recent_module
-from data.feed.cache import open_images
-from data.feed.images import ImageStore
-from data.feed.loader import TrainLoader, build_train_loader, build_val_loader
+from tessera.data.feed import recent as recent_module
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import TrainLoader, build_train_loader, build_val_loader
+from tessera.utils.config import CacheMode, Hyp
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.world import World
+from tessera.utils.types import FILL, Batch, DatasetIndex
 from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
-from utils.config import CacheMode, Hyp
-from utils.errors import UserError
-from utils.ranks.world import World
-from utils.types import FILL, Batch, DatasetIndex
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20), (48, 48)]
 BROKEN = 2

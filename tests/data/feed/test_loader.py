@@ -14,28 +14,28 @@ import numpy as np
 import pytest
 import torch
 
-from data.feed import loader as loader_module
-from data.feed import sampler as sampler_module
-from data.feed.cache import open_images
-from data.feed.dataset import TrainDataset, ValDataset
-from data.feed.images import ImageStore
-from data.feed.loader import (
+from tessera.data.feed import loader as loader_module
+from tessera.data.feed import sampler as sampler_module
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.dataset import TrainDataset, ValDataset
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import (
     TrainLoader,
     build_train_loader,
     build_val_loader,
 )
-from data.feed.recent import RecentImages
-from data.feed.sampler import EpochOrder, EpochSampler
+from tessera.data.feed.recent import RecentImages
+from tessera.data.feed.sampler import EpochOrder, EpochSampler
+from tessera.utils.config import Hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.errors import UserError
+from tessera.utils.ranks import world as world_module
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch, DatasetIndex, Draw
 from tests.data.counted import CountedStore
 from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
-from utils.config import Hyp
-from utils.engine.context import RunContext
-from utils.errors import UserError
-from utils.ranks import world as world_module
-from utils.ranks.world import World
-from utils.types import Batch, DatasetIndex, Draw
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70), (33, 44), (64, 20)]
 EPOCHS = 3

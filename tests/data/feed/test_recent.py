@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.feed import recent as recent_module
-from data.feed.images import ImageStore
-from data.feed.recent import RecentImages, share_recent
+from tessera.data.feed import recent as recent_module
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.recent import RecentImages, share_recent
+from tessera.utils.errors import UserError
+from tessera.utils.files import SharedFile
+from tessera.utils.types import DatasetIndex, Draw
 from tests.data.feed.another_process import another_process, in_another_process
 from tests.data.made_index import make_index, write_images
-from utils.errors import UserError
-from utils.files import SharedFile
-from utils.types import DatasetIndex, Draw
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70)]
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from data.feed.sampler import (
+from tessera.data.feed.sampler import (
     BLOCK,
     NEAR,
     EpochOrder,
@@ -22,10 +22,10 @@ from data.feed.sampler import (
     image_weights,
     near_batches,
 )
-from data.feed.shapes import loaded_sizes, padded_shapes, validation_shapes
+from tessera.data.feed.shapes import loaded_sizes, padded_shapes, validation_shapes
+from tessera.utils.errors import ConfigError
+from tessera.utils.types import Draw
 from tests.data.made_index import make_index
-from utils.errors import ConfigError
-from utils.types import Draw
 
 lengths = st.integers(1, 60)
 ranks = st.sampled_from([1, 2, 3, 4])

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from data.feed.cache import open_images
-from data.feed.loader import build_train_loader, build_val_loader
-from data.feed.shared_memory import SharedMemory
-from data.feed.workers import affordable_workers
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import build_train_loader, build_val_loader
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.workers import affordable_workers
+from tessera.utils.config import load_hyp
+from tessera.utils.errors import UserError
+from tessera.utils.ranks import world as world_module
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.errors import UserError
-from utils.ranks import world as world_module
-from utils.ranks.world import World
-from utils.types import DatasetIndex
 
 SIZES = [(64, 64)] * 8
 BATCH_BYTES = 4 * 64 * 64 * 3

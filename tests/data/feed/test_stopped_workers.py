@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from data.feed import workers
-from data.feed.workers import StoppedWorkers
-from utils.ranks import watchdog
+from tessera.data.feed import workers
+from tessera.data.feed.workers import StoppedWorkers
+from tessera.utils.ranks import watchdog
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux says which processes are stopped")
 

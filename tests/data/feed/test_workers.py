@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.feed import workers
-from data.feed.loader import Loader
-from data.feed.shared_memory import SharedMemory
-from data.feed.workers import affordable_workers, print_unless_disconnected
+from tessera.data.feed import workers
+from tessera.data.feed.loader import Loader
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.workers import affordable_workers, print_unless_disconnected
+from tessera.utils.types import Draw
 from tests.data.feed.made_rank import rank
-from utils.types import Draw
 
 
 class Drawing:

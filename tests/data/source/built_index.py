@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from data.source import index as module
-from data.source.index import build_index
-from data.source.spec import load_spec
-from utils.types import DatasetIndex
+from tessera.data.source import index as module
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 

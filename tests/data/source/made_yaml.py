@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from data.source.spec import load_spec
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tests.data.make import write_image
-from utils.errors import UserError
 
 BODY = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from data.source.archives import unpack
-from utils.errors import UserError
+from tessera.data.source.archives import unpack
+from tessera.utils.errors import UserError
 
 FILES = {"set/images/a.jpg": b"image", "set/labels/a.txt": b"", "set/readme": b"x" * 5000}
 

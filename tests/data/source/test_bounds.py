@@ -17,16 +17,16 @@ import cv2
 import numpy as np
 import pytest
 
-from data.source import decode
-from data.source.bounds import refuse_large, stated
-from data.source.checks.dataset import check_dataset
-from data.source.decode import TooLarge, UndecodableImage, read_image
-from data.source.headers import BadImage, image_size
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source import decode
+from tessera.data.source.bounds import refuse_large, stated
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.decode import TooLarge, UndecodableImage, read_image
+from tessera.data.source.headers import BadImage, image_size
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
 from tests.system.launch import ROOT
-from utils.errors import ConfigError, UserError
 
 HUGE = 30_000  # pixels a side
 
@@ -117,7 +117,7 @@ def test_the_variable_raises_and_lowers_the_budget(tmp_path: Path, monkeypatch: 
 
 
 BEGINS = {
-    "command": "from utils.startup import check_command_line; from utils.config import ValConfig\n"
+    "command": "from tessera.utils.startup import check_command_line; from tessera.utils.config import ValConfig\n"
     "check_command_line(ValConfig, [])\n",
     "Python": "",
 }
@@ -129,7 +129,7 @@ def test_formats_that_only_opencv_knows_are_bound(tmp_path: Path, begin: str) ->
     (tmp_path / "a.png").write_bytes(raster + bytes(100))
     program = (
         f"{BEGINS[begin]}"
-        "from pathlib import Path; from data.source.decode import read_image\n"
+        "from pathlib import Path; from tessera.data.source.decode import read_image\n"
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (5 * 2**29, 5 * 2**29))  # its pixels take more\n"
         f"read_image(Path({str(tmp_path / 'a.png')!r}))"
     )

@@ -8,16 +8,16 @@ import cv2
 import numpy as np
 import pytest
 
-from data.feed.cache import open_images
-from data.feed.images import ImageStore
-from data.source.checks.dataset import check_dataset
-from data.source.decode import decode_levels, read_image, read_levels
-from data.source.index import build_index
-from data.source.spec import load_spec
-from utils.environment import cache_dir
-from utils.errors import ConfigError
-from utils.pixels import PixelRule, to_uint8
-from utils.ranks.world import World
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import ImageStore
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.decode import decode_levels, read_image, read_levels
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import ConfigError
+from tessera.utils.pixels import PixelRule, to_uint8
+from tessera.utils.ranks.world import World
 
 TWELVE_BITS = PixelRule("range", 0, 4095)
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source.download import Patience, fetch
+from tessera.data.source.download import Patience, fetch
+from tessera.utils.errors import UserError
 from tests.at_once import at_once
 from tests.file_server import FileServer
-from utils.errors import UserError
 
 BODY = np.random.default_rng(0).bytes(300_000)
 QUICK: dict[str, Any] = {"progress": False, "patience": Patience(backoff_s=0.01, timeout_s=5.0)}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.source.decode import read_image
-from data.source.headers import BadImage, _size_from_header, image_size
+from tessera.data.source.decode import read_image
+from tessera.data.source.headers import BadImage, _size_from_header, image_size
 from tests.data.make import write_image
 
 EXIF = b"Exif\0\0"

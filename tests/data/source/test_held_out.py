@@ -12,18 +12,18 @@ import cv2
 import numpy as np
 import pytest
 
-from data.source import held_out
-from data.source.checks.dataset import check_dataset
-from data.source.checks.doubts import doubts
-from data.source.held_out import ALIKE, Looks, divide, group, look
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source import held_out
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.held_out import ALIKE, Looks, divide, group, look
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.seeding import HeldOut
+from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
 from tests.data.source.made_yaml import refuse
-from utils.errors import UserError
-from utils.seeding import HeldOut
-from utils.types import DatasetIndex
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 

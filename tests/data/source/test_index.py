@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.source.headers import image_size
-from data.source.index import build_index, problem_report
-from data.source.listing import label_path
-from data.source.spec import load_spec
+from tessera.data.source.headers import image_size
+from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.listing import label_path
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tests.data.make import write_dataset, write_image
 from tests.data.source.built_index import BOX, build, same
-from utils.errors import UserError
 
 
 def test_contents(tmp_path: Path) -> None:

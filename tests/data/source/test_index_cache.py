@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.source import index as module
-from data.source import listing as listing_module
-from data.source import scan as scan_module
-from data.source.index import read_index, write_index
+from tessera.data.source import index as module
+from tessera.data.source import listing as listing_module
+from tessera.data.source import scan as scan_module
+from tessera.data.source.index import read_index, write_index
+from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.built_index import BOX, build, same
 from tests.leftover import leave_behind
-from utils.types import DatasetIndex
 
 
 @pytest.fixture

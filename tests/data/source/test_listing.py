@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from data.source.index import build_index, problem_report
-from data.source.listing import list_images, stats
-from data.source.spec import load_spec
+from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.listing import list_images, stats
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.report.console import setup_logging
 from tests.data.make import write_dataset, write_image
-from utils.errors import UserError
-from utils.report.console import setup_logging
 
 
 def dataset(tmp_path: Path, entry: str) -> Path:

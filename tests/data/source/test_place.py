@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from data.source.index import build_index
-from data.source.place import GENERATORS
-from data.source.shapes import write_shapes
-from data.source.spec import load_spec
+from tessera.data.source.index import build_index
+from tessera.data.source.place import GENERATORS
+from tessera.data.source.shapes import write_shapes
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.types import Archive
 from tests.at_once import at_once
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
-from utils.errors import UserError
-from utils.types import Archive
 
 
 class _Files(SimpleHTTPRequestHandler):

@@ -9,10 +9,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.source import shapes
-from data.source.shapes import NAMES, render_image, write_shapes
+from tessera.data.source import shapes
+from tessera.data.source.shapes import NAMES, render_image, write_shapes
+from tessera.utils.errors import UserError
 from tests.at_once import at_once
-from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")

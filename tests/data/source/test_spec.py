@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from data.source.place import Place
-from data.source.shapes import NAMES
-from data.source.spec import load_spec
+from tessera.data.source.place import Place
+from tessera.data.source.shapes import NAMES
+from tessera.data.source.spec import load_spec
+from tessera.utils.environment import REPO
+from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
-from utils.environment import REPO
-from utils.errors import ConfigError, UserError
 
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import models.heads
-from models.description import read_model
-from models.detector import DetectionModel
-from models.heads.criterion import Criterion, LossMeter
-from models.heads.find import find_heads
-from models.heads.head import Head
-from models.suppression import Suppression, non_max_suppression
-from models.tta import predict_augmented
+import tessera.models.heads
+from tessera.models.description import read_model
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion, LossMeter
+from tessera.models.heads.find import find_heads
+from tessera.models.heads.head import Head
+from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.tta import predict_augmented
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.errors import ConfigError
 from tests.models.heads.shares import shares_of
-from utils.config import Hyp, load_hyp
-from utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS: dict[str, list[Any]] = {  # how each head ends a model; all but the first on one small body
@@ -65,9 +65,9 @@ def test_a_head_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "head.py").write_text(
-        "from models.heads.free.head import DetectFree\n\nclass Another(DetectFree):\n    pass\n"
+        "from tessera.models.heads.free.head import DetectFree\n\nclass Another(DetectFree):\n    pass\n"
     )
-    monkeypatch.setattr(models.heads, "__path__", [*models.heads.__path__, str(tmp_path)])
+    monkeypatch.setattr(tessera.models.heads, "__path__", [*tessera.models.heads.__path__, str(tmp_path)])
     assert set(find_heads()) == {*ROWS, "Another"}
     described = made("DetectFree").yaml
     described["head"][-1][2] = "Another"
@@ -79,7 +79,7 @@ def test_only_other_heads_import_a_head() -> None:
     for path in (*files, *ROOT.glob("*.py")):
         for folder in (ROOT / "models" / "heads").iterdir():
             if folder.is_dir() and folder.parent != path.parent.parent:
-                assert f"models.heads.{folder.name}" not in path.read_text(), path
+                assert f"tessera.models.heads.{folder.name}" not in path.read_text(), path
 
 
 def test_a_head_without_a_loss_cannot_be_made() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
-from models.layers.elan import Elan
-from models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
-from models.layers.transformer import C3TR, TransformerLayer
+from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers.elan import Elan
+from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from tessera.models.layers.transformer import C3TR, TransformerLayer
 from tests.models.layers.made_blocks import image, parameters, randomised
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel
-from models.layers.down import AConv, ADown
+from tessera.models.detector import DetectionModel
+from tessera.models.layers.down import AConv, ADown
+from tessera.utils.errors import ConfigError
 from tests.models.hub import conv
 from tests.models.layers.made_blocks import assert_learns_in_half_precision, image, parameters, randomised
-from utils.errors import ConfigError
 
 
 def mean_of_four(x: Tensor) -> Tensor:

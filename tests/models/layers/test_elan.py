@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.layers.elan import ConvElan, Elan, RepElan
+from tessera.models.layers.elan import ConvElan, Elan, RepElan
 from tests.models.hub import conv
 from tests.models.layers.made_blocks import assert_learns_in_half_precision, image, parameters, randomised
 

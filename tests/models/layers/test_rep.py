@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.detector import DetectionModel
-from models.layers.blocks import SILU, Conv
-from models.layers.rep import RepBottleneck, RepC3, RepConv
+from tessera.models.detector import DetectionModel
+from tessera.models.layers.blocks import SILU, Conv
+from tessera.models.layers.rep import RepBottleneck, RepC3, RepConv
 from tests.models.hub import conv
 from tests.models.layers.made_blocks import image, parameters, randomised
 

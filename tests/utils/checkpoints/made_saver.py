@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from utils.checkpoints.format import save_checkpoint
-from utils.checkpoints.saver import Saver
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.state import TrainState
-from utils.ranks.signals import Interruption
-from utils.ranks.world import World
-from utils.types import Metrics
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.saver import Saver
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.state import TrainState
+from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Metrics
 
 WAIT_S = 60.0  # for a thread that should be there at once
 METRICS = Metrics(

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.state import dump_state
-from utils.engine.ema import ModelEMA
-from utils.engine.precision import Precision
-from utils.engine.state import Progress, TrainState
-from utils.engine.stopping import EarlyStopping
-from utils.machine.accelerator import Accelerator
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.machine.accelerator import Accelerator
 
 
 class Net(nn.Module):

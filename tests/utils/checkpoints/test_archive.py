@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state
-from utils.checkpoints.format import load_checkpoint, save_checkpoint
-from utils.checkpoints.weights import load_weights
-from utils.errors import UserError
 
 BIG = b"L1000000000000L\n"
 

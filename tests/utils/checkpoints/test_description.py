@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.checkpoints.description import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.format import KEYS, STATE_KEYS
+from tessera.utils.checkpoints.state import dump_state
 from tests.utils.checkpoints.made_state import make_state
-from utils.checkpoints.description import describe_metrics, describe_run, git_revision
-from utils.checkpoints.format import KEYS, STATE_KEYS
-from utils.checkpoints.state import dump_state
 
 
 def test_git_revision(tmp_path: Path) -> None:

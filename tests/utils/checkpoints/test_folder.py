@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
-from utils.checkpoints.folder import newest_last_checkpoint, open_run, write_yaml
-from utils.errors import UserError
-from utils.ranks.world import World
+from tessera.utils.checkpoints.folder import newest_last_checkpoint, open_run, write_yaml
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.world import World
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ def test_a_yaml_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 def test_what_killed_runs_were_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
     """But not what a living process is writing."""
     program = (
-        "import sys, time; from pathlib import Path; from utils.files import atomic_write\n"
+        "import sys, time; from pathlib import Path; from tessera.utils.files import atomic_write\n"
         "with atomic_write(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); print('.', flush=True); time.sleep(60)"
     )

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.checkpoints.format import FORMAT, KEYS, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
-from utils.checkpoints.format import FORMAT, KEYS, load_checkpoint, save_checkpoint
-from utils.checkpoints.weights import load_weights
-from utils.errors import UserError
 
 
 def test_keys_are_those_of_the_format() -> None:

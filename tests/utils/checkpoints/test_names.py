@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.checkpoints.resolve import resolve_weights
-from utils.errors import UserError
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.errors import UserError
 
 YOLOX = "Published ones of YOLOX: yolox_tiny.pth, yolox_s.pth, yolox_m.pth, yolox_l.pth, yolox_x.pth."
 YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.source.download import Patience, fetch
+from tessera.data.source.download import Patience, fetch
+from tessera.utils.checkpoints import resolve as module
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.errors import UserError
+from tessera.utils.flags import published as table
+from tessera.utils.flags.published import PUBLISHED
 from tests.file_server import FileServer
 from tests.system.launch import ROOT
-from utils.checkpoints import resolve as module
-from utils.checkpoints.resolve import resolve_weights
-from utils.errors import UserError
-from utils.flags import published as table
-from utils.flags.published import PUBLISHED
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Log in to the network</title></head></html>"
 
@@ -258,8 +258,8 @@ def test_processes_at_once_download_once(server: FileServer, cache: Path, tmp_pa
 import sys, time, logging
 from dataclasses import replace
 from pathlib import Path
-from utils.checkpoints.resolve import resolve_weights
-from utils.flags import published as table
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.flags import published as table
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 table.PUBLISHED = tuple(
     replace(w, folder={server.folder!r}, size={len(BODY)}, sha256={DIGEST!r}) for w in table.PUBLISHED

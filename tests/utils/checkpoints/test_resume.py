@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.checkpoints import resume as resume_module
+from tessera.utils.checkpoints.resume import ResumedRun, interrupted_run, recall_end, remember_end, run_of_checkpoint
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.ranks.world import World
 from tests.utils.checkpoints.made_saver import METRICS
 from tests.utils.checkpoints.made_state import full, make_state
-from utils.checkpoints import resume as resume_module
-from utils.checkpoints.resume import ResumedRun, interrupted_run, recall_end, remember_end, run_of_checkpoint
-from utils.config import TrainConfig, load_hyp
-from utils.engine.state import TrainState
-from utils.errors import ConfigError, UserError
-from utils.ranks.world import World
 
 ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
 ENDED = dataclasses.replace(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.checkpoints import saver as module
+from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint
+from tessera.utils.errors import Interrupted, UserError
 from tests.utils.checkpoints.made_saver import METRICS, SlowDisk, open_saver
 from tests.utils.checkpoints.made_state import assert_equal, make_state, train
-from utils.checkpoints import saver as module
-from utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint
-from utils.errors import Interrupted, UserError
 
 
 @pytest.fixture

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
-from tests.utils.checkpoints.made_state import assert_equal, make_state, train
-from tests.utils.machine.stand_in import StandIn
-from utils.checkpoints import saver as module
-from utils.checkpoints.format import (
+from tessera.utils.checkpoints import saver as module
+from tessera.utils.checkpoints.format import (
     copy_checkpoint,
     load_any_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from utils.checkpoints.saver import Saver, due, snapshot
-from utils.checkpoints.state import dump_state
-from utils.errors import Interrupted, UserError
-from utils.machine.accelerator import Accelerator
+from tessera.utils.checkpoints.saver import Saver, due, snapshot
+from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.errors import Interrupted, UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
+from tests.utils.checkpoints.made_state import assert_equal, make_state, train
+from tests.utils.machine.stand_in import StandIn
 
 
 def save_epoch(saver: Saver) -> None:

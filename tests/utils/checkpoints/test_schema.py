@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.utils.checkpoints.format import KEYS, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.schema import check_values
+from tessera.utils.checkpoints.state import restore_state
+from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import full, make_state, train
-from utils.checkpoints.format import KEYS, load_checkpoint, save_checkpoint
-from utils.checkpoints.schema import check_values
-from utils.checkpoints.state import restore_state
-from utils.errors import UserError
 
 WRONG = (True, -1.5, 10**30, ["a", [1]], [1.5, "a"], {"a": "b"}, {"params": 1}, torch.zeros(3, dtype=torch.bool))
 

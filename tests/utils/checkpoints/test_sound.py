@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-import detect
-import export
-import train
-import val
+from tessera.commands import detect, export, train, val
+from tessera.utils.checkpoints.archive import Archive
+from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.safetensors import save_safetensors
+from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.inference.network import TorchNetwork
 from tests.system.tiny import make_data
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
 from tests.utils.inference.backends.made_files import write_torchscript
 from tests.utils.machine.stand_in import StandIn
-from utils.checkpoints.archive import Archive
-from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from utils.checkpoints.safetensors import save_safetensors
-from utils.checkpoints.weights import Weights, load_weights
-from utils.errors import UserError
-from utils.inference.backends.choose import open_exported
-from utils.inference.network import TorchNetwork
 
 NAN = float("nan")
 
@@ -114,7 +111,7 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     def no_memory_here(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("utils.inference.network.fused_copy", no_memory_there)
+    monkeypatch.setattr("tessera.utils.inference.network.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
         TorchNetwork.open(good, StandIn())
     monkeypatch.setattr(Archive, "content", no_memory_here)

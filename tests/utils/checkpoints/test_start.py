@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from models.detector import DetectionModel
-from utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, head_class
-from utils.checkpoints.weights import Weights
-from utils.config import TrainConfig
-from utils.errors import ConfigError
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, head_class
+from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError
 
 NAMES = ("cat", "dog")
 FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.state import dump_state, restore_state, rng_state, set_rng_state
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
-from utils.checkpoints.format import load_checkpoint, save_checkpoint
-from utils.checkpoints.state import dump_state, restore_state, rng_state, set_rng_state
-from utils.engine.state import TrainState
-from utils.errors import UserError
-from utils.machine.accelerator import Accelerator
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.detector import DetectionModel
-from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
-from utils.checkpoints.format import load_checkpoint, save_checkpoint
-from utils.checkpoints.weights import (
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.weights import (
     EXPORTED,
     Weights,
     intersect_weights,
@@ -21,7 +20,8 @@ from utils.checkpoints.weights import (
     warn_of_little_in_common,
     warn_of_moved_classes,
 )
-from utils.errors import UserError
+from tessera.utils.errors import UserError
+from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 
 
 def test_weights_of_ours(tmp_path: Path) -> None:

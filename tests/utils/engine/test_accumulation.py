@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.types import Batch
 from tests.utils.engine.trainer import SIZE, Trainer
-from utils.engine.step import TrainStep
-from utils.types import Batch
 
 BATCH, WINDOW = 16, 4
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from tessera.utils.config import load_hyp
 from tests.data.made_run import made_run
-from utils.config import load_hyp
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from utils.engine.ema import ModelEMA, ema_decay, move
+from tessera.utils.engine.ema import ModelEMA, ema_decay, move
 
 
 @given(st.integers(1, 10**7))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.utils.engine.flags import StepFlags
+from tessera.utils.engine.guard import DivergenceGuard
+from tessera.utils.errors import Diverged
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import TINY, Trainer
-from utils.engine.flags import StepFlags
-from utils.engine.guard import DivergenceGuard
-from utils.errors import Diverged
 
 
 def made_guard(scales: list[float] | None = None) -> DivergenceGuard:

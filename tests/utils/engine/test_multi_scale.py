@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tessera.utils.config import load_hyp
+from tessera.utils.engine.multi_scale import check_statistics, largest_size, scaled_size, smallest_size
+from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.world import World
 from tests.data.made_run import made_run
-from utils.config import load_hyp
-from utils.engine.multi_scale import check_statistics, largest_size, scaled_size, smallest_size
-from utils.errors import ConfigError
-from utils.ranks.world import World
 
 
 def test_multi_scale_sizes() -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.engine.optimizer import build_optimizer, step_where
+from tessera.utils.engine.schedule import Schedule, accumulation
 from tests.utils.engine.trainer import TINY
-from utils.config import Hyp, load_hyp
-from utils.engine.optimizer import build_optimizer, step_where
-from utils.engine.schedule import Schedule, accumulation
 
 
 @pytest.fixture(scope="module")

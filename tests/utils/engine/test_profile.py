@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, Profile, open_profile
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
+from tessera.utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, Profile, open_profile
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
 
 
 def test_table_and_trace(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ import math
 
 import pytest
 
-from models.detector import DetectionModel
-from models.heads.anchor.head import Detect
-from models.heads.find import find_heads
-from models.heads.head import Head
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.find import find_heads
+from tessera.models.heads.head import Head
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ema_decay
+from tessera.utils.engine.recipe import recipe_in_words, recipe_of, run_length, warnings, with_recipe
+from tessera.utils.engine.schedule import Schedule
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
-from utils.config import Hyp, TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ema_decay
-from utils.engine.recipe import recipe_in_words, recipe_of, run_length, warnings, with_recipe
-from utils.engine.schedule import Schedule
 
 LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
 

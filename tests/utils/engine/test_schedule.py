@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.config import Hyp, load_hyp
-from utils.engine.schedule import Schedule, accumulation
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.engine.schedule import Schedule, accumulation
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.engine.state import Progress
+from tessera.utils.engine.state import Progress
 
 
 def test_progress_counts_and_starts_over_each_epoch() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tessera.utils.engine.flags import StepFlags
+from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
-from utils.engine.flags import StepFlags
-from utils.machine.accelerator import Accelerator
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.stopping import EarlyStopping
 
 
 def test_stops_when_patience_has_run_out() -> None:

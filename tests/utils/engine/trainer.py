@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.engine.ema import ModelEMA
-from utils.engine.optimizer import build_optimizer
-from utils.engine.precision import Precision
-from utils.engine.state import Progress, TrainState
-from utils.engine.step import TrainStep
-from utils.engine.stopping import EarlyStopping
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.step import TrainStep
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch
 
 SIZE = 64
 TINY: dict[str, Any] = {  # a detector of one level that takes a millisecond

@@ -12,10 +12,10 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from tessera.utils.evaluation.average_precision import average_precision
+from tessera.utils.evaluation.curves import summarize
+from tessera.utils.evaluation.matching import Crowds
 from tests.utils.evaluation.made_images import Image, accumulate
-from utils.evaluation.average_precision import average_precision
-from utils.evaluation.curves import summarize
-from utils.evaluation.matching import Crowds
 
 NO_CROWDS: Crowds = (np.zeros(0, np.int32), np.zeros((0, 4), np.float32))
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import Ranking, rank
-from utils.evaluation.match_state import Accumulator, LastHits
-from utils.evaluation.matching import Crowds, match_image
-from utils.types import Detections
+from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.match_state import Accumulator, LastHits
+from tessera.utils.evaluation.matching import Crowds, match_image
+from tessera.utils.types import Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.average_precision import RECALLS
-from utils.evaluation.curves import smooth
-from utils.evaluation.match_state import CONFIDENCES
-from utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
+from tessera.utils.evaluation.average_precision import RECALLS
+from tessera.utils.evaluation.curves import smooth
+from tessera.utils.evaluation.match_state import CONFIDENCES
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
 
 
 class Plain(NamedTuple):

@@ -8,6 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.utils.evaluation.average_precision import RECALLS, average_precision
+from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.curves import smooth, summarize
+from tessera.utils.evaluation.match_state import LastHits
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image
+from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_CROWDS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
@@ -19,12 +25,6 @@ from tests.utils.evaluation.made_images import (
     share,
 )
 from tests.utils.evaluation.plain_metrics import Plain, plain_figures
-from utils.evaluation.average_precision import RECALLS, average_precision
-from utils.evaluation.bootstrap import bootstrap_interval
-from utils.evaluation.curves import smooth, summarize
-from utils.evaluation.match_state import LastHits
-from utils.evaluation.matching import IOU_THRESHOLDS, match_image
-from utils.types import Detections
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())
@@ -124,7 +124,7 @@ def test_what_is_not_sent_changes_no_bit(seed: int, nc: int, coarse: bool, ranks
     crowds = random_crowds(images, seed, nc) if seed % 3 else [NO_CROWDS] * len(images)
     plain = plain_figures(Plain.of((i, match_image(*image, crowds[i])) for i, image in enumerate(images)), nc)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("utils.evaluation.average_precision._AT_ONCE", 2500)  # two classes at a time
+        patch.setattr("tessera.utils.evaluation.average_precision._AT_ONCE", 2500)  # two classes at a time
         ranking = ranked([share(images, range(r, 9, ranks), crowds) for r in range(ranks)])
     metrics, curves = summarize(ranking, nc)
     ap, _ = average_precision(ranking, np.ones((9, 1), np.float32))

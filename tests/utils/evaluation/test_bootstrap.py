@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.utils.evaluation.average_precision import average_precision
+from tessera.utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, bootstrap_maps
+from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.made_images import accumulate, random_images
-from utils.evaluation.average_precision import average_precision
-from utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, bootstrap_maps
-from utils.evaluation.curves import summarize
 
 
 def test_weights_of_one_give_the_metric() -> None:

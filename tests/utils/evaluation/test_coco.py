@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from utils.evaluation.coco import (
+from tessera.utils.evaluation.coco import (
     COCO_IDS,
     COCO_NAMES,
     CocoRows,
@@ -16,7 +16,7 @@ from utils.evaluation.coco import (
     coco_results,
     save_coco_results,
 )
-from utils.types import CocoIds, Detections
+from tessera.utils.types import CocoIds, Detections
 
 
 def detections(n: int = 2) -> Detections:

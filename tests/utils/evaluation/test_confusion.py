@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tests.utils.evaluation.made_images import Image, make_image, random_images
-from utils.evaluation.confusion import ConfusionMatrix
 
 
 class TestConfusionMatrix:

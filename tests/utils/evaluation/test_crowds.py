@@ -7,6 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.utils.evaluation.average_precision import average_precision
+from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.curves import summarize
+from tessera.utils.evaluation.matching import Crowds, match_image
 from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
 from tests.utils.evaluation.made_images import (
     accumulate,
@@ -17,10 +21,6 @@ from tests.utils.evaluation.made_images import (
     ranked,
     share,
 )
-from utils.evaluation.average_precision import average_precision
-from utils.evaluation.confusion import ConfusionMatrix
-from utils.evaluation.curves import summarize
-from utils.evaluation.matching import Crowds, match_image
 
 BOX = [0.0, 0.0, 10.0, 10.0]
 

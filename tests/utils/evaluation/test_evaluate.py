@@ -15,21 +15,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.feed.cache import open_images
-from data.feed.loader import ValLoader, build_val_loader
-from data.source.index import build_index
-from data.source.spec import load_spec
-from models.detector import DetectionModel
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import ValLoader, build_val_loader
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import load_hyp
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Batch
 from tests.system.tiny import make_data
 from tests.utils.evaluation.made_images import assert_same_ranking
 from tests.utils.machine.stand_in import StandIn
-from utils.config import load_hyp
-from utils.engine.precision import Precision
-from utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate, fused_copy
-from utils.evaluation.measurement import Settings
-from utils.machine.accelerator import Accelerator
-from utils.ranks.world import World
-from utils.types import Batch
 
 BATCHES = 4  # of two images
 VOTE_S = 0.02
@@ -124,7 +124,7 @@ def test_ranks_with_more_or_fewer_batches_vote_equally_often(
     monkeypatch: pytest.MonkeyPatch, stops_at: tuple[int, int] | None
 ) -> None:
     """One that has none votes too, and where one is asked to stop all give up."""
-    monkeypatch.setattr("utils.evaluation.evaluate.VOTE_S", VOTE_S)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.VOTE_S", VOTE_S)
     batches, barrier, values = (5, 2, 0), threading.Barrier(3), dict[int, object]()
     worlds = [Meeting(3, rank, barrier, values) for rank in range(3)]
     taken, gave_up = [0, 0, 0], [False, False, False]
@@ -202,21 +202,21 @@ def test_half_precision_is_used_where_it_measures_the_same(
     model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial needs the first images only."""
-    monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
-    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
     dtypes: list[torch.dtype] = []
     hook = model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
     queued = Queued()
-    monkeypatch.setattr("utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
     in_half = measured(model, loader, queued, precision=Precision(queued, torch.bfloat16))
     exact = measured(model, loader, queued)
     for tolerance, expected in ((1.0, in_half), (-1.0, exact)):
-        monkeypatch.setattr("utils.evaluation.evaluate.TOLERANCE", tolerance)
+        monkeypatch.setattr("tessera.utils.evaluation.evaluate.TOLERANCE", tolerance)
         dtypes.clear()
         assert_same(measured(model, loader, Queued(), try_half=True), expected)
         rest = torch.bfloat16 if expected is in_half else torch.float32
         assert dtypes == [torch.float32, torch.bfloat16] * 2 + [rest] * (BATCHES - 2)
-    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES + 1)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES + 1)
     dtypes.clear()
     measured(model, loader, Queued(), try_half=True)
     assert dtypes == [torch.float32] * BATCHES, "few images are measured once"
@@ -231,15 +231,15 @@ def test_half_precision_is_not_used_without_evidence(
     model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """In a first epoch nothing is found: an mAP of 0 is the same in any precision, whatever the numbers are."""
-    monkeypatch.setattr("utils.evaluation.evaluate.TRIAL_IMAGES", 3)
-    monkeypatch.setattr("utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.TRIAL_IMAGES", 3)
+    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
     model = copy.deepcopy(model)
     if case == "finds nothing":
-        monkeypatch.setattr("utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
+        monkeypatch.setattr("tessera.utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
         for parameter in model.head.parameters():
             torch.nn.init.constant_(parameter, -1000.0 if parameter.ndim == 1 else 0.0)
     else:
-        monkeypatch.setattr("utils.evaluation.evaluate.TOLERANCE", 1.0)
+        monkeypatch.setattr("tessera.utils.evaluation.evaluate.TOLERANCE", 1.0)
         model.head.register_forward_hook(
             lambda _, __, output: (output[0], [raw if raw.dtype == torch.float32 else 2 * raw for raw in output[1]])
         )

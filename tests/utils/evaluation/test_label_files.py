@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.evaluation.label_files import output_stems, save_txt
-from utils.types import Detections
+from tessera.utils.evaluation.label_files import output_stems, save_txt
+from tessera.utils.types import Detections
 
 
 def detections(n: int = 2) -> Detections:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from utils.evaluation.matching import pairwise_iou
+from tessera.utils.evaluation.matching import pairwise_iou
 
 
 def test_boxes_without_an_area_overlap_nothing() -> None:

@@ -12,22 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.augment.scene import letterbox
-from data.feed.cache import open_images
-from data.feed.loader import ValLoader, build_val_loader
-from data.feed.shapes import validation_shapes
-from data.source.index import build_index
-from data.source.spec import load_spec
-from models.detector import DetectionModel
-from models.suppression import Suppression, non_max_suppression, undo_letterbox
+from tessera.data.augment.scene import letterbox
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import ValLoader, build_val_loader
+from tessera.data.feed.shapes import validation_shapes
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
+from tessera.utils.evaluation.coco import CocoSink
+from tessera.utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Detections, Sample
 from tests.system.tiny import make_data
-from utils.evaluation.coco import CocoSink
-from utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
-from utils.evaluation.measurement import Settings
-from utils.machine.accelerator import Accelerator
-from utils.machine.opencv import cv2
-from utils.ranks.world import World
-from utils.types import Detections, Sample
 
 IMGSZ = 64
 

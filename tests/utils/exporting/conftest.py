@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import export
+from tessera.commands import export
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.augment.scene import letterbox
-from data.feed.shapes import loaded_sizes, validation_shapes
-from models.detector import DetectionModel
-from models.suppression import Suppression, non_max_suppression, undo_letterbox
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.format import save_checkpoint
-from utils.machine.opencv import cv2
-from utils.types import Detections, Sample
+from tessera.data.augment.scene import letterbox
+from tessera.data.feed.shapes import loaded_sizes, validation_shapes
+from tessera.models.detector import DetectionModel
+from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import Detections, Sample
 
 BODY = [[-1, 1, "Conv", [8, 6, 2, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [-1, 1, "Conv", [32, 3, 2]]]
 ANCHORED = {

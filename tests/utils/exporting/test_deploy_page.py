@@ -15,13 +15,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tessera.utils.exporting.writers.openvino import openvino_model, save_openvino
+from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.results import Result
+from tessera.utils.machine.opencv import cv2
 from tests.system.launch import run_command
 from tests.utils.exporting.browser import printed_in_browser
 from tests.utils.exporting.made import NAMES, picture
-from utils.exporting.writers.openvino import openvino_model, save_openvino
-from utils.inference.detector import Detector
-from utils.inference.results import Result
-from utils.machine.opencv import cv2
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import export
+import tessera
+from tessera.commands import export
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.exporting.formats import Format, chosen
+from tessera.utils.exporting.onnx_file import Onnx
+from tessera.utils.exporting.small_pt import SmallPt
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.flags.export import ExportConfig
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.errors import ConfigError, UserError
-from utils.exporting.formats import Format, chosen
-from utils.exporting.metadata import VERSION
-from utils.exporting.onnx_file import Onnx
-from utils.exporting.small_pt import SmallPt
-from utils.exporting.subject import Subject
-from utils.flags.export import ExportConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -125,4 +125,4 @@ def test_the_small_pt_of_an_original_file(shared: Path, tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_projects() -> None:
-    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{tessera.__version__}"\n' in (ROOT / "pyproject.toml").read_text()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import export
-from models.detector import DetectionModel
+from tessera.commands import export
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.description import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.flags.export import ExportConfig
 from tests.utils.checkpoints.foreign.made import save, small_yolox
 from tests.utils.exporting.made import ANCHORED, NAMES
-from utils.checkpoints.description import describe_metrics, describe_run
-from utils.checkpoints.format import save_checkpoint
-from utils.exporting.metadata import describe
-from utils.exporting.subject import Subject
-from utils.flags.export import ExportConfig
 
 YOLOX = "YOLOX (published weights of YOLOX: Apache-2.0; NOTICE goes with them)"
 YOLOV9 = "YOLOv9 (published weights of YOLOv9: MIT; NOTICE goes with them)"

@@ -16,20 +16,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import export
-from data.source.decode import read_image
-from models.detector import DetectionModel
-from models.suppression import Suppression
+from tessera.commands import export
+from tessera.data.source.decode import read_image
+from tessera.models.detector import DetectionModel
+from tessera.models.suppression import Suppression
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.exporting.onnx_file import Onnx
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.files import sha256
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.inference.backends.onnxruntime import open_onnx
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.opencv import cv2
 from tests.utils.exporting.conftest import open_session
 from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, thresholds, unmatched
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.exporting.onnx_file import Onnx
-from utils.exporting.subject import Subject
-from utils.files import sha256
-from utils.flags.export import ExportConfig
-from utils.inference.backends.onnxruntime import open_onnx
-from utils.machine.accelerator import Accelerator
-from utils.machine.opencv import cv2
 
 IMGSZ, IOU = 96, 0.45
 CONF = 0.375  # of the checkpoint

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.suppression import Suppression, non_max_suppression
+from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.utils.exporting.graph import Nodes, described
+from tessera.utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
+from tessera.utils.types import Detections
 from tests.utils.exporting.made import thresholds, unmatched
-from utils.exporting.graph import Nodes, described
-from utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
-from utils.types import Detections
 
 OUTPUTS = (
     ("boxes", ir.DataType.FLOAT, 2),

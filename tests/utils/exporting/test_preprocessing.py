@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tessera.utils.exporting.graph import Nodes, described
+from tessera.utils.exporting.preprocessing import preprocess
 from tests.utils.exporting.made import picture, placed
-from utils.exporting.graph import Nodes, described
-from utils.exporting.preprocessing import preprocess
 
 IMGSZ, STRIDE = 96, 32
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from utils.inference.ahead import Ahead
+from tessera.utils.inference.ahead import Ahead
 
 
 def test_the_same_items_in_order() -> None:

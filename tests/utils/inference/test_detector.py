@@ -18,14 +18,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.inference.detector import Detector, class_numbers
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.results import Result
+from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
 from tests.utils.machine.stand_in import StandIn
-from utils.checkpoints.format import save_checkpoint
-from utils.errors import ConfigError, UserError
-from utils.inference.detector import Detector, class_numbers
-from utils.inference.network import TorchNetwork
-from utils.inference.results import Result
-from utils.machine.accelerator import Accelerator
 
 SIZES = ((90, 120), (33, 140), (128, 40), (1, 1), (300, 200), (7, 400))
 
@@ -130,7 +130,7 @@ def test_nothing_of_the_process_is_changed(weights: Path, files: list[Path]) -> 
         return (
             *(torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed()),
             *(torch.are_deterministic_algorithms_enabled(), backends, cv2.getNumThreads()),
-            *(root.level, list(root.handlers), logging.getLogger("utils").level, np.geterr()),
+            *(root.level, list(root.handlers), logging.getLogger("tessera").level, np.geterr()),
         )
 
     before = state()

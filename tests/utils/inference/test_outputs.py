@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.utils.errors import UserError
+from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from tessera.utils.inference.results import Result
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.video_writer import VideoWriter
+from tessera.utils.report.pictures import Style
 from tests.utils.exporting.made import picture
 from tests.utils.inference.sources.made_sources import barcode, frames, items
-from utils.errors import UserError
-from utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
-from utils.inference.results import Result
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.video_writer import VideoWriter
-from utils.report.pictures import Style
 
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.inference.pictures import DarkNote, to_pixels
+from tessera.utils.pixels import PixelRule, to_uint8
 from tests.utils.exporting.made import picture
-from utils.errors import ConfigError, UserError
-from utils.inference.pictures import DarkNote, to_pixels
-from utils.pixels import PixelRule, to_uint8
 
 SIZE_HW = (37, 52)
 PICTURE = picture(*SIZE_HW, seed=3)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.evaluation.label_files import name_key, output_stems
-from utils.inference.places import Places, class_folders, with_ending
-from utils.inference.sources.frames import Frame, Media, SourceEvent
+from tessera.utils.evaluation.label_files import name_key, output_stems
+from tessera.utils.inference.places import Places, class_folders, with_ending
+from tessera.utils.inference.sources.frames import Frame, Media, SourceEvent
 
 PIXELS = np.zeros((1, 1, 3), np.uint8)
 

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.suppression import Suppression
-from utils.boxes import clip_boxes
-from utils.errors import ConfigError
-from utils.evaluation.subject import PictureNetwork
-from utils.flags.detect import DetectConfig
-from utils.inference.backend import PictureBackend
-from utils.inference.detector import Detector
-from utils.inference.pipeline import Found
-from utils.inference.tiles import Tile, TiledDetector, cut, detect_tiled, join
-from utils.types import Detections
+from tessera.models.suppression import Suppression
+from tessera.utils.boxes import clip_boxes
+from tessera.utils.errors import ConfigError
+from tessera.utils.evaluation.subject import PictureNetwork
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.inference.backend import PictureBackend
+from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.pipeline import Found
+from tessera.utils.inference.tiles import Tile, TiledDetector, cut, detect_tiled, join
+from tessera.utils.types import Detections
 
 RULES = Suppression(0.25, 0.45)
 LEAST = 8  # pixels of an object that are found

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.utils.errors import UserError
+from tessera.utils.inference.sources.frames import VideoFacts
+from tessera.utils.inference.video_writer import VideoWriter
 from tests.utils.inference.sources.made_sources import barcode, events, frames, items, number_of
-from utils.errors import UserError
-from utils.inference.sources.frames import VideoFacts
-from utils.inference.video_writer import VideoWriter
 
 
 def facts_of(path: Path) -> VideoFacts:

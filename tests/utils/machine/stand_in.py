@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from utils.machine.accelerator import Accelerator
-from utils.machine.batch_norm import BatchNormParts
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.batch_norm import BatchNormParts
 
 # What brings values to the host without an operation that a dispatch mode would see on the CPU.
 READING = {"tolist", "numpy", "cpu", "__array__", "allclose"}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.blocks import Conv
-from models.suppression import Suppression, non_max_suppression
-from utils.machine.accelerator import Accelerator
-from utils.machine.cuda import Cuda
-from utils.machine.metal import Metal
+from tessera.models.layers.blocks import Conv
+from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.metal import Metal
 
 
 @dataclass(frozen=True)

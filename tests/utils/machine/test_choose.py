@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.environment import Launch
-from utils.errors import ConfigError
-from utils.machine.choose import accelerator_of, choose_accelerator
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError
+from tessera.utils.machine.choose import accelerator_of, choose_accelerator
 
 
 def show(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.machine.limits import available_memory, share_of_cpus, usable_cpus
+from tessera.utils.machine.limits import available_memory, share_of_cpus, usable_cpus
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -94,7 +94,7 @@ def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[r
 def test_the_limit_of_open_files_is_raised_where_it_may_be() -> None:
     """In another process, for a limit cannot be taken back."""
     program = (
-        "import resource; from utils.machine.limits import open_files_left as left; "
+        "import resource; from tessera.utils.machine.limits import open_files_left as left; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300)); "
         "print(left(100) >= 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 200, left(1000) < 300)"
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tests.utils.machine.stand_in import StandIn
-from utils.errors import UserError
-from utils.machine.accelerator import Accelerator
-from utils.machine.out_of_memory import explain_out_of_memory
 
 
 def test_the_message_says_batch_size_what_was_free_and_the_remedies() -> None:

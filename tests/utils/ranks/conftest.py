@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from utils.ranks.watchdog import Watchdog
+from tessera.utils.ranks.watchdog import Watchdog
 
 
 @pytest.fixture

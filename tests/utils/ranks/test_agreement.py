@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.errors import UserError
+from tessera.utils.flags.options import Options
+from tessera.utils.pixels import PixelRule
+from tessera.utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.world import World
 from tests.data.made_index import make_index
-from utils.config import TrainConfig, ValConfig
-from utils.errors import UserError
-from utils.flags.options import Options
-from utils.pixels import PixelRule
-from utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
-from utils.ranks.world import World
 
 
 class _Ranks(World):

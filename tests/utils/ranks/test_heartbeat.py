@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import HashStore
 
+from tessera.utils.ranks import heartbeat
+from tessera.utils.ranks.failures import FirstFailure
+from tessera.utils.ranks.heartbeat import Heartbeat, Sign, is_gone
 from tests.at_once import at_once
 from tests.utils.ranks.counted_store import CountedStore
-from utils.ranks import heartbeat
-from utils.ranks.failures import FirstFailure
-from utils.ranks.heartbeat import Heartbeat, Sign, is_gone
 
 
 @pytest.fixture(autouse=True)

@@ -11,15 +11,15 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
-from utils.environment import Launch
-from utils.errors import ConfigError, Diverged, Interrupted, UserError
-from utils.machine.accelerator import Accelerator
-from utils.ranks import failures
-from utils.ranks import launch as launch_module
-from utils.ranks.failures import PeerError, run_rank
-from utils.ranks.heartbeat import STORE_LOST
-from utils.ranks.launch import _make_groups, _with_reporter
-from utils.ranks.world import World
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError, Diverged, Interrupted, UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks import failures
+from tessera.utils.ranks import launch as launch_module
+from tessera.utils.ranks.failures import PeerError, run_rank
+from tessera.utils.ranks.heartbeat import STORE_LOST
+from tessera.utils.ranks.launch import _make_groups, _with_reporter
+from tessera.utils.ranks.world import World
 
 
 @pytest.mark.parametrize(

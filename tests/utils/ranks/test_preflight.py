@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.ranks.preflight import Host, advise
+from tessera.utils.ranks.preflight import Host, advise
 
 
 def test_advice_where_something_looks_wrong() -> None:

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 from torch.distributed import HashStore, Store
 
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks import rendezvous
+from tessera.utils.ranks.rendezvous import agree_on_session, require_own_devices
 from tests.at_once import at_once
 from tests.utils.ranks.counted_store import CountedStore
-from utils.errors import ConfigError, UserError
-from utils.machine.accelerator import Accelerator
-from utils.ranks import rendezvous
-from utils.ranks.rendezvous import agree_on_session, require_own_devices
 
 
 def start(store: Store, size: int, delays: dict[int, float] | None = None) -> set[str]:

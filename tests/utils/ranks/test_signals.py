@@ -11,9 +11,8 @@ import threading
 
 import pytest
 
-from tests.system.launch import ROOT
-from utils.errors import Interrupted
-from utils.ranks.signals import (
+from tessera.utils.errors import Interrupted
+from tessera.utils.ranks.signals import (
     GRACE_S,
     SIGNALS,
     STUCK_S,
@@ -22,12 +21,13 @@ from utils.ranks.signals import (
     ignore_sigterm_at_the_end,
     signals_end_at_once,
 )
+from tests.system.launch import ROOT
 
 STUCK = """
 import contextlib, ctypes
-from utils.errors import Interrupted
-from utils.ranks import signals
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.errors import Interrupted
+from tessera.utils.ranks import signals
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 signals.STUCK_S = 0.2
 end = print_stacks_on_signal("the one", signals.EndWhereStuck())
 library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -109,7 +109,7 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
                 send(signal.SIGINT)
         send(signal.SIGINT)
         assert outer.asked() and inner.asked()
-        monkeypatch.setattr("utils.ranks.signals.GRACE_S", 0.0)
+        monkeypatch.setattr("tessera.utils.ranks.signals.GRACE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 
 ROOT = Path(__file__).resolve().parents[3]
 BUSY = """
 import signal, sys, threading
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 
 def deep(n):
     return n and deep(n - 1)
@@ -44,7 +44,7 @@ sys.stdin.readline()
 """
 FORKED = """
 import os, signal, sys
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 
 end = print_stacks_on_signal('the one')
 def child_waits():
@@ -65,8 +65,8 @@ end()
 """
 DECODING = """
 import re, signal, sys
-from utils.ranks.stack_dumps import print_stacks_on_signal
-from utils.streams import words_of_libraries
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.streams import words_of_libraries
 
 signal.alarm(60)  # ends a process that hangs
 end = print_stacks_on_signal('the one')
@@ -79,7 +79,7 @@ end()
 
 WITHOUT_STDERR = """
 import signal, sys
-from utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 
 before = signal.getsignal(signal.SIGUSR2)
 sys.__stderr__ = None
@@ -158,7 +158,7 @@ def test_a_forked_process_answers_for_itself() -> None:
 def test_a_path_that_is_no_text_is_printed_too() -> None:
     waits = "end = print_stacks_on_signal('the one'); print(1, flush=True); sys.stdin.readline(); end()"
     odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
-    with program(f"import sys\nfrom utils.ranks.stack_dumps import print_stacks_on_signal\n{odd}") as process:
+    with program(f"import sys\nfrom tessera.utils.ranks.stack_dumps import print_stacks_on_signal\n{odd}") as process:
         assert process.stdout and process.stdout.readline() == "1\n"
         assert r"caf\udce9.py" in ask(process, process.pid)
         write(process, "end")

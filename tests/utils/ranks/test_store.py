@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import HashStore
 
+from tessera.utils.environment import Launch
+from tessera.utils.errors import UserError
+from tessera.utils.ranks import rendezvous, watchdog
+from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store
+from tessera.utils.ranks.watchdog import Watchdog
 from tests.system.launch import free_port
-from utils.environment import Launch
-from utils.errors import UserError
-from utils.ranks import rendezvous, watchdog
-from utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store
-from utils.ranks.watchdog import Watchdog
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.batch_norm import BatchNormParts
+from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.ranks.ddp import smart_DDP
+from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tests.at_once import at_once
-from utils.machine.accelerator import Accelerator
-from utils.machine.batch_norm import BatchNormParts
-from utils.ranks.collectives import Collectives
-from utils.ranks.ddp import smart_DDP
-from utils.ranks.sync_batchnorm import SyncBatchNorm2d
 
 
 class OneMessage(Accelerator):

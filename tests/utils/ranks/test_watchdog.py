@@ -13,10 +13,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from tessera.utils.ranks import watchdog
+from tessera.utils.ranks.heartbeat import Heartbeat
+from tessera.utils.ranks.watchdog import OwnTime, Watchdog, WatchedStore
 from tests.system.launch import ROOT, free_port
-from utils.ranks import watchdog
-from utils.ranks.heartbeat import Heartbeat
-from utils.ranks.watchdog import OwnTime, Watchdog, WatchedStore
 
 KEEPER = """
 import sys, time
@@ -101,7 +101,7 @@ def test_the_time_for_which_a_process_was_stopped_itself_does_not_count() -> Non
 
 
 def test_a_rank_that_never_gives_a_sign_is_missed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    monkeypatch.setattr("utils.ranks.heartbeat.INTERVAL_S", 0.02)
+    monkeypatch.setattr("tessera.utils.ranks.heartbeat.INTERVAL_S", 0.02)
     beat = Heartbeat(HashStore(), 0, 2, "here", 0.2, lambda message, code: said.append(message))
     until(lambda: said)
     beat.close()
@@ -110,7 +110,7 @@ def test_a_rank_that_never_gives_a_sign_is_missed(monkeypatch: pytest.MonkeyPatc
 
 FULL = """
 import os, sys, threading, time
-from utils.ranks import watchdog
+from tessera.utils.ranks import watchdog
 watchdog._PRINTING_S = 0.2
 read, write = os.pipe()
 os.dup2(write, 2)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from data.feed.workers import cap_workers
-from utils.environment import Launch
-from utils.evaluation import measurement as measurement_module
-from utils.evaluation.measurement import Measurement, Settings
-from utils.ranks import world as world_module
-from utils.ranks.world import World
+from tessera.data.feed.workers import cap_workers
+from tessera.utils.environment import Launch
+from tessera.utils.evaluation import measurement as measurement_module
+from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.ranks import world as world_module
+from tessera.utils.ranks.world import World
 
 
 class OfSeveral(World):

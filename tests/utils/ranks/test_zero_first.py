@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tessera.utils.errors import UserError
+from tessera.utils.ranks import watchdog
+from tessera.utils.ranks.world import torch_distributed_zero_first
 from tests.at_once import at_once
 from tests.utils.ranks.counted_store import CountedStore
-from utils.errors import UserError
-from utils.ranks import watchdog
-from utils.ranks.world import torch_distributed_zero_first
 
 NODES = (3, 2, 1)  # ranks of each
 FIRSTS = [sum(NODES[:node]) for node, ranks in enumerate(NODES) for _ in range(ranks)]

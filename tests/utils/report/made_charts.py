@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.confusion import ConfusionMatrix, PairCounts
-from utils.evaluation.curves import Curves
-from utils.types import DatasetIndex
+from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.evaluation.curves import Curves
+from tessera.utils.types import DatasetIndex
 
 LONG = "a very long class name that goes on and on and on"
 

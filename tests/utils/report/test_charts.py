@@ -18,17 +18,17 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from tests.utils.report.made_charts import confusion_of, curves, index, names
-from utils.evaluation.curves import best_step
-from utils.report.charts import training
-from utils.report.charts.labels import plot_labels
-from utils.report.charts.training import plot_results
-from utils.report.charts.validation import (
+from tessera.utils.evaluation.curves import best_step
+from tessera.utils.report.charts import training
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.training import plot_results
+from tessera.utils.report.charts.validation import (
     plot_confidence_curve,
     plot_confusion_matrix,
     plot_pr_curve,
     plot_validation,
 )
+from tests.utils.report.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from utils.report.console import setup_logging
+from tessera.utils.report.console import setup_logging
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _restore_logging() -> Iterator[None]:
 
 
 def test_rank_0_is_heard_and_others_only_with_errors_and_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    ours, theirs = logging.getLogger("data.source.index"), logging.getLogger("urllib3")
+    ours, theirs = logging.getLogger("tessera.data.source.index"), logging.getLogger("urllib3")
 
     def say() -> list[str]:
         ours.info("information")

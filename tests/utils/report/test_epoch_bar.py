@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from utils.ranks.world import World
-from utils.report.epoch_bar import EpochBar
+from tessera.utils.ranks.world import World
+from tessera.utils.report.epoch_bar import EpochBar
 
 NAMES = ("box", "obj", "cls")
 COLUMNS = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size", "Data_wait")

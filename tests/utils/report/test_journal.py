@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from utils.config import TrainConfig, load_hyp
-from utils.engine.context import RunContext
-from utils.errors import UserError
-from utils.files import atomic_write
-from utils.ranks.world import World
-from utils.report.journal import EpochFigures, Journal
-from utils.report.results import read_results
-from utils.report.samples import PictureSink
-from utils.report.trackers.loggers import Loggers
-from utils.types import DatasetIndex
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
+from tessera.utils.errors import UserError
+from tessera.utils.files import atomic_write
+from tessera.utils.ranks.world import World
+from tessera.utils.report.journal import EpochFigures, Journal
+from tessera.utils.report.results import read_results
+from tessera.utils.report.samples import PictureSink
+from tessera.utils.report.trackers.loggers import Loggers
+from tessera.utils.types import DatasetIndex
 
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
 
@@ -56,7 +56,7 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
             told.update(config)
             super().__init__(names, run, config, **more)
 
-    monkeypatch.setattr("utils.report.journal.Loggers", Noted)
+    monkeypatch.setattr("tessera.utils.report.journal.Loggers", Noted)
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), optimizer="AdamW", close_mosaic=0.25)
     context = RunContext(TrainConfig(noplots=True, loggers="none"), hyp, World(), 64, 32, tmp_path)
     with Journal(context, index(), ("box",), start_epoch=0, resumed=False):

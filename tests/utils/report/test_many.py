@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from tessera.utils.report.charts import labels
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.validation import plot_confidence_curve, plot_confusion_matrix
 from tests.utils.report.made_charts import confusion_of, curves, index, names
-from utils.report.charts import labels
-from utils.report.charts.labels import plot_labels
-from utils.report.charts.validation import plot_confidence_curve, plot_confusion_matrix
 
 
 def test_curves_of_many_classes_become_a_mean_and_bands(tmp_path: Path, figures: list[Figure]) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from utils.report.palette import class_colour, font_file, printable, text_colour
-from utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
-from utils.types import Batch
+from tessera.utils.report.palette import class_colour, font_file, printable, text_colour
+from tessera.utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
+from tessera.utils.types import Batch
 
 NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from utils.errors import UserError
-from utils.report.results import ResultsTable, read_results, result_columns
+from tessera.utils.errors import UserError
+from tessera.utils.report.results import ResultsTable, read_results, result_columns
 
 NAMES = ("box", "obj", "cls")
 RESULT_COLUMNS = result_columns(NAMES)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.report import samples
+from tessera.utils.report.palette import class_colour
+from tessera.utils.report.pictures import Annotations, Picture
+from tessera.utils.report.samples import PictureSink
+from tessera.utils.types import Batch, Detections
 from tests.utils.report.made_charts import index
-from utils.report import samples
-from utils.report.palette import class_colour
-from utils.report.pictures import Annotations, Picture
-from utils.report.samples import PictureSink
-from utils.types import Batch, Detections
 
 NOTHING = Detections(torch.zeros((0, 4)), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from utils.report.tables import (
+from tessera.utils.report.tables import (
     TABLE_COLUMNS,
     class_table,
     interval_line,
@@ -16,7 +16,7 @@ from utils.report.tables import (
     table_lines,
     validation_line,
 )
-from utils.types import Metrics
+from tessera.utils.types import Metrics
 
 METRICS = Metrics(
     precision=0.71234,

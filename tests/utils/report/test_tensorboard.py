@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from models.detector import DetectionModel
-from models.summary import count_parameters
-from utils.report.trackers.loggers import Loggers
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_parameters
+from tessera.utils.report.trackers.loggers import Loggers
 
 
 def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tessera.utils.config import LOGGER_NAMES
+from tessera.utils.errors import ConfigError
+from tessera.utils.report.trackers import loggers
+from tessera.utils.report.trackers.channel import Limits
+from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
-from utils.config import LOGGER_NAMES
-from utils.errors import ConfigError
-from utils.report.trackers import loggers
-from utils.report.trackers.channel import Limits
-from utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 
 REMOTE = ("wandb", "mlflow", "clearml", "comet")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tessera.utils.report.trackers.loggers import Loggers
 from tests.utils.report.fake_trackers import CONFIG, install, use
-from utils.report.trackers.loggers import Loggers
 
 
 def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.config import load_hyp
+from tessera.utils.engine.precision import Precision
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.world import World
+from tessera.utils.search.autobatch import Trial, auto_batch_size, fit_batch, made_up_batch
+from tessera.utils.types import Batch
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 from tests.utils.machine.stand_in import StandIn
-from utils.config import load_hyp
-from utils.engine.precision import Precision
-from utils.errors import UserError
-from utils.ranks.world import World
-from utils.search.autobatch import Trial, auto_batch_size, fit_batch, made_up_batch
-from utils.types import Batch
 
 MIB = 2**20
 
@@ -153,7 +153,7 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
         sizes.append(size)
         return made_up_batch(images, size)
 
-    monkeypatch.setattr("utils.search.autobatch.made_up_batch", made)
+    monkeypatch.setattr("tessera.utils.search.autobatch.made_up_batch", made)
     with StandIn() as device:
         trial = made_trial(device, 64)
         trial(1)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from utils.config import Hyp, TrainConfig, load_hyp
-from utils.errors import Diverged, Interrupted, UserError
-from utils.ranks.world import World
-from utils.search.evolve import HypTrial, best_trial, evolve, mutate, read_trials, write_trials
-from utils.types import Metrics
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.errors import Diverged, Interrupted, UserError
+from tessera.utils.ranks.world import World
+from tessera.utils.search.evolve import HypTrial, best_trial, evolve, mutate, read_trials, write_trials
+from tessera.utils.types import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")
 NONE = np.zeros(0, np.int64)

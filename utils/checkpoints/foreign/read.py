@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from data.source.annotations.coco_names import COCO_NAMES
-from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
-from utils.checkpoints.foreign import yolov9, yolox
-from utils.checkpoints.foreign.tensors import Imported, UnfitWeights, find_name, find_table, loaded
-from utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
-from utils.errors import UserError
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
+from tessera.utils.checkpoints.foreign import yolov9, yolox
+from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, find_name, find_table, loaded
+from tessera.utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
+from tessera.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from utils.checkpoints.inert_pickle import Damaged
-from utils.checkpoints.schema import check_finite
-from utils.text import shown
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.schema import check_finite
+from tessera.utils.text import shown
 
 # Where trainers put a table of tensors, the averaged weights first, and what they write before each name.
 _PLACES = ("ema", "model", "state_dict", "model_state_dict")

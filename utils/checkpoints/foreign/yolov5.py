@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
-from utils.checkpoints.inert_pickle import Damaged, Record, mentions_objects
-from utils.errors import UserError
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
+from tessera.utils.checkpoints.inert_pickle import Damaged, Record, mentions_objects
+from tessera.utils.errors import UserError
 
 # Far above any model's; a file whose modules or values contain each other unfolds without end.
 _MAX_ENTRIES = 20_000  # modules and tensors

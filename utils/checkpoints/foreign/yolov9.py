@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.description import MODELS_DIR
-from utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
-from utils.text import shown
-from utils.yaml_file import read_yaml
+from tessera.models.description import MODELS_DIR
+from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from tessera.utils.text import shown
+from tessera.utils.yaml_file import read_yaml
 
 _MOST_SIDES = 4 * 64  # bins of all sides, as a head has
 

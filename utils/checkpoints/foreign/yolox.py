@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from models.description import MODELS_DIR
-from utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
-from utils.text import first_of, shown
-from utils.yaml_file import read_yaml
+from tessera.models.description import MODELS_DIR
+from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from tessera.utils.text import first_of, shown
+from tessera.utils.yaml_file import read_yaml
 
 MARKER = "backbone.backbone.stem.conv.conv.weight"
 MARKER_OF_RELATED = re.compile(r"\bhead\.cls_preds\.0\.weight\Z")  # of its other models too

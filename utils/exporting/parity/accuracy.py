@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.feed.cache import open_images
-from data.feed.loader import build_val_loader
-from utils.evaluation.average_precision import Ranking
-from utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
-from utils.evaluation.evaluate import Evaluation, evaluate
-from utils.evaluation.measurement import Settings
-from utils.evaluation.subject import Measurable
-from utils.ranks.world import World
-from utils.seeding import sample_rng
-from utils.types import DatasetIndex
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import build_val_loader
+from tessera.utils.evaluation.average_precision import Ranking
+from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
+from tessera.utils.evaluation.evaluate import Evaluation, evaluate
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.subject import Measurable
+from tessera.utils.ranks.world import World
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import DatasetIndex
 
 _BATCH = 16
 

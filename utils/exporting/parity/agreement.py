@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.evaluation.matching import pairwise_iou, to_host
-from utils.types import Detections
+from tessera.utils.evaluation.matching import pairwise_iou, to_host
+from tessera.utils.types import Detections
 
 _LEAST_IOU = 0.5  # of two boxes that can be the same
 _NONE: NDArray[np.float64] = np.zeros(0)

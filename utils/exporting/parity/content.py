@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.machine.extras import import_extra
+from tessera.utils.machine.extras import import_extra
 
 _LEAST_SHARE = 0.005  # of all numbers, to be named
 _SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I8": "int8"}

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.source.decode import UndecodableImage, read_image
-from data.source.index import build_index
-from data.source.shapes import render_image
-from data.source.spec import load_spec
-from utils.errors import UserError
-from utils.types import DatasetIndex
+from tessera.data.source.decode import UndecodableImage, read_image
+from tessera.data.source.index import build_index
+from tessera.data.source.shapes import render_image
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 

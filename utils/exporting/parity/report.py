@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from utils.exporting.parity.accuracy import Accuracy
-from utils.exporting.parity.agreement import Agreement
+from tessera.utils.exporting.parity.accuracy import Accuracy
+from tessera.utils.exporting.parity.agreement import Agreement
 
 _COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matched", "numbers")
 

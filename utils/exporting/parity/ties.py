@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.suppression import Suppression, strongest_candidates, undo_letterbox
-from utils.evaluation.matching import pairwise_iou, to_host
-from utils.exporting.parity.agreement import Tolerance
-from utils.inference.backend import Backend
-from utils.inference.pipeline import fit_picture, network_input, picture_size
-from utils.types import Detections
+from tessera.models.suppression import Suppression, strongest_candidates, undo_letterbox
+from tessera.utils.evaluation.matching import pairwise_iou, to_host
+from tessera.utils.exporting.parity.agreement import Tolerance
+from tessera.utils.inference.backend import Backend
+from tessera.utils.inference.pipeline import fit_picture, network_input, picture_size
+from tessera.utils.types import Detections
 
 Mask = NDArray[np.bool_]
 

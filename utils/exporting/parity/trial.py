@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.suppression import Suppression
-from utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
-from utils.exporting.parity.ties import candidates_of, without_ties
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
-from utils.types import Detections
+from tessera.models.suppression import Suppression
+from tessera.utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
+from tessera.utils.exporting.parity.ties import candidates_of, without_ties
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
+from tessera.utils.types import Detections
 
 Picture = NDArray[np.uint8]
 

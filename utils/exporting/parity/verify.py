@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.detector import DetectionModel
-from utils.checkpoints.weights import Weights
-from utils.errors import ConfigError, UserError
-from utils.evaluation.evaluate import Evaluation, fused_copy
-from utils.exporting.parity.accuracy import Accuracy, accuracy, measure
-from utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
-from utils.exporting.parity.content import precision_of, size_of
-from utils.exporting.parity.pictures import Pictures, find_index, gather
-from utils.exporting.parity.report import Row, table
-from utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Trial, agreement, try_out
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.backends.choose import is_exported, open_exported
-from utils.inference.backends.exported import MissingDevice
-from utils.inference.network import TorchNetwork
-from utils.machine.extras import MissingExtra
-from utils.ranks.world import World
-from utils.types import DatasetIndex
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.evaluate import Evaluation, fused_copy
+from tessera.utils.exporting.parity.accuracy import Accuracy, accuracy, measure
+from tessera.utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
+from tessera.utils.exporting.parity.content import precision_of, size_of
+from tessera.utils.exporting.parity.pictures import Pictures, find_index, gather
+from tessera.utils.exporting.parity.report import Row, table
+from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Trial, agreement, try_out
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.backends.choose import is_exported, open_exported
+from tessera.utils.inference.backends.exported import MissingDevice
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.machine.extras import MissingExtra
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 
 Size = tuple[int, int] | None
 

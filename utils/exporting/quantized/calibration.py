@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.source.decode import UndecodableImage, read_image
-from models.layers.blocks import Conv
-from utils.errors import UserError
-from utils.exporting.parity.pictures import find_index
-from utils.exporting.subject import Subject
-from utils.inference.pipeline import fit_picture, network_input
-from utils.types import DatasetIndex
+from tessera.data.source.decode import UndecodableImage, read_image
+from tessera.models.layers.blocks import Conv
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.parity.pictures import find_index
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.inference.pipeline import fit_picture, network_input
+from tessera.utils.types import DatasetIndex
 
 PICTURES = 128  # spread evenly over the training pictures
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from utils.exporting.onnx_file import Onnx, onnx_bytes
-from utils.exporting.quantized.calibration import calibration_index, calibration_inputs, quantized_weights
-from utils.exporting.subject import Subject
-from utils.machine.extras import import_extra
-from utils.types import DatasetIndex
+from tessera.utils.exporting.onnx_file import Onnx, onnx_bytes
+from tessera.utils.exporting.quantized.calibration import calibration_index, calibration_inputs, quantized_weights
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.types import DatasetIndex
 
 BETWEEN = frozenset({"Conv", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})  # that 8 bits pass through
 _PRODUCER_KEYS = ("onnx.infer",)  # that the quantiser leaves in the metadata

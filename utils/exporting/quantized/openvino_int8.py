@@ -11,9 +11,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from utils.exporting.quantized.calibration import PICTURES, calibration_index, calibration_inputs, quantized_weights
-from utils.exporting.subject import Subject
-from utils.machine.extras import import_extra
+from tessera.utils.exporting.quantized.calibration import (
+    PICTURES,
+    calibration_index,
+    calibration_inputs,
+    quantized_weights,
+)
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.machine.extras import import_extra
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 

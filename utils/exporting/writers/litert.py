@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from utils.exporting.formats import Format
-from utils.exporting.subject import Subject
-from utils.exporting.writers.ncnn import fixed_network
-from utils.exporting.writers.staged import staged_file
-from utils.inference.backends.litert import METADATA
-from utils.machine.extras import import_extra
-from utils.text import strict_json
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.ncnn import fixed_network
+from tessera.utils.exporting.writers.staged import staged_file
+from tessera.utils.inference.backends.litert import METADATA
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.text import strict_json
 
 
 class LiteRt(Format):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from utils.errors import UserError
-from utils.exporting.formats import Format
-from utils.exporting.metadata import describe
-from utils.exporting.network import Network, inference_copy
-from utils.exporting.subject import Subject
-from utils.exporting.writers.staged import put_in_place
-from utils.machine.extras import import_extra
-from utils.text import strict_json
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.network import Network, inference_copy
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.staged import put_in_place
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.text import strict_json
 
 
 class Ncnn(Format):

@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from utils.exporting.formats import Format
-from utils.exporting.onnx_file import onnx_bytes
-from utils.exporting.quantized.openvino_int8 import quantize
-from utils.exporting.subject import Subject
-from utils.exporting.writers.staged import put_in_place
-from utils.inference.backends.openvino import SECTION
-from utils.machine.extras import import_extra
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.onnx_file import onnx_bytes
+from tessera.utils.exporting.quantized.openvino_int8 import quantize
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.staged import put_in_place
+from tessera.utils.inference.backends.openvino import SECTION
+from tessera.utils.machine.extras import import_extra
 
 
 class OpenVino(Format):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.files import atomic_write
+from tessera.utils.errors import UserError
+from tessera.utils.files import atomic_write
 
 
 @contextmanager

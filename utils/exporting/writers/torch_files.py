@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from utils.checkpoints.safetensors import save_safetensors
-from utils.exporting.formats import Format
-from utils.exporting.metadata import describe
-from utils.exporting.network import MOST_CELLS, Network, inference_copy
-from utils.exporting.subject import Subject
-from utils.exporting.writers.staged import staged_file
-from utils.inference.backends.torch_files import METADATA
-from utils.text import strict_json
+from tessera.utils.checkpoints.safetensors import save_safetensors
+from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.network import MOST_CELLS, Network, inference_copy
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.writers.staged import staged_file
+from tessera.utils.inference.backends.torch_files import METADATA
+from tessera.utils.text import strict_json
 
 _CELLS = 5, 4  # of the example's sides, in strides: unequal, and none that a model would treat as special
 

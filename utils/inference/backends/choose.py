@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from utils.checkpoints.weights import EXPORTED
-from utils.errors import UserError, did_you_mean
-from utils.inference.backends.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
-from utils.inference.backends.litert import open_litert
-from utils.inference.backends.ncnn import open_ncnn
-from utils.inference.backends.onnxruntime import open_onnx
-from utils.inference.backends.openvino import open_openvino
-from utils.inference.backends.torch_files import open_pt2, open_torchscript
-from utils.machine.accelerator import Accelerator
-from utils.machine.out_of_memory import explain_out_of_memory_of
-from utils.ranks.signals import signals_end_at_once
+from tessera.utils.checkpoints.weights import EXPORTED
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.inference.backends.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
+from tessera.utils.inference.backends.litert import open_litert
+from tessera.utils.inference.backends.ncnn import open_ncnn
+from tessera.utils.inference.backends.onnxruntime import open_onnx
+from tessera.utils.inference.backends.openvino import open_openvino
+from tessera.utils.inference.backends.torch_files import open_pt2, open_torchscript
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
+from tessera.utils.ranks.signals import signals_end_at_once
 
 PROGRAMS = {".torchscript", ".pt2"}  # to load one is to run what is in it
 

@@ -18,16 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.suppression import Suppression
-from utils.checkpoints.inert_pickle import Damaged
-from utils.checkpoints.schema import MAX_IMGSZ, check_detector
-from utils.errors import UserError
-from utils.inference.backend import Backend, Model, PictureBackend
-from utils.inference.backends.found import checked_detections, checked_rows
-from utils.machine.accelerator import Accelerator
-from utils.pixels import PixelRule
-from utils.text import first_line, one_line, shown
-from utils.types import Detections
+from tessera.models.suppression import Suppression
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backend import Backend, Model, PictureBackend
+from tessera.utils.inference.backends.found import checked_detections, checked_rows
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.pixels import PixelRule
+from tessera.utils.text import first_line, one_line, shown
+from tessera.utils.types import Detections
 
 WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
 FORMATS = (WHOLE, BARE)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.inert_pickle import Damaged
 
 _BEYOND = 1.0  # pixels that rounding may put a box beyond its picture
 _ABOVE = 1e-3  # that rounding may put a score above 1

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
-from utils.machine.accelerator import Accelerator
-from utils.machine.extras import import_extra
+from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import import_extra
 
 METADATA = "tessera.json"
 

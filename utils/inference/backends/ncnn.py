@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
-from utils.machine.accelerator import Accelerator
-from utils.machine.extras import import_extra
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import import_extra
 
 INPUT, OUTPUT = "in0", "out0"  # pnnx's names
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.errors import UserError
-from utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
-from utils.machine.accelerator import Accelerator
-from utils.machine.extras import import_extra
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import import_extra
 
 _QUIET = 3  # errors alone
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
-from utils.machine.accelerator import Accelerator
+from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
+from tessera.utils.machine.accelerator import Accelerator
 
 METADATA = "tessera.json"  # an extra file in the archive
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from utils.errors import UserError
-from utils.files import suffix_of
-from utils.inference.sources.magic import HEAD, holds_picture, holds_video
-from utils.inference.sources.origins import VIDEO_SUFFIXES, without_password
-from utils.network import Pace, TransientError, broken, check_address, open_address
-from utils.text import one_line
-from utils.types import IMAGE_SUFFIXES
+from tessera.utils.errors import UserError
+from tessera.utils.files import suffix_of
+from tessera.utils.inference.sources.magic import HEAD, holds_picture, holds_video
+from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES, without_password
+from tessera.utils.network import Pace, TransientError, broken, check_address, open_address
+from tessera.utils.text import one_line
+from tessera.utils.types import IMAGE_SUFFIXES
 
 MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
 _BLOCK = 1 << 20

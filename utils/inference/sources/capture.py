@@ -9,9 +9,9 @@ from typing import cast
 
 import numpy as np
 
-from data.source.bounds import refuse_large, stated
-from utils.inference.sources.frames import Pixels, VideoFacts
-from utils.machine.opencv import cv2, in_utf8
+from tessera.data.source.bounds import refuse_large, stated
+from tessera.utils.inference.sources.frames import Pixels, VideoFacts
+from tessera.utils.machine.opencv import cv2, in_utf8
 
 _MJPEG = cv2.VideoWriter.fourcc(*"MJPG")
 _LEAST_FRAME = 0.75  # of the pixels of a picture; one of its two fields has half of them

@@ -7,10 +7,10 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from utils.inference.sources.capture import rgb_of
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.origins import Origin
-from utils.inference.sources.stream import Patience, StreamReader
+from tessera.utils.inference.sources.capture import rgb_of
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.stream import Patience, StreamReader
 
 _JOIN_S = 0.5  # a thread that waits for a server ends by itself later
 _LOOK_S = 1.0  # how often Ctrl-C is looked for where nothing comes

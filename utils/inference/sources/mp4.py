@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from utils.files import open_plain
+from tessera.utils.files import open_plain
 
 _LONGEST_HEADER = 1 << 26  # bytes
 _SLACK, _SLACK_S = 0.05, 0.5  # by so much may durations of a sound file differ

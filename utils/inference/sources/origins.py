@@ -13,11 +13,11 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from utils.errors import UserError, did_you_mean
-from utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
-from utils.inference.sources.magic import holds_picture, holds_video
-from utils.text import one_line, shown
-from utils.types import IMAGE_SUFFIXES
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
+from tessera.utils.inference.sources.magic import holds_picture, holds_video
+from tessera.utils.text import one_line, shown
+from tessera.utils.types import IMAGE_SUFFIXES
 
 VIDEO_SUFFIXES = frozenset(
     {

@@ -10,17 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from data.source.headers import breaks_off
-from utils.errors import ConfigError, UserError
-from utils.files import LONGEST_PATH
-from utils.inference.sources.addresses import ask
-from utils.inference.sources.frames import Frame, Pixels, SourceEvent
-from utils.inference.sources.live import read_streams
-from utils.inference.sources.origins import Origin, find_origins, of_line
-from utils.inference.sources.stdin import read_stdin
-from utils.inference.sources.stream import PATIENCE, Patience
-from utils.inference.sources.video import read_video
-from utils.text import one_line
+from tessera.data.source.headers import breaks_off
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import LONGEST_PATH
+from tessera.utils.inference.sources.addresses import ask
+from tessera.utils.inference.sources.frames import Frame, Pixels, SourceEvent
+from tessera.utils.inference.sources.live import read_streams
+from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
+from tessera.utils.inference.sources.stdin import read_stdin
+from tessera.utils.inference.sources.stream import PATIENCE, Patience
+from tessera.utils.inference.sources.video import read_video
+from tessera.utils.text import one_line
 
 ReadPicture = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent

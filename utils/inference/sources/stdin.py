@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from utils.errors import UserError
-from utils.files import LONGEST_PATH
-from utils.inference.sources.magic import HEAD, holds_picture, holds_video
+from tessera.utils.errors import UserError
+from tessera.utils.files import LONGEST_PATH
+from tessera.utils.inference.sources.magic import HEAD, holds_picture, holds_video
 
 MOST_BYTES = 1 << 30  # of a picture
 _LONGEST_LINE = 4 * LONGEST_PATH

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from utils.inference.sources.capture import Capture
-from utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from utils.inference.sources.origins import Origin
-from utils.text import one_line
+from tessera.utils.inference.sources.capture import Capture
+from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.text import one_line
 
 MOST_WAITING = 8  # frames of a stream that wait to be taken, where each of them is wanted
 _STALL_TIMES = 10  # of the usual time between two frames

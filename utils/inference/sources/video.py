@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from utils.files import open_plain
-from utils.inference.sources.capture import Capture, rgb_of
-from utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from utils.inference.sources.mp4 import read_movie
-from utils.inference.sources.origins import Origin
-from utils.text import first_line, one_line
+from tessera.utils.files import open_plain
+from tessera.utils.inference.sources.capture import Capture, rgb_of
+from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
+from tessera.utils.inference.sources.mp4 import read_movie
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.text import first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5

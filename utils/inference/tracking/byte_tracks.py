@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from utils.environment import keep_font_list
-from utils.machine.extras import import_extra
+from tessera.utils.environment import keep_font_list
+from tessera.utils.machine.extras import import_extra
 
 _FRAMES_A_SECOND = 30.0  # the unit of the motion model; times of frames are given, so that any rate will do
 _LOST_FRAMES = 30  # of that unit, that a track outlives its last detection

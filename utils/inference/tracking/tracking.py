@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from utils.errors import ConfigError
-from utils.inference.results import Result
-from utils.inference.sources.frames import SourceEvent
-from utils.inference.sources.origins import Origin
-from utils.inference.tracking.byte_tracks import NO_TRACK, ByteTracks, TrackingPackages
+from tessera.utils.errors import ConfigError
+from tessera.utils.inference.results import Result
+from tessera.utils.inference.sources.frames import SourceEvent
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.tracking.byte_tracks import NO_TRACK, ByteTracks, TrackingPackages
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from utils.files import atomic_write
-from utils.report.palette import class_hex, font_families, printable
+from tessera.utils.files import atomic_write
+from tessera.utils.report.palette import class_hex, font_families, printable
 
 BLUE, RED = class_hex(9), class_hex(0)
 INK, GRID = "#333333", "#dddddd"

@@ -12,9 +12,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from utils.report.charts.figure import BLUE, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
-from utils.report.palette import class_hex
-from utils.types import DatasetIndex
+from tessera.utils.report.charts.figure import BLUE, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
+from tessera.utils.report.palette import class_hex
+from tessera.utils.types import DatasetIndex
 
 _OVERLAID_BOXES = 1000
 _DOTS = 500  # objects; more are counted in cells

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from utils.report.charts.figure import BLUE, INK, RED, new_figure, save, say_why_empty, style
-from utils.report.palette import class_hex
-from utils.types import fitness
+from tessera.utils.report.charts.figure import BLUE, INK, RED, new_figure, save, say_why_empty, style
+from tessera.utils.report.palette import class_hex
+from tessera.utils.types import fitness
 
 # Title, columns with their names in the legend; one panel each, after those of the losses.
 _PANELS: tuple[tuple[str, dict[str, str]], ...] = (

@@ -17,10 +17,19 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from utils.evaluation.confusion import ConfusionMatrix
-from utils.evaluation.curves import Curves
-from utils.report.charts.figure import BLUE, INK, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
-from utils.report.palette import class_hex
+from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.curves import Curves
+from tessera.utils.report.charts.figure import (
+    BLUE,
+    INK,
+    NAMED_CLASSES,
+    class_label,
+    new_figure,
+    save,
+    say_why_empty,
+    style,
+)
+from tessera.utils.report.palette import class_hex
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
 _DRAWN_CLASSES = 200  # up to here, each class has a line; above, bands of the classes' quantiles tell more

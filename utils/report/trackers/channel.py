@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from utils.report.trackers.tracker import Tracker
+from tessera.utils.report.trackers.tracker import Tracker
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.report.trackers.tracker import Tracker, project_name
+from tessera.utils.report.trackers.tracker import Tracker, project_name
 
 
 class Comet(Tracker):

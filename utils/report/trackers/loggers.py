@@ -16,17 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from models.detector import GraphNode
-from utils.config import tracker_names
-from utils.errors import ConfigError
-from utils.files import atomic_write
-from utils.report.trackers.channel import Channel, Limits
-from utils.report.trackers.clearml import ClearML
-from utils.report.trackers.comet import Comet
-from utils.report.trackers.mlflow import MLflow
-from utils.report.trackers.tensorboard import TensorBoard
-from utils.report.trackers.tracker import Tracker
-from utils.report.trackers.wandb import Wandb
+from tessera.models.detector import GraphNode
+from tessera.utils.config import tracker_names
+from tessera.utils.errors import ConfigError
+from tessera.utils.files import atomic_write
+from tessera.utils.report.trackers.channel import Channel, Limits
+from tessera.utils.report.trackers.clearml import ClearML
+from tessera.utils.report.trackers.comet import Comet
+from tessera.utils.report.trackers.mlflow import MLflow
+from tessera.utils.report.trackers.tensorboard import TensorBoard
+from tessera.utils.report.trackers.tracker import Tracker
+from tessera.utils.report.trackers.wandb import Wandb
 
 TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,

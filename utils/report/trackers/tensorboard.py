@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from models.detector import GraphNode
-from utils.machine.opencv import cv2
-from utils.report.pictures import Picture
-from utils.report.trackers.tracker import Tracker
+from tessera.models.detector import GraphNode
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.report.pictures import Picture
+from tessera.utils.report.trackers.tracker import Tracker
 
 # An event file holds some 25 pictures, and is read whole by every viewer. The pictures themselves lie beside it.
 _MOST_BYTES, _QUALITY = 60_000, 60

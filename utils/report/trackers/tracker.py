@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from models.detector import GraphNode
+from tessera.models.detector import GraphNode
 
 
 class Tracker(ABC):

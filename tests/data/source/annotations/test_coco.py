@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source import spec as spec_module
-from data.source.annotations.coco import parse_coco, read_coco, read_names
-from data.source.annotations.coco_ids import ids_of
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source import spec as spec_module
+from tessera.data.source.annotations.coco import parse_coco, read_coco, read_names
+from tessera.data.source.annotations.coco_ids import ids_of
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.types import CocoIds
 from tests.data.make import write_image
-from utils.errors import UserError
-from utils.types import CocoIds
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -69,7 +69,7 @@ def test_coco_second_start_does_not_read_the_json(tmp_path: Path, monkeypatch: p
     yaml = write_coco(tmp_path / "set", coco())
     first = build_index(load_spec(yaml), "train")
     with monkeypatch.context() as patch:
-        patch.setattr("data.source.listing.read_coco", lambda *_: pytest.fail("read again"))
+        patch.setattr("tessera.data.source.listing.read_coco", lambda *_: pytest.fail("read again"))
         assert build_index(load_spec(yaml), "train").digest == first.digest
     write_image(tmp_path / "set/images/train/a.jpg", (48, 64), seed=9)
     assert build_index(load_spec(yaml), "train").digest != first.digest

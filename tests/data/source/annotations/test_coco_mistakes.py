@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from data.source.annotations.coco import read_coco
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source.annotations.coco import read_coco
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
-from utils.errors import UserError
 
 ADDRESS = "http://x/y.jpg"
 

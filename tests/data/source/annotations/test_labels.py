@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.source.annotations.labels import ParsedLabels, _parse_plain, parse_labels, parse_rows
+from tessera.data.source.annotations.labels import ParsedLabels, _parse_plain, parse_labels, parse_rows
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)

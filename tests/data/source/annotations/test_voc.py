@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.source.annotations.voc import parse_voc
-from data.source.index import build_index
-from data.source.spec import load_spec
+from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tests.data.make import write_image
-from utils.errors import UserError
 
 IDS = {"cat": 0, "dog": 1}
 

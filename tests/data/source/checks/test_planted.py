@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from data.source.checks.dataset import check_dataset
-from data.source.checks.report import DatasetCheck
-from data.source.spec import load_spec
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.spec import load_spec
 
 NAMES = ("nine", "ten", "jack", "queen", "king", "ace")
 KINDS = {  # kind → what the check says of it, and how grave

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.config import Hyp, load_hyp
+from tessera.utils.config import Hyp, load_hyp
 
 
 @pytest.fixture(scope="module")

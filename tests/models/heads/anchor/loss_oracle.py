@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.anchor.loss import scaled_gains
+from tessera.models.heads.anchor.loss import scaled_gains
+from tessera.utils.boxes import complete_iou
+from tessera.utils.config import Hyp
 from tests.models.heads.anchor.made_loss import (
     grid_anchors,
 )
-from utils.boxes import complete_iou
-from utils.config import Hyp
 
 
 def oracle_assignment(targets: Tensor, anchor_t: float, size_hw: tuple[int, int]) -> list[list[tuple[int, ...]]]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.heads.anchor.head import Detect
-from utils.boxes import cxcywh_to_xyxy
+from tessera.models.heads.anchor.head import Detect
+from tessera.utils.boxes import cxcywh_to_xyxy
 
 ANCHORS_PX = [
     [[10, 13], [16, 30], [33, 23]],

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.heads.anchor.loss import DetectionLoss
-from models.heads.anchor.priors import set_anchors
+from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.models.heads.anchor.priors import set_anchors
+from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.anchor.loss_oracle import oracle_assignment
 from tests.models.heads.anchor.made_loss import (
     ANCHORS_PX,
@@ -22,7 +23,6 @@ from tests.models.heads.anchor.made_loss import (
     raw_predictions,
     reference_targets,
 )
-from utils.config import Hyp, load_hyp
 
 
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.detector import DetectionModel
-from models.heads.anchor.loss import DetectionLoss
-from models.heads.criterion import LossMeter
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.models.heads.criterion import LossMeter
+from tessera.utils.config import Hyp
+from tessera.utils.machine.accelerator import Accelerator
 from tests.models.heads.anchor.loss_oracle import oracle_loss
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions, reference_targets
 from tests.models.heads.shares import shares_of
-from utils.config import Hyp
-from utils.machine.accelerator import Accelerator
 
 # Reference values
 

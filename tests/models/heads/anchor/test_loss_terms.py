@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.anchor.assignment import AnchorAssignment
-from models.heads.anchor.loss import DetectionLoss, objectness_balance, scaled_gains
+from tessera.models.heads.anchor.assignment import AnchorAssignment
+from tessera.models.heads.anchor.loss import DetectionLoss, objectness_balance, scaled_gains
+from tessera.utils.config import Hyp
+from tessera.utils.errors import ConfigError
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions
-from utils.config import Hyp
-from utils.errors import ConfigError
 
 
 def candidate_rows(predictions: list[Tensor], assignment: AnchorAssignment) -> Tensor:

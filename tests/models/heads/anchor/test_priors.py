@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.detector import DetectionModel
-from models.heads.anchor.head import Detect
-from models.heads.anchor.priors import best_possible_recall, check_anchors, kmeans_anchors, set_anchors
-from utils.config import TrainConfig, load_hyp
-from utils.ranks.world import World
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.anchor.priors import best_possible_recall, check_anchors, kmeans_anchors, set_anchors
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.ranks.world import World
 
 COCO_PX = np.array(
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.heads.free.aligned import UNIT, AlignedLoss
+from tessera.models.heads.free.aligned import UNIT, AlignedLoss
 from tests.models.heads.free.made import SIZE_HW
 from tests.models.heads.free.oracle import cells_of
 from tests.models.heads.shares import shares_of

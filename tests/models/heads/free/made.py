@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from models.heads.free.head import DetectFree
-from models.heads.free.layers import light_branches
+from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.free.layers import light_branches
+from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.free.oracle import cells_of
-from utils.config import Hyp, load_hyp
 
 SIZE_HW = (64, 96)
 HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.5)

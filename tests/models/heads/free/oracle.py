@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from utils.boxes import complete_iou, xyxy_to_cxcywh
-from utils.config import Hyp
+from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
+from tessera.utils.config import Hyp
 
 STRIDES = (8, 16, 32)
 

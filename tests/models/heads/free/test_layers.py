@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.heads.free.grid import make_grid
-from models.heads.free.head import DetectFree
-from models.heads.head import HeadSpec
+from tessera.models.heads.free.grid import make_grid
+from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.head import HeadSpec
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.world import World
 from tests.models.heads.free.made import HYP, SIZE_HW, made_head
 from tests.models.heads.free.oracle import STRIDES, cells_of, decode
-from utils.config import TrainConfig
-from utils.errors import ConfigError
-from utils.ranks.world import World
 
 SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
 

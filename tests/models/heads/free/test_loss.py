@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import models.heads.free.assignment
-from models.heads.criterion import LossMeter
-from models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
-from models.heads.free.cross_entropy import SoftCrossEntropy
-from models.heads.free.loss import FreeLoss
+import tessera.models.heads.free.assignment
+from tessera.models.heads.criterion import LossMeter
+from tessera.models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
+from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
+from tessera.models.heads.free.loss import FreeLoss
 from tests.models.heads.free.cuts import A, assert_cuts_add_up, matched
 from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
@@ -39,7 +39,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
     criterion = FreeLoss(made_head(5, reg_max), hyp)
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
-    with mock.patch.object(models.heads.free.assignment, "PAIRS", pairs):
+    with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
     assert found == pytest.approx({place: score for place, (_, score) in wanted.items()}, rel=1e-4, abs=1e-9)
     loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))
@@ -112,7 +112,7 @@ def test_in_parts_the_matches_are_the_same() -> None:
     criterion = FreeLoss(made_head(), HYP)
     predictions, targets = raw_predictions(3), random_targets(40, 3)
     whole = criterion.assign(targets, 3, SIZE_HW)
-    with mock.patch.object(models.heads.free.assignment, "PAIRS", 90):
+    with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", 90):
         parts = criterion.assign(targets, 3, SIZE_HW)
     assert len(parts.parts) > 5 and len(whole.parts) == 1
     one, other = (criterion._match(predictions, assignment)[1][0].matches for assignment in (whole, parts))

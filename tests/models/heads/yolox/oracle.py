@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
+from tessera.utils.config import Hyp
 from tests.models.heads.free.oracle import aligned_targets, cells_of
-from utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
-from utils.config import Hyp
 
 Found = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.heads.free.grid import make_grid
-from models.heads.head import HeadSpec
-from models.heads.yolox.head import DetectYOLOX
-from models.heads.yolox.layers import LARGEST_LOG
-from models.layers.blocks import Conv
+from tessera.models.heads.free.grid import make_grid
+from tessera.models.heads.head import HeadSpec
+from tessera.models.heads.yolox.head import DetectYOLOX
+from tessera.models.heads.yolox.layers import LARGEST_LOG
+from tessera.models.layers.blocks import Conv
+from tessera.utils.errors import ConfigError
 from tests.models.heads.free.made import SIZE_HW
 from tests.models.heads.free.oracle import STRIDES, cells_of
 from tests.models.heads.yolox.made import SHAPES_HW, made_head, raw_predictions
-from utils.errors import ConfigError
 
 
 def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.heads.criterion import LossMeter
-from models.heads.yolox.loss import YoloxLoss
+from tessera.models.heads.criterion import LossMeter
+from tessera.models.heads.yolox.loss import YoloxLoss
 from tests.models.heads.free.cuts import A, assert_cuts_add_up, matched
 from tests.models.heads.free.made import HYP, SIZE_HW, random_targets
 from tests.models.heads.yolox.made import SHAPES_HW, made_head, raw_predictions

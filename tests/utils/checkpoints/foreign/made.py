@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import UserError
 from tests import families
 from tests.hostile.expect import checked
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.errors import UserError
 
 Tensors = dict[str, Tensor]
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.detector import DetectionModel
+from tessera.models.detector import DetectionModel
+from tessera.utils.boxes import xyxy_to_cxcywh
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.exporting.onnx_file import Onnx
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.inference.backend import Backend
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.pipeline import fit_picture, network_input
+from tessera.utils.machine.choose import accelerator_of
 from tests import families
-from utils.boxes import xyxy_to_cxcywh
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.exporting.onnx_file import Onnx
-from utils.exporting.subject import Subject
-from utils.flags.export import ExportConfig
-from utils.inference.backend import Backend
-from utils.inference.backends.choose import open_exported
-from utils.inference.network import TorchNetwork
-from utils.inference.pipeline import fit_picture, network_input
-from utils.machine.choose import accelerator_of
 
 each_family = pytest.mark.parametrize("reference", families.FILES)
 each_by_size = pytest.mark.parametrize(

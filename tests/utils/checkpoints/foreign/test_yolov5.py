@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
-from utils.errors import UserError
+from tessera.utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
+from tessera.utils.errors import UserError
 
 
 @pytest.fixture

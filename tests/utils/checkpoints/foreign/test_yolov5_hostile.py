@@ -17,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.checkpoints.foreign.yolov5 import LegacyCheckpoint, is_legacy, load_legacy
-from utils.checkpoints.inert_pickle import Damaged, Machine, Record
-from utils.errors import UserError
+from tessera.utils.checkpoints.foreign.yolov5 import LegacyCheckpoint, is_legacy, load_legacy
+from tessera.utils.checkpoints.inert_pickle import Damaged, Machine, Record
+from tessera.utils.errors import UserError
 
 
 def archive(path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, compression: int = 0) -> Path:

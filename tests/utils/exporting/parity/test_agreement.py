@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.exporting.parity.agreement import EXACT, Agreement, compare, joined
-from utils.types import Detections
+from tessera.utils.exporting.parity.agreement import EXACT, Agreement, compare, joined
+from tessera.utils.types import Detections
 
 
 def made(*rows: tuple[float, float, float, float, float, int]) -> Detections:

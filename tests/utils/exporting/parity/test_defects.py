@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.feed.shapes import loaded_sizes, resized
-from data.source.decode import read_image
-from models.suppression import Suppression, non_max_suppression
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
-from utils.exporting.parity.pictures import Pictures
-from utils.exporting.parity.trial import Trial, agreement, try_out
-from utils.inference.backend import Backend, PictureBackend
-from utils.inference.network import TorchNetwork
-from utils.inference.pipeline import Pipeline, picture_size, suppression_of
-from utils.machine.accelerator import Accelerator
-from utils.types import Detections
+from tessera.data.feed.shapes import loaded_sizes, resized
+from tessera.data.source.decode import read_image
+from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
+from tessera.utils.exporting.parity.pictures import Pictures
+from tessera.utils.exporting.parity.trial import Trial, agreement, try_out
+from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.inference.pipeline import Pipeline, picture_size, suppression_of
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.types import Detections
 
 IMGSZ = 256
 

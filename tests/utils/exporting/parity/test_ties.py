@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.suppression import Suppression
-from utils.exporting.parity.agreement import EXACT
-from utils.exporting.parity.ties import Candidates, without_ties
-from utils.types import Detections
+from tessera.models.suppression import Suppression
+from tessera.utils.exporting.parity.agreement import EXACT
+from tessera.utils.exporting.parity.ties import Candidates, without_ties
+from tessera.utils.types import Detections
 
 # Two boxes that overlap by two thirds with scores as good as equal, a third beside the second alone, one far away.
 LEFT, RIGHT, FURTHER, ALONE = (

@@ -11,22 +11,22 @@ import pytest
 import torch
 import yaml
 
-import export
-from data.source.shapes import render_image
+from tessera.commands import export
+from tessera.data.source.shapes import render_image
+from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.parity import verify as verification
+from tessera.utils.exporting.parity.accuracy import Accuracy
+from tessera.utils.exporting.parity.content import precision_of
+from tessera.utils.exporting.parity.pictures import ASPECTS, gather
+from tessera.utils.exporting.parity.verify import Original, comparison_index, verify
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.machine import extras
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.ranks.world import World
 from tests.utils.exporting.made import FREE, NAMES, checkpoint
-from utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from utils.errors import UserError
-from utils.exporting.parity import verify as verification
-from utils.exporting.parity.accuracy import Accuracy
-from utils.exporting.parity.content import precision_of
-from utils.exporting.parity.pictures import ASPECTS, gather
-from utils.exporting.parity.verify import Original, comparison_index, verify
-from utils.exporting.subject import Subject
-from utils.flags.export import ExportConfig
-from utils.machine import extras
-from utils.machine.extras import import_extra
-from utils.machine.opencv import cv2
-from utils.ranks.world import World
 
 IMGSZ = 96
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-import export
-from data.source.annotations.coco_names import COCO_NAMES
+from tessera.commands import export
+from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.parity.content import precision_of
+from tessera.utils.exporting.quantized.calibration import quantized_weights
+from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx, nodes_between
+from tessera.utils.exporting.subject import Subject
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.machine.extras import import_extra
 from tests.system.tiny import make_data
 from tests.utils.exporting.conftest import open_session
 from tests.utils.exporting.made import FREE, NAMES, checkpoint
-from utils.errors import UserError
-from utils.exporting.parity.content import precision_of
-from utils.exporting.quantized.calibration import quantized_weights
-from utils.exporting.quantized.onnx_int8 import QuantizedOnnx, nodes_between
-from utils.exporting.subject import Subject
-from utils.flags.export import ExportConfig
-from utils.machine.extras import import_extra
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import export
+from tessera.commands import export
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.writers.litert import append_metadata
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.inference.backends.made_files import STRINGS
-from utils.errors import UserError
-from utils.exporting.writers.litert import append_metadata
-from utils.inference.backends.choose import open_exported
-from utils.machine.accelerator import Accelerator
 
 
 @pytest.mark.parametrize(("name", "package"), [("ncnn", "pnnx"), ("litert", "litert-torch")])

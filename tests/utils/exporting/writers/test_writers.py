@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import export
+from tessera.commands import export
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.parity.content import files_of, precision_of
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.inference.backends.exported import ExportedDetector, ExportedNetwork
+from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.exporting.made import NAMES
-from utils.checkpoints.weights import load_weights, model_of_weights
-from utils.errors import UserError
-from utils.exporting.parity.content import files_of, precision_of
-from utils.inference.backends.choose import open_exported
-from utils.inference.backends.exported import ExportedDetector, ExportedNetwork
-from utils.machine.accelerator import Accelerator
 
 pytestmark = pytest.mark.slow  # five exports, and each tried on a score of pictures
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.utils.errors import UserError
+from tessera.utils.inference.detector import Detector
 from tests.utils.inference.backends.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
 from tests.utils.inference.backends.made_files import STRINGS
-from utils.errors import UserError
-from utils.inference.detector import Detector
 
 PICTURE = np.zeros((64, 64, 3), np.uint8)
 NAN, DEEP = float("nan"), "[" * 100_000

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backends.choose import is_exported, open_exported
+from tessera.utils.inference.backends.exported import ExportedNetwork
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import import_extra
 from tests.utils.inference.backends.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
-from utils.errors import UserError
-from utils.inference.backends.choose import is_exported, open_exported
-from utils.inference.backends.exported import ExportedNetwork
-from utils.machine.accelerator import Accelerator
-from utils.machine.extras import import_extra
 
 CPU = Accelerator()
 NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}

@@ -10,16 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-import detect
-import val
+from tessera.commands import detect, val
+from tessera.utils.errors import UserError
+from tessera.utils.inference.backends.choose import open_exported
+from tessera.utils.inference.detector import Detector
+from tessera.utils.machine.accelerator import Accelerator
 from tests.system.tiny import make_data
 from tests.utils.inference.backends.attacks import attack_files
 from tests.utils.inference.backends.made_answers import ROWS, write_rows
 from tests.utils.inference.backends.made_files import NAMES, STRINGS, write_pt2, write_torchscript
-from utils.errors import UserError
-from utils.inference.backends.choose import open_exported
-from utils.inference.detector import Detector
-from utils.machine.accelerator import Accelerator
 
 REFUSED = r"a \.(pt2|torchscript) file is a program; .* run anything .*--trust-file .*--include onnx"
 

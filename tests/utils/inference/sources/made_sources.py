@@ -9,10 +9,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.source.decode import Pixels, read_image
-from utils.errors import UserError
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.sources import open_sources
+from tessera.data.source.decode import Pixels, read_image
+from tessera.utils.errors import UserError
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.sources import open_sources
 
 
 def read(picture: Path | bytes) -> Pixels:

@@ -11,16 +11,16 @@ import cv2
 import numpy as np
 import pytest
 
-from data.source.decode import read_image
+from tessera.data.source.decode import read_image
+from tessera.utils.errors import UserError
+from tessera.utils.inference.sources import addresses
+from tessera.utils.inference.sources.addresses import AddressPatience, ask
+from tessera.utils.inference.sources.frames import Frame
+from tessera.utils.inference.sources.origins import find_origins, without_password
 from tests.data.make import write_image
 from tests.raw_server import raw_server
 from tests.utils.inference.sources.made_sources import events, frames, items, number_of, write_video
 from tests.utils.inference.sources.mjpeg_server import mjpeg_server
-from utils.errors import UserError
-from utils.inference.sources import addresses
-from utils.inference.sources.addresses import AddressPatience, ask
-from utils.inference.sources.frames import Frame
-from utils.inference.sources.origins import find_origins, without_password
 
 OK = b"HTTP/1.1 200 OK\r\n"
 QUICK = AddressPatience(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60)

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from utils.inference.sources.addresses import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
-from utils.inference.sources.frames import Kind
-from utils.inference.sources.origins import VIDEO_SUFFIXES
-from utils.inference.sources.stream import MOST_WAITING, PATIENCE
-from utils.types import IMAGE_SUFFIXES
+from tessera.utils.inference.sources.addresses import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
+from tessera.utils.inference.sources.frames import Kind
+from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES
+from tessera.utils.inference.sources.stream import MOST_WAITING, PATIENCE
+from tessera.utils.types import IMAGE_SUFFIXES
 
 PAGE = (Path(__file__).parents[4] / "docs" / "sources.md").read_text()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.source.decode import read_image
+from tessera.data.source.decode import read_image
+from tessera.utils.errors import UserError
+from tessera.utils.inference.pictures import to_pixels
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_image
 from tests.utils.inference.sources.made_sources import events, frames, items, read
-from utils.errors import UserError
-from utils.inference.pictures import to_pixels
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.sources import open_sources
 
 
 @pytest.fixture

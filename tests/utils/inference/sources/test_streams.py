@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.sources import open_sources
+from tessera.utils.inference.sources.stream import Patience
 from tests.data.make import write_image
 from tests.utils.inference.sources.made_sources import events, frames, items, number_of, read, write_video
 from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.sources import open_sources
-from utils.inference.sources.stream import Patience
 
 SILENT = 600.0
 LONG = Patience(open_s=60, read_s=60, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)

@@ -13,6 +13,9 @@ import cv2
 import numpy as np
 import pytest
 
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.mp4 import read_movie
+from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_image
 from tests.raw_server import raw_server
 from tests.utils.inference.sources.made_sources import (
@@ -25,9 +28,6 @@ from tests.utils.inference.sources.made_sources import (
     read,
     write_video,
 )
-from utils.inference.sources.frames import Frame, SourceEvent
-from utils.inference.sources.mp4 import read_movie
-from utils.inference.sources.sources import open_sources
 
 FRAME_S = 0.1
 
@@ -283,8 +283,8 @@ def test_a_name_that_is_not_utf_8(made: Path, tmp_path: Path) -> None:
 
 QUIET = """
 import sys
-from utils.inference.sources.origins import Origin
-from utils.inference.sources.video import read_video
+from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.video import read_video
 for path in sys.argv[1:]:
     print([item.kind for item in read_video(Origin("video", path)) if hasattr(item, "kind")])
 """

@@ -1,1 +1,0 @@
-"""A dataset YAML becomes batches. data and models never import each other."""

@@ -1,0 +1,42 @@
+"""Tessera from Python: `train(data="shapes.yaml", epochs=20)`, `val`, `detect`, `export` and `Detector`.
+
+The functions take the names of their command's flags. Importing this costs nothing: what a name needs, torch among it,
+is loaded when the name is first used.
+
+`commands`, `data`, `models` and `utils` are links to what lies beside this folder, so every module has one name
+wherever it is imported from: `tessera.utils.boxes`, never `utils.boxes`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tessera.commands.detect import run as detect
+    from tessera.commands.export import run as export
+    from tessera.commands.train import run as train
+    from tessera.commands.val import run as val
+    from tessera.utils.inference.detector import Detector
+
+__version__ = "0.1.0"
+__all__ = ["Detector", "__version__", "detect", "export", "train", "val"]
+
+_HOMES = {
+    "Detector": ("tessera.utils.inference.detector", "Detector"),
+    "detect": ("tessera.commands.detect", "run"),
+    "export": ("tessera.commands.export", "run"),
+    "train": ("tessera.commands.train", "run"),
+    "val": ("tessera.commands.val", "run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,1 +1,0 @@
-"""The machinery of a run; the files of this folder are its ground floor and import each other alone."""
