@@ -37,6 +37,7 @@ from tessera.data.feed.workers import (
 )
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker
+from tessera.utils.ranks.signals import signals_wait
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
 
@@ -84,7 +85,7 @@ class Loader(Generic[S]):
 
     def close(self) -> None:
         """End and join the workers. The loader gives no batches afterwards."""
-        with ignoring_lost_workers():
+        with signals_wait(), ignoring_lost_workers():
             # These are the only references to torch's iterator, which joins its workers as it goes.
             self._stream = iter(())
             self._loader = None

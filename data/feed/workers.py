@@ -104,8 +104,17 @@ def begin_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")
+    threading.Thread(target=_end_with_the_rank, name="end with the rank", daemon=True).start()
     sys.excepthook = print_unless_disconnected
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+
+
+def _end_with_the_rank() -> None:
+    """Torch's own watch takes whoever is the parent when it begins for the rank, which may have been killed by then."""
+    rank = multiprocessing.parent_process()
+    assert rank is not None
+    rank.join()
+    os._exit(1)
 
 
 def _end_worker(error: Exception, batch: object) -> None:
@@ -173,11 +182,14 @@ class StoppedWorkers:
             self._waits += 1
 
     def close(self) -> None:
-        """Watch no longer, and kill the workers that are stopped now: their rank would wait for them at its end."""
+        """Watch no longer, and kill the workers that have not ended: they ignore what multiprocessing, which waits for
+        them at the end of their rank, sends to end them.
+        """
         self._closed.set()
         for worker in self._workers:
-            if _is_stopped(worker.pid):
+            if worker.is_alive():
                 worker.kill()
+                worker.join(LOOK_S)
 
     def _look(self) -> None:
         stopped_s: dict[int | None, float] = {}

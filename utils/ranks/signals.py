@@ -121,14 +121,32 @@ class Interruption:
 
 
 @contextmanager
+def signals_wait() -> Iterator[None]:
+    """Inside, the signals that an `Interruption` handles wait: the first of them is handled at the end.
+
+    For what has to be closed whole: the exception would leave the rest of it open, and be lost inside a `__del__`.
+    """
+    handlers = _handlers()
+    waiting: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in waiting[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
 def signals_end_at_once() -> Iterator[None]:
     """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
 
     For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
     a handler nor another thread would have its turn.
     """
-    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    handlers = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    handlers = _handlers()
     for number in handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -136,6 +154,12 @@ def signals_end_at_once() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _handlers() -> dict[signal.Signals, Interruption]:
+    """The signals that an `Interruption` handles now, where this thread may set handlers."""
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    return {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
 
 
 class EndWhereStuck:

@@ -9,8 +9,11 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +28,12 @@ from tessera.data.feed import workers
 from tessera.data.feed.loader import Loader
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.feed.workers import affordable_workers, print_unless_disconnected
+from tessera.utils.errors import Interrupted
+from tessera.utils.ranks.signals import Interruption
 from tessera.utils.types import Draw
 from tests.data.feed.made_rank import rank
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Drawing:
@@ -56,6 +63,70 @@ def test_workers_have_one_thread_and_generators_of_their_own() -> None:
         if source != (1, 1, 1, 1):
             assert len(set(source)) == 4, source
     assert all(item[3:] == (1, 1) for item in everything)
+
+
+class Late:
+    """An iterator that is asked to stop while it goes."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        del self.stream
+
+
+def test_a_signal_while_the_workers_are_ended_comes_afterwards() -> None:
+    """Raised within torch's `__del__` it was lost, and so were the workers, for which the rank waited at its end."""
+    sampler: Any = [[0], [1]]
+    dataset: Any = Drawing()
+    loader = Loader(dataset, sampler, rank(0, 1), workers=1, seed=7)
+    with pytest.raises(Interrupted), Interruption():
+        loader._start()
+        loader._stream = Late(loader._stream)  # type: ignore[assignment]
+        workers_before = multiprocessing.active_children()
+        loader.close()
+    assert workers_before and not any(worker.is_alive() for worker in workers_before)
+
+
+def test_workers_that_torch_does_not_end_are_killed() -> None:
+    """As where a traceback still holds its iterator."""
+    sampler: Any = [[0], [1]]
+    dataset: Any = Drawing()
+    with Loader(dataset, sampler, rank(0, 1), workers=1, seed=7) as loader:
+        loader._start()
+        held = loader._stream
+        workers_before = multiprocessing.active_children()
+    assert workers_before and not any(worker.is_alive() for worker in workers_before)
+    del held
+
+
+ORPHAN = """
+import multiprocessing, os, signal, sys, time
+from tessera.data.feed.workers import begin_worker
+
+def work(late):
+    time.sleep(late)
+    begin_worker(0)
+    time.sleep(60)
+
+workers = [multiprocessing.get_context("fork").Process(target=work, args=(late,)) for late in (0.0, 1.0)]
+for worker in workers:
+    worker.start()
+print(*(worker.pid for worker in workers), flush=True)
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_with_its_rank_also_where_it_has_not_begun() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    for pid in map(int, done.stdout.split()):
+        end = time.monotonic() + 50
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_worker_is_silent_about_a_lost_rank_alone(capfd: pytest.CaptureFixture[str]) -> None:
