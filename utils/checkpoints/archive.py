@@ -124,7 +124,7 @@ class Archive:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Archive]:
-        """Open a checkpoint; not a bit of its content has been looked at.
+        """Open a checkpoint. Nothing of its content is read yet.
 
         Raises:
             UserError: a member is compressed or encrypted, or it is something else than a checkpoint.

@@ -29,14 +29,18 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
-    After an epoch's steps the state is copied to the host, and a thread of rank 0 writes the copy, last.pt, while the
-    epoch is validated: a run that resumes from there validates first. Once validated, best.pt and epochN.pt are written
-    during the next epoch, and last.pt again only where the run ends: so an epoch costs one whole file, and a kill in
-    the next one no more than this validation. The next save waits for the file, and so does the end of an epoch's
-    steps: no process may be forked during a write, for it would hold the unfinished file open. A write that fails is an
-    error on every rank, at the next of these moments. `--save-steps` and a stop wait for their file: what they save
-    outlives a kill in the next step. Where the write before failed, they warn of that, write theirs, and then what is
-    still missing, such as best.pt: the disk may have room again.
+    What is written when:
+
+    - After an epoch's steps the state is copied to the host, and a thread of rank 0 writes the copy as last.pt while
+      the epoch is validated. A run that resumes from it validates first.
+    - After the validation, best.pt and epochN.pt are written during the next epoch; last.pt again only at the run's
+      end. So an epoch writes one whole file, and a kill in the next epoch costs no more than this validation.
+    - `--save-steps` and a stop wait for their file, so a kill in the next step does not cost it.
+
+    Every save, and the end of an epoch's steps, waits for the write before it: no process may be forked during one,
+    for it would hold the unfinished file open. A write that failed is an error on every rank at that moment. Only
+    `--save-steps` and a stop go on: they warn, write their own file, and then what is missing, such as best.pt, as the
+    disk may have room again.
 
     Args:
         context: of the run.

@@ -51,12 +51,12 @@ class ModelEMA(Generic[M]):
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
-        """Take in the state of the raw `model`; always the same module.
+        """Move the average towards the state of the raw `model`, which is always the same module.
 
         Args:
             model: its state is finite.
-            taken: False leaves the average as it is, and `take_back` follows. A scalar on the model's device
-                costs two more passes over the state in place of a host synchronisation.
+            taken: whether the step was taken. If not, the average stays, and the caller calls `take_back` afterwards.
+                Given as a scalar on the model's device, it needs no host synchronisation, but two more passes.
         """
         self.updates += 1
         if self._pairs is None:

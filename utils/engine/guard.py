@@ -14,7 +14,7 @@ from tessera.utils.types import DatasetIndex
 class DivergenceGuard:
     """Counts skipped steps, and ends the run after ten in a row.
 
-    While a GradScaler still has a scale to halve, a skipped step is how it finds one that fits.
+    A skipped step does not count while a GradScaler can still halve its scale: that is how it finds one that fits.
 
     Args:
         context: of the run.

@@ -1,4 +1,4 @@
-"""The recipe of a run: which hyperparameters its model has for so many batches, what they come to, and if they fit."""
+"""The recipe of a run: its model's hyperparameters for so many batches, and what is to be known of them."""
 
 from __future__ import annotations
 

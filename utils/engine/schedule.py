@@ -81,7 +81,7 @@ class Schedule:
     def window(self, iteration: int) -> int:
         """Batches of the optimizer step that begins at `iteration`; it never reaches into the next epoch.
 
-        The number of batches grows during the warm-up, so the step ends at the first batch by which it is reached.
+        During the warm-up the number grows from batch to batch; the step ends at the first batch where it is reached.
         """
         left = self.batches_per_epoch - iteration % self.batches_per_epoch
         full = nominal_batch(self.hyp, self.batch_size) / self.batch_size

@@ -60,10 +60,10 @@ class Progress:
         return self.losses / counted if counted else torch.full_like(self.losses, float("nan"))
 
     def convert_batches(self, before: int, after: int, images: int) -> None:
-        """Express the position in the epoch in batches of `after` images, where it was in batches of `before`.
+        """Express the position in the epoch, counted in batches of `before` images, in batches of `after`.
 
-        A batch that would be begun only in part is trained on again, but for the last one of an epoch that is done. An
-        epoch that is shorter now than what was trained of it is done. The mean losses stay.
+        It is rounded down, so some images may be trained on again. Where all of an epoch's images were trained on, or
+        more than it has now, the epoch is done. The mean losses stay.
 
         Args:
             before, after: sizes of a global batch.

@@ -130,8 +130,8 @@ def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
 def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
     """The batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
-    Ranks have more or fewer batches: those without any left vote on until all are done. How many batches the slowest
-    rank measures until the next vote, all learn in a vote.
+    Ranks may have different numbers of batches: one that has none left keeps voting until all are done. Each vote also
+    sets how many batches come before the next one, by the pace of the slowest rank.
 
     Raises:
         Abandoned: on every rank, where one was asked to stop.

@@ -48,9 +48,9 @@ class LastHits(NamedTuple):
 class MatchState:
     """Matches of a rank's images, small to send and quick to join with those of the others.
 
-    Detections lie by class, then score descending, then image, then order in the image. Those below the last hit of
-    their class on any rank decide nothing but how many lie above a confidence, and are counted so. Those of classes
-    without objects decide nothing.
+    Detections are sorted by class, then by descending score, then by image, then by their order in the image. Of those
+    that score below every hit of their class on all ranks, no metric needs more than how many lie above each
+    confidence, so they are only counted. Those of classes without objects are left out.
 
     Attributes:
         class_ids: int32 (C,), see `LastHits`: the same on every rank.

@@ -1,4 +1,4 @@
-"""The one door for pictures: whatever comes in, the pixels are those that training and validation would see.
+"""Pictures of every kind become the pixels that training and validation would see.
 
 Grey becomes three equal channels, a palette its colours, CMYK the RGB of OpenCV's JPEG decoder; alpha is dropped. Files
 and PIL images are turned as their EXIF orientation says. Levels of more than 8 bits become 8 by utils/pixels.py.

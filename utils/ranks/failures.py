@@ -91,7 +91,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     except PeerError as error:
         return error.exit_code, None
     except (UserError, Interrupted) as error:
-        # Without a reporter all ranks see the same.
+        # Without a reporter every rank has met the same mistake, and rank 0 reports it.
         if launch.rank == (error.reporter or 0):
             label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
             print(f"{label}{error}", file=sys.stderr, flush=True)

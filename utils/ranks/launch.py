@@ -176,7 +176,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
             control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
     except RuntimeError as error:
         if _is_lost_connection(error) and heartbeat.silent():
-            raise  # a peer is gone; who, its signs of life tell
+            raise  # a peer is gone: its missing heartbeat says which
         raise UserError(
             f"the ranks met, but cannot connect to each other: {first_line(error)}. Name the interface that the hosts "
             f"share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."

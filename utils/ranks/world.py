@@ -251,7 +251,7 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
             store.set(f"{turn}/over", f"{exit_code_of(error)} {error}")
             raise
         store.set(f"{turn}/{rank}", json.dumps(found))
-    # The last one to come ends the turn, so that each asks for one key, however many ranks there are.
+    # The last rank to come ends the turn: however many there are, each waits for one key alone.
     if store.add(f"{turn}/came", 1) == size:
         store.set(f"{turn}/over", "")
     if local_rank not in (-1, 0):

@@ -26,8 +26,8 @@ class Tolerance(NamedTuple):
         typical_px, typical_score: half of the differences are below.
         matched: least share of the detections away from thresholds that both find.
         margin: how close to a threshold a score may be on either side of it.
-        overlap: how far the IoU of two boxes may be on the wrong side of a suppression's threshold; None = what two
-            suppressions chose differently counts, whatever their choice was.
+        overlap: how far beyond a suppression's threshold the IoU of two boxes may be, for its choice between them to be
+            a matter of rounding; None = every difference counts.
     """
 
     box_px: float
@@ -160,7 +160,7 @@ def _pairs(reference: Detections, found: Detections, scale: float) -> tuple[NDAr
 
 
 def _clear(found: Detections, conf: float, max_det: int, margin: float) -> NDArray[np.bool_]:
-    """Which detections cannot be there by chance: clear of the thresholds, or on the wrong side of them."""
+    """Which detections need a partner: no rounding made them, or they break a rule (`conf`, `max_det`)."""
     scores = to_host(found.scores)
     limit = max(conf, float(scores[max_det - 1])) if len(scores) >= max_det else conf
     surplus = ~(scores >= conf - margin) | (np.arange(len(scores)) >= max_det)  # the first also where it is no number
