@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 # Every room, from the ground up: a file imports from its own room and from those before it. data and models meet in
 # the rooms after them, and never import each other.
@@ -60,8 +58,6 @@ FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).
 DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")
 MAX_FILES, MAX_LINES, MAX_LINES_OF_TRAIN, MAX_FORKS_IN_TRAIN = 13, 350, 400, 12
 
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-
 
 def module_of(path: Path) -> str:
     """Dotted name of a first-party file."""
@@ -87,36 +83,32 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
     return found
 
 
-@each_file
-def test_imports_go_down_only(path: Path) -> None:
-    me = room_of(module_of(path))
-    for module, line in imports(ast.parse(path.read_text())):
-        if module.startswith("tessera."):
-            other = room_of(module)
-            assert ROOMS.index(other) <= ROOMS.index(me), f"{path}:{line}: {me} imports {module}, which lies above it"
-            assert other != "tessera.commands", f"{path}:{line}: {me} imports a command"
-            assert {other.split(".")[1], me.split(".")[1]} != {"data", "models"}, (
-                f"{path}:{line}: {me} imports {module}"
-            )
+def test_imports_go_down_only() -> None:
+    for path in FILES:
+        me = room_of(module_of(path))
+        for module, line in imports(ast.parse(path.read_text())):
+            if module.startswith("tessera."):
+                other, place = room_of(module), f"{path}:{line}: {me} imports {module}"
+                assert ROOMS.index(other) <= ROOMS.index(me), f"{place}, which lies above it"
+                assert other != "tessera.commands", f"{place}, a command"
+                assert {other.split(".")[1], me.split(".")[1]} != {"data", "models"}, place
 
 
-@each_file
-def test_no_import_inside_a_function(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for module, line in imports(node):
-                assert module in OPTIONAL or module.split(".")[0] in OPTIONAL, (
-                    f"{path}:{line}: import inside a function"
-                )
+def test_no_import_inside_a_function() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inside = [(m, line) for m, line in imports(node) if not {m, m.partition(".")[0]} & OPTIONAL]
+                assert not inside, f"{path}: imports inside a function: {inside}"
 
 
-@each_file
-def test_some_libraries_have_one_home(path: Path) -> None:
-    me = module_of(path)
-    for module, line in imports(ast.parse(path.read_text())):
-        for library, home in HOMES.items():
-            if module == library or module.startswith(f"{library}."):
-                assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"
+def test_some_libraries_have_one_home() -> None:
+    for path in FILES:
+        me = module_of(path)
+        for module, line in imports(ast.parse(path.read_text())):
+            for library, home in HOMES.items():
+                if module == library or module.startswith(f"{library}."):
+                    assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"
 
 
 def test_rooms_and_files_stay_small() -> None:
@@ -142,11 +134,11 @@ def test_environment_is_read_in_one_place() -> None:
             assert "os.environ" not in text and "getenv" not in text, f"{path} reads the environment"
 
 
-@each_file
-def test_only_the_accelerator_asks_for_a_device_type(path: Path) -> None:
-    if room_of(module_of(path)) != "tessera.utils.machine":
-        asked = [line for line in path.read_text().splitlines() if DEVICE_TYPE.search(line)]
-        assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
+def test_only_the_accelerator_asks_for_a_device_type() -> None:
+    for path in FILES:
+        if room_of(module_of(path)) != "tessera.utils.machine":
+            asked = [line for line in path.read_text().splitlines() if DEVICE_TYPE.search(line)]
+            assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
 
 
 def test_train_has_few_forks() -> None:
