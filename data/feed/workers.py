@@ -125,7 +125,7 @@ def _end_worker(error: Exception, batch: object) -> None:
 
 def print_unless_disconnected(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Print what ended a thread, but for a rank that is gone: multiprocessing's thread that hands batches to it."""
-    if not issubclass(kind, ConnectionError):
+    if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, traceback)
 
 

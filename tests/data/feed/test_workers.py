@@ -131,7 +131,7 @@ def test_a_worker_ends_with_its_rank_also_where_it_has_not_begun() -> None:
 
 def test_a_worker_is_silent_about_a_lost_rank_alone(capfd: pytest.CaptureFixture[str]) -> None:
     """Its thread that hands batches over meets the end of a killed rank as an error."""
-    for error in (ConnectionResetError(104, "Connection reset by peer"), ZeroDivisionError("a defect")):
+    for error in (ConnectionResetError(104, "Connection reset by peer"), EOFError(), ZeroDivisionError("a defect")):
         print_unless_disconnected(type(error), error, None)
     assert capfd.readouterr().err == "ZeroDivisionError: a defect\n"
 
