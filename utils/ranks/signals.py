@@ -135,8 +135,8 @@ def signals_wait() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in waiting[:1]:
-            signal.raise_signal(number)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
 
 
 @contextmanager
