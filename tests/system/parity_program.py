@@ -22,11 +22,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from tessera.commands import train
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.utils.checkpoints.start import build_model
+from tessera.utils.checkpoints.start import build_model, read_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -41,6 +40,7 @@ from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
+from tessera.utils.training.data import open_train_loader, reweight
 from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
@@ -65,10 +65,10 @@ def run(words: list[str], world: World) -> None:
     hyp = load_hyp(config.hyp or "hyp.scratch-low.yaml")
     with ExitStack() as stack:
         index = build_index(load_spec(config.data), "train")
-        weights = train.read_weights(config, None)
+        weights = read_weights(config, None)
         model = build_model(config, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
-        loader = train.open_train_loader(context, index, SharedMemory(world), stack)
+        loader = open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
@@ -89,7 +89,7 @@ def run(words: list[str], world: World) -> None:
         states: list[dict[str, torch.Tensor]] = []
         iteration = schedule.warmup_iterations if asked.after_warmup else 0
         for epoch in itertools.count():
-            train.reweight(loader, index, Progress(torch.zeros(3), class_maps=MAPS[: len(index.names)]), config)
+            reweight(loader, index, Progress(torch.zeros(3), class_maps=MAPS[: len(index.names)]), config)
             batches, first = loader.batches(epoch), 0
             while first < loader.batches_per_epoch and len(states) < asked.steps:
                 window = min(schedule.window(iteration), loader.batches_per_epoch - first)

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from tessera.commands import train, val
+from tessera.utils.training import data
 from tests.system.launch import ROOT, Outcome, torchrun
 from tests.system.tiny import flags, make_data
 
@@ -173,7 +174,7 @@ def test_flags_are_checked_before_the_dataset_is_read(
     def read(*args: object, **kwargs: object) -> None:
         raise AssertionError("the dataset was read")
 
-    monkeypatch.setattr(train, "build_index", read)
+    monkeypatch.setattr(data, "build_index", read)
     (tmp_path / "file").write_text("")
     wrong = {"--weights": str(tmp_path / "nowhere.pt"), "--project": str(tmp_path / "file")}
     outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", flag, wrong[flag]))

@@ -19,6 +19,7 @@ from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results, result_columns
+from tessera.utils.training.data import warn_of_problems
 from tests.data.made_index import make_index
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
@@ -99,9 +100,9 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
 
 def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCaptureFixture) -> None:
     sound = make_index([(24, 32), (32, 24)])
-    train.warn_of_problems("my set.yaml", sound)
+    warn_of_problems("my set.yaml", sound)
     assert not caplog.messages
-    train.warn_of_problems("my set.yaml", sound, dataclasses.replace(sound, problems=("a.txt:1: class 9",)))
+    warn_of_problems("my set.yaml", sound, dataclasses.replace(sound, problems=("a.txt:1: class 9",)))
     assert len(caplog.messages) == 2 and "a.txt:1: class 9" in caplog.messages[0]
     assert caplog.messages[1].startswith("`train.py --data 'my set.yaml' --check-data`")
 

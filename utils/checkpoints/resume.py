@@ -39,13 +39,11 @@ class ResumedRun:
     Attributes:
         run: its directory, on rank 0's host.
         checkpoint: the content of its last.pt; `restore` empties it.
-        has_best: whether its best.pt is there too.
         restarted: by the launcher, and not by a user, for whom resuming a finished run is a mistake.
     """
 
     run: Path
     checkpoint: dict[str, Any]
-    has_best: bool
     restarted: bool = False
 
     def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
@@ -135,11 +133,11 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
     ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", "newest")]
     if ignored:
         log.warning(f"--resume: the run stays in {path.parent.parent}; ignored: --{', --'.join(ignored)}.")
-    return run_of_checkpoint(given, path, checkpoint, world)
+    return run_of_checkpoint(given, path, checkpoint)
 
 
 def run_of_checkpoint(
-    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World
+    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any]
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
 
@@ -173,8 +171,7 @@ def run_of_checkpoint(
             "state of one with a single rate (1), nor the other way round. Leave --hyp out, or start a new run from "
             "the checkpoint with --weights."
         )
-    has_best = world.from_main(lambda: (path.parent / "best.pt").is_file())
-    return config, hyp, ResumedRun(path.parent.parent, checkpoint, has_best)
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint)
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
@@ -212,7 +209,7 @@ def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[
     chosen = saved_config(checkpoint, last).batch_size
     if TrainConfig(**given).batch_size < 1 and chosen % world.size == 0:  # as typed, its values are texts
         given = {**given, "batch_size": chosen}
-    config, hyp, resumed = run_of_checkpoint(given, last, checkpoint, world)
+    config, hyp, resumed = run_of_checkpoint(given, last, checkpoint)
     return config, hyp, dataclasses.replace(resumed, restarted=True)
 
 

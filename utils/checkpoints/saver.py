@@ -29,27 +29,27 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
-    What is written when:
+    | moment | files | written |
+    |---|---|---|
+    | an epoch's steps are done | last.pt; a run resumed from it begins with the validation | beside the validation |
+    | the epoch is validated | best.pt where it is the best, epochN.pt where it is due | beside the next epoch |
+    | `--save-steps` is due, or a rank was asked to stop | last.pt | before the next step or the end |
+    | the run's end | last.pt, and best.pt where the last epoch is the best | before the end |
 
-    - After an epoch's steps the state is copied to the host, and a thread of rank 0 writes the copy as last.pt while
-      the epoch is validated. A run that resumes from it validates first.
-    - After the validation, best.pt and epochN.pt are written during the next epoch; last.pt again only at the run's
-      end. So an epoch writes one whole file, and a kill in the next epoch costs no more than this validation.
-    - `--save-steps` and a stop wait for their file, so a kill in the next step does not cost it.
+    So an epoch writes one whole file, and a kill costs at most the steps and the validation since then.
 
-    Every save, and the end of an epoch's steps, waits for the write before it: no process may be forked during one,
-    for it would hold the unfinished file open. A write that failed is an error on every rank at that moment. Only
-    `--save-steps` and a stop go on: they warn, write their own file, and then what is missing, such as best.pt, as the
-    disk may have room again.
+    What is written beside the training is a copy on the host, and one thread of rank 0 writes it. Every save waits for
+    the write before it, and so does the end of an epoch's steps, for a process that is forked during a write would hold
+    the unfinished file open. If that write failed, it is an error on every rank. Only `--save-steps` and a stop do not
+    end there: they warn, write their own file and then what is missing, as the disk may have room again.
 
     Args:
         context: of the run.
         state: what is saved.
         dataset_hash: digest of the training index.
+        pixels: the dataset's rule for levels of more than 8 bits.
         interruption: whether this rank was asked to stop.
         settle: brings the state up to the last step; returns whether a rank was asked to stop by then.
-        has_best: whether the run has a best.pt already.
-        pixels: the dataset's rule for levels of more than 8 bits.
 
     Attributes:
         folder: where the files lie, on rank 0's host.
@@ -61,13 +61,12 @@ class Saver:
         context: RunContext,
         state: TrainState[DetectionModel],
         dataset_hash: str,
+        pixels: PixelRule | None,
         interruption: Interruption,
-        *,
         settle: Callable[[], bool],
-        has_best: bool = False,
-        pixels: PixelRule | None = None,
     ) -> None:
         self.folder = context.folder / "weights"
+        has_best = context.resumed and context.world.from_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._interruption, self._settle_state = interruption, settle
@@ -127,30 +126,31 @@ class Saver:
         self._save(["last.pt"], wait=True)
         self._interrupt(f"the validation of epoch {self._state.progress.epoch}")
 
-    def after_epoch(self, epoch: int, metrics: Metrics | None, *, save: bool, is_best: bool, done: bool) -> None:
-        """Save after `epoch`: best.pt where it is the best; epochN.pt where one is due; last.pt where the run ends.
+    def after_epoch(self, epoch: int, metrics: Metrics | None, *, is_best: bool, stop: bool) -> None:
+        """Save what is due after the validation of `epoch`; nothing under --nosave, but after the last epoch.
 
         Args:
             epoch: from 0.
             metrics: None where it was not validated; then last.pt is due here.
-            save: False under --nosave, except after the last epoch.
             is_best: of all epochs so far.
-            done: the training ends here anyway; the files are written on return.
+            stop: the training ends here early. Here, and after the last epoch, the files are written on return.
 
         Raises:
             UserError: on every rank, where the file of the epoch before could not be written.
             Interrupted: on every rank, where one was asked to stop and there is something left to train.
         """
-        stop = any(self._context.world.all_gather(self._interruption.requested)) and not done
-        if not (save or stop):
+        config = self._context.config
+        done = stop or epoch + 1 == config.epochs
+        asked = any(self._context.world.all_gather(self._interruption.requested)) and not done
+        if config.nosave and not (asked or done):
             return
         if is_best:
             self.best = self.folder / "best.pt"
-        period = due(epoch + 1, self._context.config.save_period)
-        whole = [f"epoch{epoch}.pt"] * period + ["last.pt"] * (stop or done or metrics is None)
+        ends = asked or done
+        whole = [f"epoch{epoch}.pt"] * due(epoch + 1, config.save_period) + ["last.pt"] * (ends or metrics is None)
         if whole or is_best:
-            self._save(whole, metrics, is_best=is_best, wait=stop or done)
-        if stop:
+            self._save(whole, metrics, is_best=is_best, wait=ends)
+        if asked:
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:

@@ -14,12 +14,13 @@ class RunContext:
     """A training run as every part of it sees it.
 
     Attributes:
-        config: the flags, as given; once AutoBatch has chosen, with its batch size.
-        hyp: the hyperparameters, as given.
+        config: the flags as given, with the recipe's file and AutoBatch's batch size where they were left open.
+        hyp: the hyperparameters.
         world: the ranks, and this one's accelerator.
         imgsz: training size in pixels, a multiple of `stride`.
         stride: the model's largest stride in pixels.
         folder: the run's folder on rank 0's host.
+        resumed: whether the run has begun before.
     """
 
     config: TrainConfig
@@ -28,6 +29,17 @@ class RunContext:
     imgsz: int
     stride: int
     folder: Path
+    resumed: bool = False
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether the model began with nothing but random numbers."""
+        return not (self.config.weights or self.resumed)
+
+    @property
+    def varies_sizes(self) -> bool:
+        """Whether batches are of several sizes in pixels."""
+        return self.config.multi_scale or self.config.rect
 
     @property
     def batch_size(self) -> int:

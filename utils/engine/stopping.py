@@ -20,8 +20,10 @@ class EarlyStopping:
         self.best_fitness = float("-inf")
         self.best_epoch: int | None = None
 
-    def update(self, epoch: int, fitness: float) -> bool:
-        """Take in an epoch's fitness; return whether to stop after it."""
+    def update(self, epoch: int, fitness: float | None) -> bool:
+        """Take in an epoch's fitness; return whether to stop after it: never after one that was not validated."""
+        if fitness is None:
+            return False
         if math.isfinite(fitness) and fitness >= self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
         return self.patience > 0 and epoch - (self.best_epoch or 0) >= self.patience

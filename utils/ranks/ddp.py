@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,8 @@ from tessera.utils.machine.choose import accelerator_of
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.ranks.world import World
+
+log = logging.getLogger(__name__)
 
 # torch 2.13 has another name for it, and warns of the old one.
 _KNOWS_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -47,6 +50,7 @@ def smart_DDP(
         collectives = Collectives() if world is None else world.collectives
         _convert_sync_bn(model, accelerator, size, collectives)
     if compile:
+        log.info("--compile: the first steps may take minutes: kernels are built.")
         model.compile(dynamic=dynamic)
     if size == 1:
         return model

@@ -52,8 +52,8 @@ class EpochBar:
         batches: int,
         world: World,
         loss_names: Sequence[str],
-        *,
         start: int = 0,
+        *,
         stream: TextIO | None = None,
     ) -> None:
         losses = (f"{name}_loss" for name in loss_names)
@@ -101,6 +101,11 @@ class EpochBar:
         """Share, 0 to 1, of the time so far that was spent waiting for batches."""
         return min(self.wait_s / max(self.seconds, 1e-9), 1.0)
 
+    @property
+    def batches_per_s(self) -> float:
+        """Batches a second so far, over all ranks; of this call of the run, where it was resumed in the epoch."""
+        return (self.done - self._start) / max(self.seconds, 1e-9)
+
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches, with the time that each is waited for added to `wait_s`."""
         iterator = iter(batches)
@@ -147,8 +152,5 @@ class EpochBar:
         if self._bar is not None:
             self._bar.set_description_str(self.line())
         else:
-            rate = (self.done - self._start) / max(self.seconds, 1e-9)
-            tqdm.write(
-                f"{self.line()}  {self.done}/{self.batches} in {self.seconds:.1f} s, {rate:.3g} batches/s",
-                file=self._stream,
-            )
+            rate = f"{self.done}/{self.batches} in {self.seconds:.1f} s, {self.batches_per_s:.3g} batches/s"
+            tqdm.write(f"{self.line()}  {rate}", file=self._stream)

@@ -51,12 +51,12 @@ class Journal:
     """Writes the record of a run; a context manager. On other ranks than 0 it writes nothing.
 
     Args:
-        run: its folder exists already; its flags and hyperparameters are written to opt.yaml and hyp.yaml.
+        run: its folder exists already; its flags and hyperparameters are written to opt.yaml and hyp.yaml. One that is
+            resumed continues the trackers' runs and leaves the first pictures as they are; a fresh one removes the
+            event files that lie in the folder.
         index: training images, for labels.jpg and the captions.
         loss_names: of the criterion.
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
-        resumed: continue the trackers' runs, and leave the first pictures as they are; else event files that lie in
-            the directory are removed.
 
     Raises:
         UserError: on every rank, where the run directory cannot be written to, or holds another results.csv.
@@ -67,27 +67,23 @@ class Journal:
     """
 
     def __init__(
-        self,
-        run: RunContext,
-        index: DatasetIndex,
-        loss_names: tuple[str, ...],
-        *,
-        start_epoch: int = 0,
-        resumed: bool = False,
+        self, run: RunContext, index: DatasetIndex, loss_names: tuple[str, ...], *, start_epoch: int = 0
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
         self._watching: PictureSink | None = None
-        self._resumed = resumed
+        self._resumed = run.resumed
         self.renders = run.world.is_main and not run.config.noplots
-        self._rendered = PICTURES if resumed or not self.renders else 0
+        self._rendered = PICTURES if run.resumed or not self.renders else 0
         flags = {**run.config.as_dict(), "optimizer": run.optimizer}
         flags |= {f"hyp_{key}" if key in flags else key: value for key, value in run.hyp.as_dict().items()}
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
-        run.world.from_main(lambda: self._open(run, start_epoch, resumed))
-        self._loggers = Loggers(run.config.logger_names, run.folder, flags, is_main=run.world.is_main, resume=resumed)
-        if self.renders and not resumed:
+        run.world.from_main(lambda: self._open(run, start_epoch))
+        self._loggers = Loggers(
+            run.config.logger_names, run.folder, flags, is_main=run.world.is_main, resume=run.resumed
+        )
+        if self.renders and not run.resumed:
             self._render_labels()
 
     def __enter__(self) -> Journal:
@@ -157,13 +153,13 @@ class Journal:
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 
-    def _open(self, run: RunContext, start_epoch: int, resumed: bool) -> None:
+    def _open(self, run: RunContext, start_epoch: int) -> None:
         with self._writing():
             for folder in (self.run, self.run / "weights"):
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
             # First of all: it refuses a folder that holds something else.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
-            if not resumed:
+            if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()
             write_yaml(self.run / "opt.yaml", run.config.as_dict())

@@ -38,7 +38,7 @@ METRICS = Metrics(
 def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
     config = TrainConfig(epochs=9, **flags)
     context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
-    return Saver(context, state, "abc", Interruption(), settle=lambda: False)
+    return Saver(context, state, "abc", None, Interruption(), lambda: False)
 
 
 class SlowDisk:

@@ -42,7 +42,7 @@ def checkpoint() -> dict[str, Any]:
 def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_path: Path) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     given = {"epochs": 9, "name": "other", "project": "elsewhere"}
-    config, _, resumed = run_of_checkpoint(given, last, checkpoint(), World())
+    config, _, resumed = run_of_checkpoint(given, last, checkpoint())
     assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
     assert resumed.run == tmp_path / "mine"
 
@@ -51,8 +51,8 @@ def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
     older = checkpoint()
     older["config"]["log"] = older["config"].pop("loggers").replace("tensorboard", "wandb")
     last = tmp_path / "mine" / "weights" / "last.pt"
-    assert run_of_checkpoint({}, last, older, World())[0].loggers == "wandb"
-    assert run_of_checkpoint({"loggers": "none"}, last, older, World())[0].loggers == "none"
+    assert run_of_checkpoint({}, last, older)[0].loggers == "wandb"
+    assert run_of_checkpoint({"loggers": "none"}, last, older)[0].loggers == "none"
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
 ) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     with pytest.raises(ConfigError, match=rf"^{named} with --resume: .* Adam.*/last.pt is SGD.* Leave {named} out, or"):
-        run_of_checkpoint(given, last, checkpoint(), World())
-    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint(), World())
+        run_of_checkpoint(given, last, checkpoint())
+    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint())
     assert (config.optimizer, hyp.optimizer) == ("SGD", "AdamW"), "the flag wins"
     older = checkpoint()
     older["config"]["optimizer"] = "Adam"
-    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
+    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older)[1].lr0 == 0.002
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 12), (3, 12), (5, -1)])
@@ -128,9 +128,9 @@ def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
 def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
     last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
     older["config"]["freeze"] = [3]
-    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older, World())[0].frozen_layers == (0, 1, 2), "the same"
+    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older)[0].frozen_layers == (0, 1, 2), "the same"
     with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3, and"):
-        run_of_checkpoint({"freeze": 2}, last, older, World())
+        run_of_checkpoint({"freeze": 2}, last, older)
 
 
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
@@ -138,17 +138,17 @@ def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
     file = tmp_path / "decay.yaml"
     file.write_text("\n".join(f"{k}: {v}" for k, v in {**older["hyp"], "layer_decay": 0.9}.items()))
     given = {"hyp": str(file)}
-    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "from scratch it is not read"
+    assert run_of_checkpoint(given, last, older)[1].layer_decay == 0.9, "from scratch it is not read"
     older["config"]["weights"] = "some.pt"
     with pytest.raises(ConfigError, match=r"its layer_decay is 0.9, that of the run of .*/last.pt 1, and"):
-        run_of_checkpoint(given, last, older, World())
+        run_of_checkpoint(given, last, older)
     older["hyp"]["layer_decay"] = 0.8
-    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "another one is only a rate"
+    assert run_of_checkpoint(given, last, older)[1].layer_decay == 0.9, "another one is only a rate"
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
 def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
-    run = ResumedRun(tmp_path, checkpoint(), has_best=False)
+    run = ResumedRun(tmp_path, checkpoint())
     run.check_classes(["cat", "mouse"], TrainConfig(data="pets.yaml"))
     with pytest.raises(UserError, match=rf"pets.yaml has another number of classes, {len(names)}, than the run, 2"):
         run.check_classes(names, TrainConfig(data="pets.yaml"))
@@ -161,7 +161,7 @@ def resumed_mid_epoch(folder: Path, batch_size: int) -> tuple[TrainState[Any], R
         state.progress.advance(1, torch.tensor([1.0, 2.0, 3.0]))
     config = TrainConfig(batch_size=8, epochs=5)
     saved = full(state, config=config.as_dict())
-    return make_state(seed=1), ResumedRun(folder, saved, has_best=False), TrainConfig(batch_size=batch_size, epochs=5)
+    return make_state(seed=1), ResumedRun(folder, saved), TrainConfig(batch_size=batch_size, epochs=5)
 
 
 @pytest.mark.parametrize("batch_size", [4, 8, 16])
@@ -199,12 +199,12 @@ def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag
     with pytest.raises(
         UserError, match=r"last\.pt: this version does not take the flags of the run \(.*--weights"
     ) as e:
-        run_of_checkpoint({}, last, other, World())
+        run_of_checkpoint({}, last, other)
     assert "\x1b" not in str(e.value) and len(str(e.value)) < 600
 
 
 def test_data_with_the_classes_in_another_order_is_refused(tmp_path: Path) -> None:
-    run = ResumedRun(tmp_path, checkpoint(), has_best=False)
+    run = ResumedRun(tmp_path, checkpoint())
     run.check_classes(["cat", "hound"], TrainConfig(data="pets.yaml"))
     message = r"pets\.yaml has the classes in another order than the run \('cat' is 0 in the checkpoint.* --weights"
     with pytest.raises(UserError, match=message):

@@ -27,7 +27,7 @@ def test_the_best_file_holds_weights_alone_with_what_was_measured(tmp_path: Path
     state = make_state(optimizer="AdamW")
     with open_saver(tmp_path, state) as saver:
         train(state, 2)
-        saver.after_epoch(0, METRICS, save=True, is_best=True, done=True)
+        saver.after_epoch(0, METRICS, is_best=True, stop=True)
     best, last = (load_any_checkpoint(saver.folder / name) for name in ("best.pt", "last.pt"))
     assert tuple(best) == WEIGHTS_KEYS and tuple(last) == KEYS
     assert_equal(best, {key: last[key] for key in WEIGHTS_KEYS})
@@ -52,12 +52,12 @@ def test_an_epoch_costs_one_whole_file_which_lies_there_before_it_is_validated(t
             last = load_checkpoint(saver.folder / "last.pt")
             assert (last["step_in_epoch"], last["metrics"], last["thresholds"]) == (1, None, None)
             state.progress.finish_epoch()
-            saver.after_epoch(epoch, METRICS, save=True, is_best=best, done=False)
+            saver.after_epoch(epoch, METRICS, is_best=best, stop=False)
         saver.settle()
         assert disk.calls == ["last.pt", "best.pt", "last.pt", "last.pt", "best.pt"]
         with pytest.raises(Interrupted, match="Stopped as asked in the validation of epoch 3"):
             saver.stop_validation()
-        saver.after_epoch(3, METRICS, save=True, is_best=False, done=True)
+        saver.after_epoch(3, METRICS, is_best=False, stop=True)
     last = load_checkpoint(saver.folder / "last.pt")
     assert (last["epoch"], last["step_in_epoch"], last["thresholds"]["confidence"]) == (3, 0, 0.3)
 

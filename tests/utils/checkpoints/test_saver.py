@@ -30,7 +30,7 @@ from tests.utils.machine.stand_in import StandIn
 
 def save_epoch(saver: Saver) -> None:
     """In the middle of a run; the file may be written later."""
-    saver.after_epoch(0, None, save=True, is_best=False, done=False)
+    saver.after_epoch(0, None, is_best=False, stop=False)
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDi
     disk.go.set()
     with open_saver(tmp_path, state, save_period=1) as saver:
         train(state, 1)
-        saver.after_epoch(0, METRICS, save=True, is_best=True, done=True)
+        saver.after_epoch(0, METRICS, is_best=True, stop=True)
         assert disk.calls == ["best.pt", "epoch0.pt"] and saver.best.name == "best.pt"
         best, period, last = (saver.folder / name for name in ("best.pt", "epoch0.pt", "last.pt"))
         assert period.read_bytes() == last.read_bytes()
         assert sorted(saver.folder.iterdir()) == sorted((best, period, last))
         period.write_bytes(b"changed")  # in place
         assert load_checkpoint(last)["step"] == 1
-        saver.after_epoch(1, METRICS, save=True, is_best=False, done=True)
+        saver.after_epoch(1, METRICS, is_best=False, stop=True)
         assert disk.calls == ["best.pt", "epoch0.pt", "epoch1.pt"]
         assert saver.best.name == "best.pt"
 
@@ -164,7 +164,7 @@ def test_at_a_stop_and_at_the_end_the_files_are_there_or_the_error_is(
 
         monkeypatch.setattr(module, "copy_checkpoint" if copies else "save_checkpoint", broken)
         with pytest.raises(RuntimeError, match="a defect"):
-            saver.after_epoch(0, METRICS, save=True, is_best=True, done=True)
+            saver.after_epoch(0, METRICS, is_best=True, stop=True)
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 1
 
 
@@ -236,7 +236,7 @@ def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_d
     state = make_state()
     with open_saver(tmp_path, state, save_steps=1) as saver:
         train(state, 1)
-        saver.after_epoch(0, METRICS, save=True, is_best=True, done=False)
+        saver.after_epoch(0, METRICS, is_best=True, stop=False)
         best = snapshot(state.ema.model.state_dict(), Accelerator())
         train(state, 1)
         saver.after_step(stop=False)

@@ -30,8 +30,8 @@ def index() -> DatasetIndex:
 
 def open_journal(run: Path, start_epoch: int = 0) -> Journal:
     config = TrainConfig(noplots=True, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, run)
-    return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0)
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, run, resumed=start_epoch > 0)
+    return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
     monkeypatch.setattr("tessera.utils.report.journal.Loggers", Noted)
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), optimizer="AdamW", close_mosaic=0.25)
     context = RunContext(TrainConfig(noplots=True, loggers="none"), hyp, World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box",), start_epoch=0, resumed=False):
+    with Journal(context, index(), ("box",)):
         pass
     assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
     assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
@@ -104,8 +104,8 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
 
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
     config = TrainConfig(epochs=95, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path, resumed=True)
+    with Journal(context, index(), ("box", "obj", "cls")) as journal:
         assert [epoch for epoch in range(95) if journal.watching(index(), epoch)] == list(range(0, 95, 10))
         assert journal.watching(index())
     with open_journal(tmp_path / "noplots") as journal:
@@ -120,8 +120,8 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
     monkeypatch.setattr(PictureSink, "write_predictions", lambda self, path: path.write_text(f"{epochs[-1]}"))
     config = TrainConfig(epochs=2, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path, resumed=True)
+    with Journal(context, index(), ("box", "obj", "cls")) as journal:
         for epoch in range(2):
             epochs.append(epoch)
             assert journal.watching(index(), epoch)

@@ -1,0 +1,97 @@
+"""The data of a training: both splits of the dataset, and the loaders that feed them to the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
+from tessera.data.feed.sampler import image_weights
+from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.utils.config import CacheMode, TrainConfig
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.state import Progress
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.types import DatasetIndex, DatasetSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The dataset of a training.
+
+    Attributes:
+        spec: what its YAML says.
+        train, val: index of each split.
+        train_hash: digest of the training split, by which a resumed run knows other data.
+    """
+
+    spec: DatasetSpec
+    train: DatasetIndex
+    val: DatasetIndex
+    train_hash: str
+
+
+def read_data(config: TrainConfig, world: World) -> TrainingData:
+    """The dataset of `--data`, indexed and compared once a node; every rank calls this.
+
+    Raises:
+        UserError: no such dataset, or its files are not to be trained on.
+    """
+    world.set_activity("reading the dataset")
+    with torch_distributed_zero_first(world.local_rank, world) as verified:
+        spec = load_spec(config.data)
+        train = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
+        val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
+    return TrainingData(spec, train, val, train.content_hash())
+
+
+def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
+    """Warn of what is wrong with the dataset `data`, such as images that the scans left out."""
+    texts = list(itertools.chain.from_iterable(map(doubts, indexes)))
+    for text in texts + [f"`train.py --data {shlex.quote(data)} --check-data` lists every one."] * bool(texts):
+        log.warning(text)
+
+
+def open_loaders(run: RunContext, data: TrainingData, stack: ExitStack) -> tuple[TrainLoader, ValLoader]:
+    """The stream of the training, and this rank's share of the validation; closed by `stack`."""
+    memory = SharedMemory(run.world)
+    return open_train_loader(run, data.train, memory, stack), open_val_loader(run, data.val, memory, stack)
+
+
+def open_train_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:
+    """Images and stream of the training, closed by `stack`."""
+    store = open_images(index, run.imgsz, run.config.cache, "linear", run.world, memory)
+    return stack.enter_context(build_train_loader(run, stack.enter_context(store), memory))
+
+
+def open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
+    """Images of the validation and this rank's share of them, closed by `stack`."""
+    cache: CacheMode = "none" if run.config.noval else run.config.cache
+    store = stack.enter_context(open_images(index, run.imgsz, cache, "area", run.world, memory))
+    return stack.enter_context(
+        build_val_loader(
+            store,
+            run.world,
+            batch_size=2 * run.rank_batch_size,  # without gradients twice as many fit
+            stride=run.stride,
+            workers=run.config.workers,
+            memory=memory,
+        )
+    )
+
+
+def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, config: TrainConfig) -> None:
+    """`--image-weights`: sample images of weak classes more often from this epoch on."""
+    if config.image_weights:
+        loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))

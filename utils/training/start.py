@@ -1,0 +1,116 @@
+"""How a training begins: flags become a run's folder, its data, and a state that can be trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.models.summary import summary
+from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.checkpoints.resume import ResumedRun
+from tessera.utils.checkpoints.start import build_model, head_class, read_weights
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.multi_scale import check_statistics, largest_size
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision, choose_precision
+from tessera.utils.engine.recipe import with_recipe
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.ranks.agreement import require_agreement, run_fingerprint
+from tessera.utils.ranks.world import World
+from tessera.utils.report.trackers.loggers import check_trackers
+from tessera.utils.search.autobatch import Trial, auto_batch_size
+from tessera.utils.training.data import TrainingData, read_data, warn_of_problems
+
+log = logging.getLogger(__name__)
+
+OUT_OF_MEMORY_REMEDIES = (
+    "Give a smaller --batch-size (-1 finds the largest that fits), a smaller --imgsz or a smaller model, or free "
+    "memory that other processes hold. A saved run resumes with --resume and a smaller --batch-size."
+)
+
+
+def open_run(
+    asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None, stack: ExitStack
+) -> tuple[RunContext, TrainingData, TrainState[DetectionModel], Criterion[Any]]:
+    """From the flags to a run with its data, its state and its loss; every rank calls this.
+
+    From here on the run's `config` is the flags as they were asked for, with the recipe's file and the batch size that
+    were chosen where none was asked for. The state is that of a fresh run: `resumed.restore` comes later.
+
+    Args:
+        asked, hyp, world, resumed: as of `train`.
+        stack: removes the folder of a fresh run that is still empty at its end, and explains memory that ends until
+            then.
+
+    Raises:
+        UserError: a mistake in the flags, the data, the weights or the folders; memory that does not suffice.
+    """
+    accelerator = world.accelerator
+    building = f"the model at {asked.imgsz} px, before its first batch"
+    with explain_out_of_memory(accelerator, lambda: building, OUT_OF_MEMORY_REMEDIES):
+        world.from_main(lambda: check_trackers(asked.logger_names))
+        # Mistakes in the flags before the dataset is read, which may take minutes.
+        folder = resumed.run if resumed else stack.enter_context(new_run(asked, world))
+        weights = world.from_main(lambda: read_weights(asked, resumed))
+        data = read_data(asked, world)
+        warn_of_problems(asked.data, data.train, data.val)
+        if resumed:
+            resumed.check_classes(data.train.names, asked)
+
+        world.set_activity("building the model")
+        config, names = asked, data.train.names
+        if hyp is None:
+            config, hyp = with_recipe(asked, head_class(asked, names, weights), len(data.train))
+        model = build_model(config, names, weights, resumed, round(hyp.anchors))
+        require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+        imgsz = model.usable_imgsz(config.imgsz)
+        if not resumed:
+            model.head.prepare(data.train.box_sizes(imgsz), config, hyp, world)
+        model.to(world.device).to(memory_format=accelerator.memory_format)
+        log.info(summary(model, imgsz))
+        precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
+        criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
+        run = RunContext(config, hyp, world, imgsz, model.stride, folder, resumed is not None)
+        run = with_batch_size(run, model, criterion, precision, len(data.train))
+    stack.enter_context(explain_out_of_memory(accelerator, lambda: work_in_words(run), OUT_OF_MEMORY_REMEDIES))
+    check_statistics(run)
+    return run, data, fresh_state(run, model, criterion, precision), criterion
+
+
+def with_batch_size(
+    run: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, most: int
+) -> RunContext:
+    """The run with the batch size that was asked for, or the one that AutoBatch finds, which does not exceed `most`."""
+    if run.batch_size > 0:
+        return run
+    size = largest_size(run.imgsz, run.stride) if run.config.multi_scale else run.imgsz
+    batch_size = auto_batch_size(Trial(run, model, criterion, precision, size), most, run.world)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, batch_size=batch_size))
+
+
+def fresh_state(
+    run: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision
+) -> TrainState[DetectionModel]:
+    """The state before the first step."""
+    fused = run.world.accelerator.fused_optimizers
+    optimizer = build_optimizer(model, run.optimizer, run.hyp, run.batch_size, fused=fused, layer_decay=run.layer_decay)
+    progress = Progress(torch.zeros(len(criterion.names), device=run.world.device))
+    return TrainState(
+        model, ModelEMA(model, run.hyp.ema_share), optimizer, precision, EarlyStopping(run.config.patience), progress
+    )
+
+
+def work_in_words(run: RunContext) -> str:
+    """What takes the memory of a run, for a message: the batch of a rank."""
+    scale = f" (up to {largest_size(run.imgsz, run.stride)} px)" if run.config.multi_scale else ""
+    return f"a batch of {run.rank_batch_size} images a rank at {run.imgsz} px{scale}"

@@ -1,0 +1,98 @@
+"""The validations of a training: after an epoch's steps, and of the best checkpoint at the end."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any
+
+from tessera.data.feed.loader import ValLoader
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.utils.checkpoints.saver import Saver
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.profile import NoProfile
+from tessera.utils.engine.state import TrainState
+from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.ranks.signals import Interruption
+from tessera.utils.report.journal import Journal
+from tessera.utils.report.tables import table_header, validation_line
+from tessera.utils.report.validation import report_validation
+from tessera.utils.types import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Validation:
+    """Measures the averaged model after an epoch's steps, while last.pt is written; every rank calls its methods.
+
+    Args:
+        run: of the training.
+        state: whose average is measured.
+        loader: this rank's share of the validation images.
+        criterion: for the validation losses.
+        saver: writes last.pt, from which a run that is stopped here resumes with this validation.
+        journal: keeps some pictures.
+        profile: measures the time.
+        interruption: whether this rank was asked to stop.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        state: TrainState[DetectionModel],
+        loader: ValLoader,
+        criterion: Criterion[Any],
+        saver: Saver,
+        journal: Journal,
+        profile: NoProfile,
+        interruption: Interruption,
+    ) -> None:
+        self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
+        self._saver, self._journal, self._profile = saver, journal, profile
+        self._settings = Settings(try_half=True, asked_to_stop=interruption.asked)
+
+    def after_epoch(self, epoch: int) -> Metrics | None:
+        """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
+
+        Raises:
+            UserError: on every rank, where last.pt could not be written.
+            Interrupted: on every rank, where one was asked to stop; last.pt is written then.
+        """
+        world = self._run.world
+        if self._run.config.noval and epoch + 1 < self._run.config.epochs:
+            return None
+        self._loader.begin()  # before a file is written: no process may be forked then
+        self._saver.before_validation()
+        world.set_activity(f"validating epoch {epoch}")
+        with self._profile.stage("validation"):
+            averaged = fused_copy(self._state.ema.model, world.accelerator)
+            sinks = self._journal.watching(self._loader.index, epoch)
+            try:
+                found = evaluate(averaged, self._loader, world, self._settings, criterion=self._criterion, sinks=sinks)
+            except Abandoned:
+                self._saver.stop_validation()
+        self._state.progress.class_maps = found.metrics.class_maps()
+        log.info(f"{table_header()}\n{validation_line(found.metrics)}")
+        return found.metrics
+
+    def of_best(self) -> Metrics:
+        """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
+        run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
+        index, model = self._loader.index, self._state.model
+        model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
+        sinks = self._journal.watching(index)
+        found = evaluate(fused_copy(model, run.world.accelerator), self._loader, run.world, sinks=sinks)
+        if run.world.is_main:
+            which = "No epoch has a finite fitness" if epoch is None else f"Best epoch {epoch}"
+            print(f"\n{which}; measured again from {best}")
+            verbose, plots = len(index.names) <= 20, self._journal.renders
+            report_validation(found, index, run.folder, imgsz=run.imgsz, verbose=verbose, plots=plots)
+            if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
+                print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …")
+                print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
+        self._journal.finish(epoch or 0, best)
+        run.world.barrier()
+        return found.metrics
