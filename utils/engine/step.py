@@ -28,7 +28,8 @@ class StepResult:
     Attributes:
         losses: one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped.
         objects: in this rank's last batch.
-        flags: of this step; on a device with a queue, of the one before.
+        flags: of the latest step that the device has finished: this one on a CPU; on a device with a queue the one
+            before, and none after the first.
     """
 
     losses: Tensor
@@ -43,6 +44,10 @@ class TrainStep:
     batch: each rank divides its sums by the counts of all, and DDP's averaging is undone by the number of ranks. The
     counts are all-reduced in one small message during the forward, and with them whether a rank was asked to stop: no
     control message is needed in a step.
+
+    Two flags of a step, skipped and stop, are known to the device alone at first. The host does not wait for them: it
+    queues the next step and then reads those of the step before. Until they are read, the state counts a step as
+    taken; `settle` reads what is left, so that a checkpoint counts every step as it was.
 
     Each batch of a window keeps a mean of its own. Four batches of 16 have the gradient of one of 64 where they have
     equally many positives; else a positive weighs more in the batch that has fewer of them, as in the original.
@@ -104,7 +109,7 @@ class TrainStep:
         return StepResult(total, objects, self._count(flags))
 
     def settle(self) -> StepFlags:
-        """Wait for the flags of the last step, where they were not read yet: then the state counts every step."""
+        """Read the flags of the last step, where they were not read yet: from then on the state counts every step."""
         return self._count(self._reader.read())
 
     def _count(self, flags: StepFlags) -> StepFlags:
