@@ -1,38 +1,12 @@
-"""The plan of the house: imports go down only, rooms stay small, and a few libraries have one room each."""
+"""The house: imports go down only, rooms stay small, and a few libraries have one room each."""
 
 from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-# Every room, from the ground up: a file imports from its own room and from those before it. data and models meet in
-# the rooms after them, and never import each other.
-ROOMS = (
-    "tessera.utils",
-    "tessera.utils.machine",
-    "tessera.utils.ranks",
-    "tessera.models.layers",
-    "tessera.models.heads",
-    "tessera.models",
-    "tessera.utils.engine",
-    "tessera.data.source.annotations",
-    "tessera.data.source",
-    "tessera.data.source.checks",
-    "tessera.data.augment",
-    "tessera.data.feed",
-    "tessera.utils.checkpoints",
-    "tessera.utils.evaluation",
-    "tessera.utils.inference.sources",
-    "tessera.utils.report",
-    "tessera.utils.search",
-    "tessera.utils.training",
-    "tessera.utils.inference",
-    "tessera.utils.exporting",
-    "tessera.commands",
-    "tessera",
-)
+from tests.house import FILES, PAGE, ROOMS, ROOT, drawn, imports, module_of, room_of
+
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "tessera.utils.ranks",
     "argparse": "tessera.utils.flags.options",
@@ -52,38 +26,11 @@ OPTIONAL = {
     "nncf",
     "onnx_ir",
 }
-COMMANDS = sorted(ROOT.glob("*.py"))
-PACKAGES = ("data", "models", "utils")
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
 DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")
 MAX_FILES, MAX_LINES = 13, 350
 MAX_LINES_OF_STORY, MAX_BRANCHES, MAX_LOCALS = 100, 12, 35  # of train()
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.BoolOp)
-
-
-def module_of(path: Path) -> str:
-    """Dotted name of a first-party file."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    above = () if parts[0] == "tessera" else ("tessera",) if parts[0] in PACKAGES else ("tessera", "commands")
-    return ".".join((*above, *(parts[:-1] if parts[-1] == "__init__" else parts)))
-
-
-def room_of(module: str) -> str:
-    """The innermost room that a first-party module lies in."""
-    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
-
-
-def imports(tree: ast.AST) -> list[tuple[str, int]]:
-    """Absolute module names with the line of their import."""
-    found: list[tuple[str, int]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: relative import"
-            found.append((node.module or "", node.lineno))
-    return found
 
 
 def test_imports_go_down_only() -> None:
@@ -159,3 +106,7 @@ def test_train_is_one_short_story() -> None:
     assert len(names) <= MAX_LOCALS, sorted(names)
     lines = train.end_lineno - train.lineno + 1 if train.end_lineno else 0
     assert lines <= MAX_LINES_OF_STORY, f"train() has {lines} lines"
+
+
+def test_the_picture_of_the_house_is_of_these_imports() -> None:
+    assert drawn(PAGE.read_text()) == PAGE.read_text(), "uv run python -m tests.house"
