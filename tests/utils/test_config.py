@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, ValConfig, load_hyp
+from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.options import Options
+from tessera.utils.flags.val import ValConfig
 
 SPEC_DEFAULTS = {
     "weights": "", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
@@ -66,7 +67,7 @@ IDLE = {
 }
 
 
-@pytest.mark.parametrize("options", IDLE, ids=lambda options: options.program())
+@pytest.mark.parametrize("options", IDLE, ids=lambda options: options.program)
 def test_flags_of_yolov5_without_effect_are_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
     argv = IDLE[options].split()
     flags = [word.partition("=")[0].replace("_", "-") for word in argv[:-1] if word.startswith("--")]

@@ -10,7 +10,7 @@ import torch
 
 from tessera.models.detector import DetectionModel
 from tessera.models.summary import count_parameters
-from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
@@ -23,6 +23,7 @@ from tessera.utils.flags.published import (
     published_table,
     suggestion,
 )
+from tessera.utils.flags.val import ValConfig
 
 
 def test_every_file_is_in_the_table_with_what_is_known_of_it() -> None:
