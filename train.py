@@ -197,7 +197,8 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
             raw_model.train()
             first = progress.step_in_epoch
             with EpochBar(f"{epoch}/{config.epochs - 1}", batches, world, criterion.names, start=first) as bar:
-                stream = accelerator.in_advance(journal.watch(bar.timed(profile.waited(loader.batches(epoch, first)))))
+                loaded = profile.waited(loader.batches(epoch, first))
+                stream = accelerator.in_advance(journal.show_first(bar.timed(loaded)))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
@@ -220,7 +221,7 @@ def train(config: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
                 world.set_activity(f"validating epoch {epoch}")
                 with profile.stage("validation"):
                     averaged = fused_copy(ema.model, accelerator)
-                    sinks = journal.watching(val_index, epoch)
+                    sinks = journal.picture_sinks(val_index, epoch)
                     settings = Settings(try_half=True, asked_to_stop=interruption.asked)
                     try:
                         found = evaluate(averaged, val_loader, world, settings, criterion=criterion, sinks=sinks)
@@ -311,7 +312,7 @@ def finish(
     """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies."""
     world, index = context.world, loader.index
     model.load_state_dict(world.from_main(lambda: load_weights(saver.best).state_dict))
-    sinks = journal.watching(index)
+    sinks = journal.picture_sinks(index)
     found = evaluate(fused_copy(model, world.accelerator), loader, world, sinks=sinks)
     if world.is_main:
         epoch = "No epoch has a finite fitness" if best is None else f"Best epoch {best}"

@@ -77,7 +77,7 @@ class Journal:
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
-        self._watching: PictureSink | None = None
+        self._sink: PictureSink | None = None
         self._resumed = resumed
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if resumed or not self.renders else 0
@@ -98,7 +98,7 @@ class Journal:
     ) -> None:
         self._loggers.__exit__(kind, error, traceback)
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the first few of the run are rendered with their boxes."""
         for batch in batches:
             if self._rendered < PICTURES:
@@ -110,7 +110,7 @@ class Journal:
         if not self._resumed:
             self._loggers.graph(model.graph())
 
-    def watching(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
+    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
         """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
@@ -119,8 +119,8 @@ class Journal:
         """
         if not self.renders or (epoch is not None and epoch % self._period):
             return []
-        self._watching = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
-        return [self._watching]
+        self._sink = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
+        return [self._sink]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
         """Add the row of an epoch, counted from 0, to results.csv and to the trackers.
@@ -137,18 +137,18 @@ class Journal:
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
         self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
-        watching, self._watching = self._watching, None
-        if watching is not None and len(watching):
+        sink, self._sink = self._sink, None
+        if sink is not None and len(sink):
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for picture in (own, self.run / "predictions.jpg"):
-                    watching.write_predictions(picture)
+                    sink.write_predictions(picture)
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path) -> None:
         """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers."""
-        if self._watching is not None:
-            self._watching.write(self.run)
+        if self._sink is not None:
+            self._sink.write(self.run)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")

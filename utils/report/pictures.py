@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.palette import class_colour, font_file, printable, text_colour
+from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
@@ -251,7 +251,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
     """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
-    text = printable(text, 200)
+    text = drawable(text, 200)
     font = _font(font_file(text), size)
     end = text[len(text) - keep_end :] if keep_end else ""
     head, shortened = text[: len(text) - keep_end], text

@@ -8,7 +8,7 @@ from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.report.charts.validation import plot_validation
-from tessera.utils.report.console import say
+from tessera.utils.report.console import print_lines
 from tessera.utils.report.tables import (
     class_table,
     interval_line,
@@ -27,7 +27,7 @@ def report_validation(
     """Print the figures and plot the charts of a validation; on rank 0."""
     table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
-    say(
+    print_lines(
         table_header(),
         *table,
         interval_line(found.metrics, *interval.map),
@@ -36,4 +36,4 @@ def report_validation(
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.confusion, index.names)
-    say(f"Results in {run}")
+    print_lines(f"Results in {run}")

@@ -106,10 +106,10 @@ def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None
     config = TrainConfig(epochs=95, loggers="none")
     context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
     with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
-        assert [epoch for epoch in range(95) if journal.watching(index(), epoch)] == list(range(0, 95, 10))
-        assert journal.watching(index())
+        assert [epoch for epoch in range(95) if journal.picture_sinks(index(), epoch)] == list(range(0, 95, 10))
+        assert journal.picture_sinks(index())
     with open_journal(tmp_path / "noplots") as journal:
-        assert not journal.watching(index()) and not journal.watching(index(), 0)
+        assert not journal.picture_sinks(index()) and not journal.picture_sinks(index(), 0)
 
 
 def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_them(
@@ -124,7 +124,7 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
         for epoch in range(2):
             epochs.append(epoch)
-            assert journal.watching(index(), epoch)
+            assert journal.picture_sinks(index(), epoch)
             journal.epoch(epoch, EPOCH)
     assert [path.read_text() for path in handed] == ["0", "1"]
     assert (tmp_path / "predictions.jpg").read_text() == "1"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tessera.utils.report.palette import class_colour, font_file, printable, text_colour
+from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
 from tessera.utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
 from tessera.utils.types import Batch
 
@@ -140,10 +140,10 @@ def test_the_first_colours_differ() -> None:
 
 
 def test_text_is_one_line_of_characters_that_a_font_has() -> None:
-    assert printable("a\n\tb") == "a b"
-    assert printable("Größe 5 €") == "Größe 5 €"
-    assert printable("x" * 50, 10) == "x" * 9 + "…"
-    assert printable("\U0010fffd") == "?"
+    assert drawable("a\n\tb") == "a b"
+    assert drawable("Größe 5 €") == "Größe 5 €"
+    assert drawable("x" * 50, 10) == "x" * 9 + "…"
+    assert drawable("\U0010fffd") == "?"
     assert font_file("person").name == "DejaVuSans.ttf"
 
 

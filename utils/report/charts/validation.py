@@ -24,9 +24,9 @@ from tessera.utils.report.charts.figure import (
     INK,
     NAMED_CLASSES,
     class_label,
+    explain_empty,
     new_figure,
     save,
-    say_why_empty,
     style,
 )
 from tessera.utils.report.palette import class_hex
@@ -143,7 +143,7 @@ def plot_confidence_curve(
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
     if len(values) == 0:
-        say_why_empty(axes, "no labelled objects")
+        explain_empty(axes, "no labelled objects")
     else:
         confidence, best, at_best = curves.confidence, curves.best, values[:, curves.best].mean()
         summary = f"all classes {at_best:.3f} at {confidence[best]:.3f}"
@@ -174,7 +174,7 @@ def plot_pr_curve(
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
     if len(precision) == 0:
-        say_why_empty(axes, "no labelled objects")
+        explain_empty(axes, "no labelled objects")
     else:
         summary = f"all classes {ap50.mean():.3f} mAP 0.5"
         details = [f"{ap:.3f}" for ap in ap50[:_LABELLED_CLASSES]]
