@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -256,29 +256,24 @@ class TrainConfig(Options):
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
-        tracker_names(self.loggers.split(","))
+        _ = self.logger_names
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Trackers that were asked for, each once."""
-        return tracker_names(self.loggers.split(","))
+        """Trackers that were asked for, each once, in their order; "none" and "" stand for no tracker.
+
+        Raises:
+            ConfigError: a name is unknown.
+        """
+        asked = [name.strip() for name in self.loggers.split(",")]
+        known = (*LOGGER_NAMES, "none")
+        for name in asked:
+            if name and name not in known:
+                hint = did_you_mean(name, known)
+                raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
+        return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:
         """Indices of the layers to freeze: one number counts from the first, several are a list."""
         return tuple(range(self.freeze[0])) if len(self.freeze) == 1 else self.freeze
-
-
-def tracker_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The trackers among `names`, each once, in their order; "none" and "" stand for no tracker.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
-    asked = [name.strip() for name in names]
-    known = (*LOGGER_NAMES, "none")
-    for name in asked:
-        if name and name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
-    return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))

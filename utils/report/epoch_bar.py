@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from torch import Tensor
@@ -81,9 +80,7 @@ class EpochBar:
                 )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._accelerator.synchronize()  # what was queued belongs to the epoch
         self._ended = time.monotonic()
         if kind is None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.folder import write_yaml
@@ -86,17 +85,16 @@ class Journal:
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
         run.world.from_main(lambda: self._open(run, start_epoch, resumed))
-        self._loggers = Loggers(run.config.logger_names, run.folder, flags, is_main=run.world.is_main, resume=resumed)
+        trackers = run.config.logger_names if run.world.is_main else ()
+        self._loggers = Loggers(trackers, run.folder, flags, resume=resumed)
         if self.renders and not resumed:
             self._render_labels()
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loggers.__exit__(kind, error, traceback)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._loggers.__exit__(kind)
 
     def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the first few of the run are rendered with their boxes."""

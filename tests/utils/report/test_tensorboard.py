@@ -17,7 +17,7 @@ def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> Non
     """Whatever they hold (noise compresses worst): a run has 26, and viewers read the file whole."""
     cv2.imwrite(str(tmp_path / "noise.jpg"), np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8))
     cv2.imwrite(str(tmp_path / "chart.png"), np.full((1200, 1500, 3), 255, np.uint8))
-    with Loggers(["tensorboard"], tmp_path / "run", {}, is_main=True) as log:
+    with Loggers(["tensorboard"], tmp_path / "run", {}) as log:
         log.image("noise", tmp_path / "noise.jpg", 0)
         log.image("chart", tmp_path / "chart.png", 0)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
@@ -28,7 +28,7 @@ def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> Non
 
 def test_tensorboard_shows_the_layers_and_where_they_take_their_input_from(tmp_path: Path) -> None:
     model = DetectionModel("yolov5n.yaml")
-    with Loggers(["tensorboard"], tmp_path, {}, is_main=True) as log:
+    with Loggers(["tensorboard"], tmp_path, {}) as log:
         log.graph(model.graph())
     nodes = {node.name: node for node in EventAccumulator(str(tmp_path)).Reload().Graph().node}
     assert len(nodes) == 1 + len(model.model)

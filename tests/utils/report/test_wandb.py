@@ -51,7 +51,7 @@ def test_wandb_keeps_the_last_pictures_which_are_of_an_earlier_epoch(
 ) -> None:
     history = Rows()
     install(monkeypatch, "wandb", init=lambda **_: history)
-    with Loggers(["wandb"], tmp_path, CONFIG, is_main=True) as log:
+    with Loggers(["wandb"], tmp_path, CONFIG) as log:
         for tag in ("labels", "train_batch0"):
             log.image(tag, picture, 0)
         for epoch in range(3):
