@@ -76,9 +76,8 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.journal import EpochFigures, Journal
-from tessera.utils.report.tables import table_header, validation_line
 from tessera.utils.report.trackers.loggers import check_trackers
-from tessera.utils.report.validation import report_validation
+from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.search.evolve import evolve
 from tessera.utils.seeding import init_seeds

@@ -211,9 +211,7 @@ def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path,
 def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Path, figures: list[Figure]) -> None:
     data = curves(count)
     plot_confidence_curve(data, data.f1, names(count, "long"), "F1", tmp_path / "F1_curve.png")
-    plot_pr_curve(
-        data.recall_axis, data.precision_at_recall, data.ap50, data.class_ids, names(count, "long"), tmp_path / "PR.png"
-    )
+    plot_pr_curve(data, names(count, "long"), tmp_path / "PR.png")
     for figure in figures:
         assert_legible(figure)
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
