@@ -326,7 +326,7 @@ class Metrics:
         header = table_row("class", "images", "objects", "P", "R", "mAP50", "mAP50-95", "best conf")
         return "\n".join([header, *(table_row(*row, c) for c, row in zip(confidences, self.rows(), strict=False))])
 
-    def rows(self) -> Iterator[tuple[object, ...]]:
+    def rows(self) -> Iterator[tuple[Any, ...]]:
         """Name, images, objects, precision, recall, AP50, AP: of all classes together, then of each with objects."""
         yield "all", self.images, self.objects, self.precision, self.recall, self.map50, self.map
         for c, figures in zip(self.class_ids.tolist(), self.per_class.tolist(), strict=True):

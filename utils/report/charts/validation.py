@@ -91,10 +91,11 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], targ
     image = axes.imshow(np.ma.masked_less(np.nan_to_num(shares), 0.005), cmap="Blues", vmin=0, vmax=1)
     size = float(np.clip(700 / count, 6, 11))
     if numbered:
+        font = float(np.clip(180 / count, 8, 14))
         for row, column in zip(*np.nonzero(np.nan_to_num(shares) >= 0.005), strict=True):
-            ink = "white" if shares[row, column] > 0.5 else INK
-            look = {"ha": "center", "va": "center", "color": ink, "fontsize": float(np.clip(180 / count, 8, 14))}
-            axes.text(column, row, f"{shares[row, column]:.2f}", **look)
+            share = shares[row, column]
+            ink = "white" if share > 0.5 else INK
+            axes.text(column, row, f"{share:.2f}", ha="center", va="center", color=ink, fontsize=font)
     style(axes, title, "True class", "Predicted class")
     if count <= NAMED_CLASSES:
         axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
