@@ -88,7 +88,8 @@ class Journal:
         trackers = run.config.logger_names if run.world.is_main else ()
         self._loggers = Loggers(trackers, run.folder, flags, resume=resumed)
         if self.renders and not resumed:
-            self._render_labels()
+            with self._picture("labels") as path:
+                plot_labels(index, path)
 
     def __enter__(self) -> Journal:
         return self
@@ -100,7 +101,10 @@ class Journal:
         """The same batches; the first few of the run are rendered with their boxes."""
         for batch in batches:
             if self._rendered < PICTURES:
-                self._render_batch(batch)
+                with self._picture(f"train_batch{self._rendered}") as path:
+                    captions = [self._index.path(i).name for i in batch.indices.tolist()]
+                    render_targets(batch, self._index.names, captions, path)
+                self._rendered += 1
             yield batch
 
     def graph(self, model: DetectionModel) -> None:
@@ -183,15 +187,10 @@ class Journal:
                 f"permissions, and continue with --resume; or choose another with --project."
             ) from error
 
-    def _render_labels(self) -> None:
-        with tolerate("labels.jpg"):
-            plot_labels(self._index, self.run / "labels.jpg")
-            self._loggers.image("labels", self.run / "labels.jpg", 0)
-
-    def _render_batch(self, batch: Batch) -> None:
-        name = f"train_batch{self._rendered}"
-        self._rendered += 1
-        with tolerate(f"{name}.jpg"):
-            captions = [self._index.path(i).name for i in batch.indices.tolist()]
-            render_targets(batch, self._index.names, captions, self.run / f"{name}.jpg")
-            self._loggers.image(name, self.run / f"{name}.jpg", 0)
+    @contextmanager
+    def _picture(self, name: str) -> Iterator[Path]:
+        """Where a picture of the run's start is to be written, of which the trackers get it."""
+        path = self.run / f"{name}.jpg"
+        with tolerate(path.name):
+            yield path
+            self._loggers.image(name, path, 0)
