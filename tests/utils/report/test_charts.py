@@ -277,9 +277,3 @@ def test_charts_may_be_drawn_by_several_threads_at_once(tmp_path: Path) -> None:
         list(pool.map(lambda i: plot_results(frame, tmp_path / f"{i}.png"), range(4)))
     alone = cv2.imread(str(tmp_path / "alone.png"))
     assert all(np.array_equal(cv2.imread(str(tmp_path / f"{i}.png")), alone) for i in range(4))
-
-
-def test_a_chart_that_cannot_be_written_raises(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        plot_results(results(3), tmp_path / "file" / "results.png")

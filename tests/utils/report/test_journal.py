@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
@@ -20,6 +21,7 @@ from tessera.utils.report.samples import PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.types import DatasetIndex
 
+HYP = load_hyp("hyp.scratch-low.yaml")
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
 
 
@@ -28,17 +30,16 @@ def index() -> DatasetIndex:
     return DatasetIndex(**{**zeros, "split": "train", "names": ("a",), "digest": "0", "problems": ()})
 
 
-def open_journal(run: Path, start_epoch: int = 0) -> Journal:
-    config = TrainConfig(noplots=True, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, run)
+def open_journal(run: Path, start_epoch: int = 0, hyp: Hyp = HYP, **flags: Any) -> Journal:
+    context = RunContext(TrainConfig(loggers="none", **flags), hyp, World(), 64, 32, run)
     return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch, resumed=start_epoch > 0)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         for epoch in range(3):
             journal.epoch(epoch, EPOCH)
-    with open_journal(tmp_path, start_epoch=2) as journal:
+    with open_journal(tmp_path, noplots=True, start_epoch=2) as journal:
         journal.epoch(2, dataclasses.replace(EPOCH, seconds=7.0))
     table = read_results(tmp_path / "results.csv")
     assert table["epoch"].tolist() == [0, 1, 2]
@@ -57,9 +58,7 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
             super().__init__(names, run, config, **more)
 
     monkeypatch.setattr("tessera.utils.report.journal.Loggers", Noted)
-    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), optimizer="AdamW", close_mosaic=0.25)
-    context = RunContext(TrainConfig(noplots=True, loggers="none"), hyp, World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box",), start_epoch=0, resumed=False):
+    with open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True):
         pass
     assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
     assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
@@ -67,7 +66,7 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
 
 def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
     """Those of a validation would pass for a whole epoch's."""
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         journal.epoch(0, dataclasses.replace(EPOCH, seconds=0.1, data_wait=0.0, images_per_s=0.0))
     row = pd.read_csv(tmp_path / "results.csv").iloc[0]
     assert row[["time/epoch_s", "time/data_wait", "images_per_s"]].isna().all()
@@ -80,7 +79,7 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
     torn.parent.mkdir()
     torn.touch()
     mine.touch()
-    with atomic_write(tmp_path / "picture.png"), open_journal(tmp_path):
+    with atomic_write(tmp_path / "picture.png"), open_journal(tmp_path, noplots=True):
         pass
     assert (tmp_path / "picture.png").is_file()
     assert not torn.exists() and mine.exists()
@@ -88,27 +87,25 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
 
 def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
     events = tmp_path / "events.out.tfevents.1"
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         journal.epoch(0, EPOCH)
     events.touch()
-    with open_journal(tmp_path, start_epoch=1):
+    with open_journal(tmp_path, noplots=True, start_epoch=1):
         assert events.is_file()
-    with open_journal(tmp_path):
+    with open_journal(tmp_path, noplots=True):
         assert not events.exists()
     events.touch()
     (tmp_path / "results.csv").write_text("epoch,somebody's\n0,1\n")
     with pytest.raises(UserError):
-        open_journal(tmp_path)
+        open_journal(tmp_path, noplots=True)
     assert events.is_file()
 
 
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
-    config = TrainConfig(epochs=95, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+    with open_journal(tmp_path, start_epoch=1, epochs=95) as journal:
         assert [epoch for epoch in range(95) if journal.picture_sinks(index(), epoch)] == list(range(0, 95, 10))
         assert journal.picture_sinks(index())
-    with open_journal(tmp_path / "noplots") as journal:
+    with open_journal(tmp_path / "noplots", noplots=True) as journal:
         assert not journal.picture_sinks(index()) and not journal.picture_sinks(index(), 0)
 
 
@@ -119,9 +116,7 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
     monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
     monkeypatch.setattr(PictureSink, "write_predictions", lambda self, path: path.write_text(f"{epochs[-1]}"))
-    config = TrainConfig(epochs=2, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box", "obj", "cls"), resumed=True) as journal:
+    with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
         for epoch in range(2):
             epochs.append(epoch)
             assert journal.picture_sinks(index(), epoch)
@@ -133,11 +128,11 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
-        open_journal(tmp_path / "exp")
+        open_journal(tmp_path / "exp", noplots=True)
 
 
 def test_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
         with pytest.raises(UserError, match=r"cannot be written to .*--resume"):

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tessera.models.detector import DetectionModel
+from tessera.models.summary import count_parameters
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
 from tessera.utils.report.trackers import channel, loggers
@@ -62,6 +64,89 @@ def test_tensorboard_holds_scalars_and_pictures(tmp_path: Path, picture: Path) -
     blue, _, red = cv2.imdecode(np.frombuffer(shown.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)[10, 15]
     assert red > 200 and blue < 50
     assert "config/text_summary" in events.Tags()["tensors"]
+
+
+def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:
+    """Whatever they hold (noise compresses worst): a run has 26, and viewers read the file whole."""
+    cv2.imwrite(str(tmp_path / "noise.jpg"), np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8))
+    cv2.imwrite(str(tmp_path / "chart.png"), np.full((1200, 1500, 3), 255, np.uint8))
+    with Loggers(["tensorboard"], tmp_path / "run", {}) as log:
+        log.image("noise", tmp_path / "noise.jpg", 0)
+        log.image("chart", tmp_path / "chart.png", 0)
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    (noise,), (chart,) = events.Images("noise"), events.Images("chart")
+    assert len(noise.encoded_image_string) < 64_000 and noise.width >= 300
+    assert (chart.width, chart.height) == (1200, 960)
+
+
+def test_tensorboard_shows_the_layers_and_where_they_take_their_input_from(tmp_path: Path) -> None:
+    model = DetectionModel("yolov5n.yaml")
+    with Loggers(["tensorboard"], tmp_path, {}) as log:
+        log.graph(model.graph())
+    nodes = {node.name: node for node in EventAccumulator(str(tmp_path)).Reload().Graph().node}
+    assert len(nodes) == 1 + len(model.model)
+    assert list(nodes["0_Conv"].input) == ["images"] and nodes["0_Conv"].op == "Conv"
+    assert list(nodes["12_Concat"].input) == ["11_Upsample", "6_C3"]
+    assert list(nodes["24_Detect"].input) == ["17_C3", "20_C3", "23_C3"]
+    assert sum(node.attr["parameters"].i for node in nodes.values()) == count_parameters(model)
+    assert all(name in nodes for node in nodes.values() for name in node.input)
+    (events,) = tmp_path.glob("events.*")
+    assert events.stat().st_size < 10_000
+
+
+def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, "wandb")
+    use(["wandb"], tmp_path, picture)
+    ((_, init),) = fake.named("wandb.init")
+    assert (init["project"], init["name"], init["config"], init["id"]) == ("tessera", tmp_path.name, CONFIG, None)
+    logged = fake.named("wandb.init().log")
+    assert logged[0] == (({"train/box_loss": 0.5},), {"step": 2})
+    assert list(logged[1][0][0]) == ["val_batch0_pred"] and logged[1][1] == {"commit": False}
+    assert fake.named("wandb.Image") == [((str(picture),), {"caption": "epoch 2"})]
+    assert fake.named("wandb.Artifact().add_file") == [((str(tmp_path / "best.pt"),), {})]
+    assert len(fake.named("wandb.init().log_artifact")) == len(fake.named("wandb.init().finish")) == 1
+    use(["wandb"], tmp_path, picture, resume=True)
+    assert fake.named("wandb.init")[1][1]["id"] == "id-1"
+
+
+class Rows:
+    """The history of a W&B run: rows whose steps only grow; what is logged for an earlier step is dropped."""
+
+    def __init__(self) -> None:
+        self.id, self.rows, self._step = "id-1", dict[int, set[str]](), 0
+
+    def log(self, values: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        if step is not None and step < self._step:
+            return
+        self._step = self._step if step is None else step
+        self.rows.setdefault(self._step, set()).update(values)
+        self._step += commit is not False if step is None else commit is True
+
+    def log_artifact(self, *_: Any, **__: Any) -> None:
+        """Kept."""
+
+    def finish(self) -> None:
+        """Sent."""
+
+
+def test_wandb_keeps_the_last_pictures_which_are_of_an_earlier_epoch(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = Rows()
+    install(monkeypatch, "wandb", init=lambda **_: history)
+    with Loggers(["wandb"], tmp_path, CONFIG) as log:
+        for tag in ("labels", "train_batch0"):
+            log.image(tag, picture, 0)
+        for epoch in range(3):
+            log.scalars({"loss": 0.5}, epoch)
+        log.image("predictions", picture, 2)
+        for tag in ("F1_curve", "results"):
+            log.image(tag, picture, 1)  # the best epoch, once all are done
+    assert history.rows == {
+        0: {"labels", "train_batch0", "loss"},
+        1: {"loss"},
+        2: {"loss", "predictions", "F1_curve", "results"},
+    }
 
 
 def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
