@@ -69,13 +69,14 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
     Raises:
         OSError: `target` cannot be written.
     """
-    count = min(len(batch), MAX_IMAGES)
-    targets = batch.targets.cpu().numpy()
-    annotations = []
-    for image in range(count):
-        rows = targets[targets[:, 0] == image]
-        annotations.append(Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64)))
-    save_grid(list(batch.images[:count].cpu().numpy()), annotations, names, captions, target)
+    images = list(batch.images[:MAX_IMAGES].cpu().numpy())
+    save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
+
+
+def labelled(batch: Batch, image: int) -> Annotations:
+    """The objects of one image of a batch."""
+    rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
+    return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
 def save_grid(

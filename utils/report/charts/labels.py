@@ -27,10 +27,6 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
 
     Args:
         index: any split; an index without objects gives a picture that says so.
-        target: a .jpg file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     total = len(index.classes)
     counts = np.zeros(len(index.names), np.int64)

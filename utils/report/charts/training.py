@@ -50,10 +50,6 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
 
     Args:
         results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     epochs = results["epoch"].to_numpy(float)
     panels = []

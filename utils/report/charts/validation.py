@@ -48,9 +48,6 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
         run: the folder.
         curves: as `summarize` returns them.
         confusion, names: as in `plot_confusion_matrix`.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     plot_confusion_matrix(confusion, names, run / "confusion_matrix.png")
     plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
@@ -65,10 +62,6 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], targ
     Args:
         confusion: which class is taken for which.
         names: class names by index, C.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     assert confusion.nc == len(names), (confusion.nc, len(names))
     labels, title = [*names, "background"], "Confusion matrix (share of each true class)"
@@ -122,10 +115,6 @@ def plot_confidence_curve(
         values: (C', K), of `curves`.
         names: class names by index.
         quantity: "Precision", "Recall" or "F1": the axis and the legend.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
@@ -146,7 +135,7 @@ def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
     """Precision over recall at IoU 0.5 (`PR_curve.png`); in the legend, the area under each curve.
 
     Args:
-        curves, names, target: as in `plot_confidence_curve`.
+        curves, names: as in `plot_confidence_curve`.
     """
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
