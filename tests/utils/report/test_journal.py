@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
         pass
     assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
     assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
+
+
+def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.rank = 1
+    monkeypatch.setattr(World, "from_main", lambda self, action: None)
+    before = threading.active_count()
+    with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), index(), ("box",)) as journal:
+        journal.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
+        journal.finish(0, tmp_path / "best.pt")
+        assert not journal.renders and threading.active_count() == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
