@@ -47,7 +47,7 @@ from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tessera.utils.report.console import say, setup_logging
+from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.pictures import Style
 
 log = logging.getLogger(__name__)
@@ -165,9 +165,9 @@ def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
 
 def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
     """The last lines. A folder without a file is removed afterwards, and not named."""
-    say(*tally.lines(imgsz))
+    print_lines(*tally.lines(imgsz))
     if folder is not None and any(path.is_file() for path in folder.rglob("*")):
-        say(f"Results in {folder}")
+        print_lines(f"Results in {folder}")
     if tally.failures:
         log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")
 

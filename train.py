@@ -111,7 +111,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
             state.model.train()
             with EpochBar(f"{epoch}/{epochs - 1}", batches, world, criterion.names, progress.step_in_epoch) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.step_in_epoch)))
-                stream = world.accelerator.in_advance(journal.watch(stream))
+                stream = world.accelerator.in_advance(journal.show_first(stream))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)

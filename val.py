@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tessera.utils.config import ValConfig
+from tessera.utils.flags.val import ValConfig
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import pytest
 
 from tessera.data.feed.sampler import EpochOrder, EpochSampler
 from tessera.utils import environment
-from tessera.utils.config import Hyp, TrainConfig, ValConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.val import ValConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()

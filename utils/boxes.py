@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
+_EPS = 1e-7
 
 
 def cxcywh_to_xyxy(boxes: Array) -> Array:
@@ -50,15 +51,15 @@ def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
     return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 
-def box_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
     """IoU of matching rows: (N, 4) and (N, 4) corners to (N,)."""
     common = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0)
     overlap = common[:, 0] * common[:, 1]
     area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
-    return overlap / (area_a + area_b - overlap + eps)
+    return overlap / (area_a + area_b - overlap + _EPS)
 
 
-def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+def complete_iou(a: Tensor, b: Tensor) -> Tensor:
     """Complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
 
     CIoU = IoU − ρ²/c² − αv with v = 4/π² (atan w/h − atan w'/h')² and α = v / (v − IoU + 1), held constant in the
@@ -69,13 +70,13 @@ def complete_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2
     common = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0)
     overlap = common[:, 0] * common[:, 1]  # prod() would wait for the device in its backward, which looks for zeros
-    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - overlap + eps
+    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - overlap + _EPS
     iou = overlap / union
     hull = torch.max(a_max, b_max) - torch.min(a_min, b_min)
-    diagonal2 = hull.square().sum(1) + eps
+    diagonal2 = hull.square().sum(1) + _EPS
     distance2 = (a[:, :2] - b[:, :2]).square().sum(1)
-    v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + eps)) - torch.atan(b[:, 2] / (b[:, 3] + eps))).square()
+    v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + _EPS)) - torch.atan(b[:, 2] / (b[:, 3] + _EPS))).square()
     with torch.no_grad():
         # Rounding may bring the IoU of equal boxes above 1, and 0 / 0 would be a NaN loss.
-        alpha = v / (v - iou + (1 + eps)).clamp(min=eps)
+        alpha = v / (v - iou + (1 + _EPS)).clamp(min=_EPS)
     return iou - distance2 / diagonal2 - alpha * v

@@ -1,4 +1,4 @@
-"""Configuration: hyperparameters and the flags of train.py and val.py, frozen and checked.
+"""Configuration: hyperparameters and the flags of train.py, frozen and checked.
 
 Nothing derived from a configuration (scaled gains, accumulation, rates) is ever stored in it.
 """
@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from tessera.utils.environment import REPO
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
-from tessera.utils.flags.options import Former, Options, option, trust_file_option
+from tessera.utils.flags.options import Options, option
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
@@ -186,26 +186,12 @@ def load_hyp(hyp: str | Path) -> Hyp:
 
 # ------------------------------------------------------------------------------------------------------- flags
 
-_SEARCH = Former(valued=True, remedy="a search continues from its own folder: --evolve 300 --resume runs/evolve/exp.")
-FORMER_TRAIN = {
-    "--adam": Former(fields={"optimizer": "Adam"}),
-    "--notest": Former(fields={"noval": True}),
-    "--cache-images": Former(fields={"cache": "ram"}),
-    "--linear-lr": Former(fields={"cos_lr": False}),
-    "--evolve-population": _SEARCH,
-    "--resume-evolve": _SEARCH,
-    **dict.fromkeys(("--quad", "--log-artifacts", "--ndjson-console", "--ndjson-file"), Former()),
-    **dict.fromkeys(("--entity", "--upload-dataset", "--bbox-interval", "--artifact-alias"), Former(valued=True)),
-    **dict.fromkeys(("--bucket", "--log-imgs"), Former(valued=True)),
-}
-FORMER_VAL = dict.fromkeys(("--dnn", "--save-hybrid"), Former())
-
 
 @dataclass(frozen=True)
 class TrainConfig(Options):
     """Train a detector."""
 
-    former = FORMER_TRAIN
+    program = "train.py"
 
     weights: str = option(
         "", "start from this checkpoint: ours, or a published one by name (--list-weights); '' = from scratch"
@@ -230,7 +216,6 @@ class TrainConfig(Options):
         "keep decoded images in ram (bare) or on disk",
         choices=("none", "ram", "disk"),
         bare="ram",
-        former={"images": "ram"},
     )
     image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
@@ -271,79 +256,24 @@ class TrainConfig(Options):
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
-        if not self.name.strip("/. "):
-            raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
-        tracker_names(self.loggers.split(","))
-
-    @classmethod
-    def program(cls) -> str:
-        """As Options."""
-        return "train.py"
+        _ = self.logger_names
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Trackers that were asked for, each once."""
-        return tracker_names(self.loggers.split(","))
+        """Trackers that were asked for, each once, in their order; "none" and "" stand for no tracker.
+
+        Raises:
+            ConfigError: a name is unknown.
+        """
+        asked = [name.strip() for name in self.loggers.split(",")]
+        known = (*LOGGER_NAMES, "none")
+        for name in asked:
+            if name and name not in known:
+                hint = did_you_mean(name, known)
+                raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
+        return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:
         """Indices of the layers to freeze: one number counts from the first, several are a list."""
         return tuple(range(self.freeze[0])) if len(self.freeze) == 1 else self.freeze
-
-
-@dataclass(frozen=True)
-class ValConfig(Options):
-    """Measure a detector."""
-
-    former = FORMER_VAL
-
-    data: str = option("", "dataset YAML, looked up in data/ (default: the one the weights were trained on)")
-    weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
-    trust_file: bool = trust_file_option()
-    batch_size: int = option(32, "images a batch, on each rank", "--batch", kind=int, low=1)
-    imgsz: int = option(0, "image size, pixels; 0 = as trained", "--img", "--img-size", kind=int, low=32, high=8192)
-    conf_thres: float = option(0.001, "smallest confidence", "--conf", kind=float, low=0, high=1)
-    iou_thres: float = option(0.6, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
-    max_det: int = option(300, "detections an image", kind=int, low=1, high=30_000)
-    task: str = option("val", "split to measure, or speed", choices=("val", "train", "test", "speed"))
-    device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
-    workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
-    single_cls: bool = option(False, "all classes become one", kind=bool)
-    augment: bool = option(False, "test-time augmentation", kind=bool)
-    end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
-    verbose: bool = option(False, "print a line for each class", kind=bool)
-    save_txt: bool = option(False, "write a label file for each image", kind=bool)
-    save_conf: bool = option(False, "with confidences in the label files", kind=bool)
-    save_json: bool = option(False, "write COCO results", kind=bool)
-    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=32)
-    overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
-    project: str = option("runs/val", "folder of runs")
-    name: str = option("exp", "name of the run's folder")
-    exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
-    half: bool = option(False, "half precision", kind=bool)
-    local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.end2end and self.augment:
-            raise ConfigError("--end2end --augment: boxes of several sizes need suppression. Leave one of them out.")
-
-    @classmethod
-    def program(cls) -> str:
-        """As Options."""
-        return "val.py"
-
-
-def tracker_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The trackers among `names`, each once, in their order; "none" and "" stand for no tracker.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
-    asked = [name.strip() for name in names]
-    known = (*LOGGER_NAMES, "none")
-    for name in asked:
-        if name and name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
-    return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))

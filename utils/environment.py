@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,61 +176,56 @@ class Launch:
         return self.launcher == "torchrun" and (self.local_rank == 0 or not self.has_store)
 
     @classmethod
-    def from_environment(cls, local_rank_flag: int = -1, env: Mapping[str, str] | None = None) -> Launch:
+    def from_environment(cls, local_rank_flag: int = -1) -> Launch:
         """Read torchrun's variables, else SLURM's, else stand alone.
 
         Args:
             local_rank_flag: `--local-rank` of torch.distributed.launch; the environment wins over it.
-            env: the variables; `os.environ` where None.
         """
-        env = os.environ if env is None else env
+        env = os.environ
         if "RANK" in env and "WORLD_SIZE" in env:
-            size = _integer(env, "WORLD_SIZE", 1, low=1)
+            size = _integer("WORLD_SIZE", 1, low=1)
             return cls(
-                rank=_integer(env, "RANK", 0, high=size - 1),
-                local_rank=_integer(env, "LOCAL_RANK", max(local_rank_flag, 0)),
+                rank=_integer("RANK", 0, high=size - 1),
+                local_rank=_integer("LOCAL_RANK", max(local_rank_flag, 0)),
                 size=size,
-                local_size=_integer(env, "LOCAL_WORLD_SIZE", size, low=1),
+                local_size=_integer("LOCAL_WORLD_SIZE", size, low=1),
                 address=env.get("MASTER_ADDR", "127.0.0.1"),
-                port=_integer(env, "MASTER_PORT", 29500, high=_PORTS),
+                port=_integer("MASTER_PORT", 29500, high=_PORTS),
                 launcher="torchrun",
                 has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
         # An interactive `srun --pty bash` sets these with one task, which is a plain start.
-        size = _integer(env, "SLURM_NTASKS", 1, low=1)
+        size = _integer("SLURM_NTASKS", 1, low=1)
         if size > 1 and "SLURM_PROCID" in env:
             return cls(
-                rank=_integer(env, "SLURM_PROCID", 0, high=size - 1),
-                local_rank=_integer(env, "SLURM_LOCALID", 0),
+                rank=_integer("SLURM_PROCID", 0, high=size - 1),
+                local_rank=_integer("SLURM_LOCALID", 0),
                 size=size,
-                local_size=_slurm_tasks_on_node(env),
-                address=env.get("MASTER_ADDR") or first_slurm_host(_slurm_nodes(env)),
+                local_size=_slurm_tasks_on_node(),
+                address=env.get("MASTER_ADDR") or first_slurm_host(),
                 # One port a job, so that two jobs on one node do not join each other.
-                port=_integer(env, "MASTER_PORT", 20000 + _integer(env, "SLURM_JOB_ID", 0) % 20000, high=_PORTS),
+                port=_integer("MASTER_PORT", 20000 + _integer("SLURM_JOB_ID", 0) % 20000, high=_PORTS),
                 launcher="slurm",
             )
         return cls()
 
 
-def _integer(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:
+def _integer(name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:
     """Value of a launcher's variable.
 
     Raises:
         ConfigError: it is no number, or not one from `low` to `high`.
     """
-    text = env.get(name) or str(default)
+    text = os.environ.get(name) or str(default)
     if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
         raise ConfigError(f"{name}={shown(text)}: expected a number from {low} to {high}, as a launcher sets it.")
     return int(text)
 
 
-def _slurm_nodes(env: Mapping[str, str]) -> str:
-    """The nodes of this step, or of the job where SLURM gives only those."""
-    return env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-
-
-def _slurm_tasks_on_node(env: Mapping[str, str]) -> int:
+def _slurm_tasks_on_node() -> int:
     """Tasks on this node from SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE, written like "2(x3),1"."""
+    env = os.environ
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or env["SLURM_NTASKS"]
     counts: list[int] = []
     for part in text.split(","):
@@ -238,13 +233,14 @@ def _slurm_tasks_on_node(env: Mapping[str, str]) -> int:
         if match is None:
             raise ConfigError(f"SLURM_TASKS_PER_NODE: found {shown(text)}, expected a list such as '2(x3),1'")
         counts += [int(match[1])] * int(match[2] or 1)
-    node = int(env.get("SLURM_NODEID", "0"))
+    node = _integer("SLURM_NODEID", 0)
     return counts[node] if node < len(counts) else counts[0]
 
 
-def first_slurm_host(nodelist: str) -> str:
-    """First host of a SLURM node list: "gpu[03-05,9],cpu1" gives "gpu03"."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodelist)
+def first_slurm_host() -> str:
+    """First host of this step, or of the job where SLURM gives only its nodes: "gpu[03-05,9],cpu1" gives "gpu03"."""
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodes)
     if match is None:
-        raise ConfigError(f"SLURM_JOB_NODELIST: cannot read {shown(nodelist)}")
+        raise ConfigError(f"SLURM_JOB_NODELIST: cannot read {shown(nodes)}")
     return match[1] + (match[2] or "")

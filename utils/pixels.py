@@ -20,6 +20,7 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
 Unit = Literal["range", "percentile"]
+DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -19,7 +18,7 @@ from tessera.utils.streams import keep_streams
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def check_command_line(options: type[Options], argv: Sequence[str] | None = None) -> None:
+def check_command_line(options: type[Options]) -> None:
     """Answer `--help` and a wrong flag at once, and leave the process; return where the flags are right.
 
     TESSERA_MAX_PIXELS is checked with them, and the folder of matplotlib's list of fonts set before it is imported.
@@ -28,10 +27,9 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
 
     Args:
         options: the flags of the command.
-        argv: the command line; None = this process's.
     """
     keep_streams()
-    sys.excepthook = _say
+    sys.excepthook = _print_mistake
     quieten_torch()
     spin_briefly()
     is_main, said_by = True, ""
@@ -39,9 +37,8 @@ def check_command_line(options: type[Options], argv: Sequence[str] | None = None
         launch = Launch.from_environment()
         is_main, said_by = launch.rank == 0, f"rank {launch.rank}: " if launch.rank else ""
         max_pixels()
-        arguments = sys.argv[1:] if argv is None else argv
-        options(**options.from_args(arguments))
-        if is_main and (idle := options.warning(arguments)):
+        options(**options.from_args(sys.argv[1:]))
+        if is_main and (idle := options.warning(sys.argv[1:])):
             print(f"WARNING: {idle}", file=sys.stderr)
         keep_font_list()
     except ConfigError as error:
@@ -74,7 +71,7 @@ def end_process(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _print_mistake(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     mistake = explained(error)
     if mistake is None:
         sys.__excepthook__(kind, error, traceback)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -190,10 +190,7 @@ class DatasetIndex:
         if len(self.segment_offsets) == 0:
             return []
         start, end = self.box_offsets[index : index + 2]
-        return [
-            self.segment_points[self.segment_offsets[m] : self.segment_offsets[m + 1]]
-            for m in range(int(start), int(end))
-        ]
+        return [self.segment_points[a:b] for a, b in pairwise(self.segment_offsets[start : end + 1].tolist())]
 
 
 @dataclass(frozen=True)
@@ -323,15 +320,18 @@ class Metrics:
 
     def __str__(self) -> str:
         """A small table: all classes together, and each that has objects, where they are few."""
-        lines = [table_row("class", "images", "objects", "P", "R", "mAP50", "mAP50-95", "best conf")]
-        means = (self.precision, self.recall, self.map50, self.map, self.confidence)
-        lines.append(table_row("all", self.images, self.objects, *means))
+        confidences = [self.confidence]
         if len(self.class_ids) <= _MOST_ROWS:
-            for c, figures in zip(self.class_ids.tolist(), self.per_class.tolist(), strict=True):
-                counts = int(self.images_per_class[c]), int(self.objects_per_class[c])
-                name = self.names[c] if self.names else str(c)
-                lines.append(table_row(name, *counts, *figures, float(self.class_confidences[c])))
-        return "\n".join(lines)
+            confidences += self.class_confidences[self.class_ids].tolist()
+        header = table_row("class", "images", "objects", "P", "R", "mAP50", "mAP50-95", "best conf")
+        return "\n".join([header, *(table_row(*row, c) for c, row in zip(confidences, self.rows(), strict=False))])
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Name, images, objects, precision, recall, AP50, AP: of all classes together, then of each with objects."""
+        yield "all", self.images, self.objects, self.precision, self.recall, self.map50, self.map
+        for c, figures in zip(self.class_ids.tolist(), self.per_class.tolist(), strict=True):
+            name = self.names[c] if self.names else str(c)
+            yield name, int(self.images_per_class[c]), int(self.objects_per_class[c]), *figures
 
     def class_maps(self) -> tuple[float, ...]:
         """AP of every class; the mean of all for classes that the validation has no object of."""

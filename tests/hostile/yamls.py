@@ -69,7 +69,7 @@ def _model(folder: Path) -> tuple[str, Callable[[Path], object]]:
 
 def _table(folder: Path) -> tuple[str, Callable[[Path], object]]:
     path = folder / "evolve.csv"
-    write_trials(path, [HypTrial(load_hyp("hyp.scratch-low.yaml"), 0.5, 0.4, 0.3, 0.2, 0.2)] * 3)
+    write_trials(path, [HypTrial(load_hyp("hyp.scratch-low.yaml"), 0.2, 0.5, 0.4, 0.3, 0.2)] * 3)
     return path.read_text(), read_trials
 
 

@@ -27,11 +27,13 @@ from tessera.models.detector import DetectionModel
 from tessera.models.summary import count_parameters
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import TrainConfig, ValConfig, load_hyp
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.former import former_flags, without_effect
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.published import PUBLISHED
+from tessera.utils.flags.val import ValConfig
 from tests.models.hub import describe
 from tests.system.launch import ROOT, free_port, run_command
 
@@ -285,9 +287,8 @@ def build(name: str) -> str:
 
 def flags_table(options: type[Options], rows: Sequence[Row]) -> list[str]:
     """Lines of the flags, those without effect last."""
-    idle = [flag for flag, former in options.former.items() if not (former.fields or former.remedy)]
-    values = {flag: " x" if options.former[flag].valued else "" for flag in idle}
-    tried = [parse(options, row) for row in (*rows, *(Row(f"{flag}{values[flag]}") for flag in idle))]
+    idle, valued = without_effect(options.program), former_flags(options.program)
+    tried = [parse(options, row) for row in (*rows, *(Row(f"{flag} x" if valued[flag] else flag) for flag in idle))]
     return [row.line(error) for row, error in tried]
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tessera.utils.environment import Launch
 from tessera.utils.report.results import read_results
 from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
+from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"
 PROGRAM = Path(__file__).with_name("rank_programs.py")
@@ -201,7 +201,7 @@ def assert_trained_by_two(code: int, err: str, project: Path) -> None:
 
 def test_torchruns_variables_win_over_slurms() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
-    launch = Launch.from_environment(env={**srun_environments()[0], **env, "MASTER_PORT": "1234"})
+    launch = launch_of({**srun_environments()[0], **env, "MASTER_PORT": "1234"})
     assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (3, 1, 4, 2)
     assert (launch.address, launch.port, launch.launcher) == ("n1", 1234, "torchrun")
 
@@ -209,7 +209,7 @@ def test_torchruns_variables_win_over_slurms() -> None:
 def test_slurm_with_different_ranks_a_node() -> None:
     env = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "6"}
     env |= {"SLURM_STEP_TASKS_PER_NODE": "1,2(x2),1", "SLURM_JOB_NODELIST": "gpu[03-05,9]", "SLURM_JOB_ID": "70001"}
-    launch = Launch.from_environment(env=env)
+    launch = launch_of(env)
     assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (2, 1, 6, 2)
     assert (launch.address, launch.port, launch.launcher) == ("gpu03", 30001, "slurm")
 
@@ -217,4 +217,4 @@ def test_slurm_with_different_ranks_a_node() -> None:
 def test_a_step_on_some_of_a_jobs_nodes_meets_on_its_own_first() -> None:
     env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     env |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
-    assert Launch.from_environment(env=env).address == "gpu04"
+    assert launch_of(env).address == "gpu04"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.config import TrainConfig
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.val import ValConfig
 from tests.system.migrating import (
     BAD,
     COMMANDS,

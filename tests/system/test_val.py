@@ -23,11 +23,11 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights, load_weights
-from tessera.utils.config import ValConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluate import evaluate, fused_copy
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.flags.val import ValConfig
 from tessera.utils.inference.detector import usable_imgsz
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from unittest.mock import patch
 
 import pytest
 
-from tessera.utils.environment import Launch, connecting_over_loopback, first_slurm_host, peer_timeout_s
+from tessera.utils.environment import Launch, connecting_over_loopback, peer_timeout_s
 from tessera.utils.errors import ConfigError
 
 
-def test_torchrun() -> None:
-    env = {
-        "RANK": "3",
-        "WORLD_SIZE": "6",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "5",
-    }
-    launch = Launch.from_environment(env={**env, "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (launch.rank, launch.size, launch.local_rank, launch.local_size) == (3, 6, 1, 2)
-    assert (launch.address, launch.port, launch.launcher) == ("a", 5, "torchrun")
+def launch_of(env: dict[str, str], local_rank_flag: int = -1) -> Launch:
+    with patch.dict(os.environ, env, clear=True):
+        return Launch.from_environment(local_rank_flag)
 
 
 def test_the_environment_wins_over_the_flag() -> None:
-    assert Launch.from_environment(7, {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}).local_rank == 2
-    assert Launch.from_environment(7, {"RANK": "0", "WORLD_SIZE": "8"}).local_rank == 7
+    assert launch_of({"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}, 7).local_rank == 2
+    assert launch_of({"RANK": "0", "WORLD_SIZE": "8"}, 7).local_rank == 7
 
 
 def test_alone() -> None:
-    assert Launch.from_environment(env={}) == Launch()
-    assert Launch.from_environment(env={"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).launcher == "plain"
+    assert launch_of({}) == Launch()
+    assert launch_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).launcher == "plain"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +32,7 @@ def test_alone() -> None:
     [("gpu[03-05,9],cpu1", "gpu03"), ("node1", "node1"), ("a-1,b-2", "a-1"), ("n[7]", "n7"), ("10.0.0.1", "10.0.0.1")],
 )
 def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
-    assert first_slurm_host(nodelist) == host
+    assert launch_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": nodelist}).address == host
 
 
 @pytest.mark.parametrize(
@@ -51,11 +43,12 @@ def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a number from 0 to"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9" * 6000}, "SLURM_NTASKS="),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "x"}, "SLURM_NODEID='x'"),
     ],
 )
 def test_variables_that_no_launcher_sets_are_refused(env: dict[str, str], found: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(found)) as refused:
-        Launch.from_environment(env=env)
+        launch_of(env)
     assert len(str(refused.value)) < 300
 
 

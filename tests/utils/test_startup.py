@@ -60,10 +60,11 @@ def test_a_wrong_flag_is_printed_once_for_each_command_line(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(startup, "keep_streams", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--imgsz", "-1"])
     waited: list[bool] = []  # of a rank that says nothing: its end must not be the job's before another one has spoken
     monkeypatch.setattr(startup, "leave_the_report_to_rank_0", lambda: waited.append(True))
     with pytest.raises(SystemExit, match="2"):
-        startup.check_command_line(TrainConfig, ["--imgsz", "-1"])
+        startup.check_command_line(TrainConfig)
     found = capsys.readouterr().err
     assert found.startswith(said) and bool(found) == bool(said), found
     assert bool(waited) == (not said)
@@ -74,12 +75,16 @@ def test_ctrl_c_while_torch_is_imported_is_quiet() -> None:
 import time
 from tessera.utils.config import TrainConfig
 from tessera.utils.startup import check_command_line
-check_command_line(TrainConfig, ["--epochs", "3", "--quad"])
+check_command_line(TrainConfig)
 print("importing", flush=True)
 time.sleep(60)
 """
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, "--epochs", "3", "--quad"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 

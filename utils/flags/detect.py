@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Former, Options, option, trust_file_option
-from tessera.utils.text import shown
-
-FORMER_DETECT = {
-    **dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), Former()),
-    "--data": Former(valued=True),
-}
+from tessera.utils.flags.options import Options, confidence, option, trust_file_option
 
 
 @dataclass(frozen=True)
 class DetectConfig(Options):
     """Find objects in pictures, videos and streams."""
 
-    former = FORMER_DETECT
+    program = "detect.py"
 
     weights: str = option(
         "yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights); or a file of export.py"
@@ -63,14 +56,7 @@ class DetectConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.name.strip("/. "):
-            raise ConfigError(f"--name {shown(self.name)}: expected a name for the run's folder.")
         _ = self.confidence
-
-    @classmethod
-    def program(cls) -> str:
-        """As Options."""
-        return "detect.py"
 
     @property
     def confidence(self) -> float | Literal["auto"] | None:
@@ -79,13 +65,6 @@ class DetectConfig(Options):
         Raises:
             ConfigError: it is neither a number from 0 to 1 nor auto.
         """
-        text = self.conf_thres.strip().lower()
-        if text in ("", "auto"):
-            return "auto" if text else None
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number <= 1:
-            raise ConfigError(f"--conf-thres: found {shown(self.conf_thres)}, expected a number from 0 to 1, or auto.")
-        return number
+        if self.conf_thres.strip().lower() == "auto":
+            return "auto"
+        return confidence(self.conf_thres, "a number from 0 to 1, or auto")

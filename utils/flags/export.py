@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Former, Options, option
-from tessera.utils.text import shown
-
-FORMER_EXPORT = {
-    # The graph is dynamic, folded and has its suppression in it; sizes are fixed with --raw --imgsz.
-    **dict.fromkeys(("--dynamic", "--simplify", "--nms", "--inplace", "--verbose", "--optimize", "--keras"), Former()),
-    **dict.fromkeys(("--per-tensor", "--train", "--mlmodel"), Former()),
-    **dict.fromkeys(("--batch-size", "--workspace", "--topk-per-class", "--cache"), Former(valued=True)),
-    "--agnostic-nms": Former(remedy="the file suppresses class by class. Export with --raw and suppress outside."),
-    "--topk-all": Former(valued=True, remedy="give --max-det instead."),
-}
+from tessera.utils.flags.options import Options, confidence, option
 
 
 @dataclass(frozen=True)
 class ExportConfig(Options):
     """Export a detector."""
 
-    former = FORMER_EXPORT
+    program = "export.py"
 
     weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
     include: tuple[str, ...] = option(("onnx",), "formats", many=True)
@@ -65,15 +55,4 @@ class ExportConfig(Options):
             raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
         if self.half and self.int8:
             raise ConfigError("--half --int8: a file is either. Leave one of them out.")
-        if self.conf_thres:
-            try:
-                sound = 0 <= float(self.conf_thres) <= 1
-            except ValueError:
-                sound = False
-            if not sound:
-                raise ConfigError(f"--conf-thres: found {shown(self.conf_thres)}, expected a number from 0 to 1.")
-
-    @classmethod
-    def program(cls) -> str:
-        """As Options."""
-        return "export.py"
+        confidence(self.conf_thres)

@@ -7,16 +7,17 @@ drift apart.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import check_path
+from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
 from tessera.utils.flags.published import published_table
 from tessera.utils.text import one_line, shown
 
@@ -35,7 +36,6 @@ def option(
     choices: Sequence[str] = (),
     bare: Any = None,
     many: bool = False,
-    former: Mapping[str, str] | None = None,
 ) -> Any:
     """A field that is a flag.
 
@@ -48,7 +48,6 @@ def option(
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
-        former: words that YOLOv5 had for some of the choices.
     """
     metadata = {
         "help": help,
@@ -60,7 +59,6 @@ def option(
         "choices": choices,
         "bare": bare,
         "many": many,
-        "former": former or {},
     }
     return field(default=default, metadata=metadata)
 
@@ -71,18 +69,18 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
-class Former(NamedTuple):
-    """A flag of YOLOv5 that is no field here.
+def confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
+    """What `--conf-thres` says; None where it says nothing.
 
-    Attributes:
-        valued: whether a value may follow.
-        fields: what it sets; without any it has no effect, of which a warning tells.
-        remedy: why it is refused, and what to give instead.
+    Raises:
+        ConfigError: it is no number from 0 to 1.
     """
-
-    valued: bool = False
-    fields: Mapping[str, Any] = MappingProxyType({})
-    remedy: str = ""
+    if not text.strip():
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise ConfigError(f"--conf-thres: found {shown(text)}, expected {expected}.")
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,17 @@ class Options:
     """Flags of a command: checks, parsing, plain form.
 
     Attributes:
-        former: flags of YOLOv5 that are no fields.
+        program: the command that takes them.
     """
 
-    former: ClassVar[Mapping[str, Former]] = MappingProxyType({})
+    program: ClassVar[str]
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
+        name = getattr(self, "name", "exp")
+        if not name.strip("/. "):
+            raise ConfigError(f"--name {shown(name)}: expected a name for the run's folder.")
 
     @classmethod
     def named(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,12 +107,11 @@ class Options:
         Raises:
             ConfigError: an unknown name.
         """
-        names = {spelling.lstrip("-").replace("-", "_"): name for spelling, name in cls._spellings().items()}
-        former = {key: flag for key in kwargs if (flag := "--" + key.replace("_", "-")) in cls.former}
-        meant = [flag for key, flag in former.items() if kwargs[key]]
-        if idle := cls._idle(meant):
+        names = {flag.lstrip("-").replace("-", "_"): f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
+        former = {flag.lstrip("-").replace("-", "_"): flag for flag in former_flags(cls.program)}
+        given, idle = meaning(cls.program, [former[key] for key, value in kwargs.items() if key in former and value])
+        if idle:
             log.warning(idle)
-        given = cls._fields_of(meant)
         for key, value in kwargs.items():
             if key in former:
                 continue
@@ -128,9 +128,9 @@ class Options:
         Raises:
             ConfigError: an unknown flag or a value that is not allowed.
         """
-        idle = " ".join(flag for flag, former in cls.former.items() if not (former.fields or former.remedy))
+        idle = " ".join(without_effect(cls.program))
         parser = _Parser(
-            prog=cls.program(),
+            prog=cls.program,
             argument_default=argparse.SUPPRESS,
             description=cls.__doc__,
             epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}",
@@ -140,60 +140,13 @@ class Options:
             if f.name == "weights":
                 listed = "list the published weights that can be given by name, and end"
                 parser.add_argument("--list-weights", action=_ListWeights, dest=argparse.SUPPRESS, nargs=0, help=listed)
-        words, former = cls._parted(argv)
-        return {**cls._fields_of(former), **vars(parser.parse_args(words))}
+        words, former = parted(cls.program, argv)
+        return {**meaning(cls.program, former)[0], **vars(parser.parse_args(words))}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
         """What a command line has that has no effect, in one line; "" where there is nothing."""
-        return cls._idle(cls._parted(argv)[1])
-
-    @classmethod
-    def _parted(cls, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-        """A command line, with dashes for underscores in its flags, without those in `former`; and these flags."""
-        words: list[str] = []
-        found: list[str] = []
-        may_follow = False  # a value of the last flag found
-        for word in argv:
-            flag, equals, value = word.partition("=")
-            if not flag.startswith("--"):
-                if not may_follow:
-                    words.append(word)
-                may_follow = False
-                continue
-            flag = flag.replace("_", "-")
-            if flag in cls.former:
-                found.append(flag)
-                may_follow = cls.former[flag].valued and not equals
-            else:
-                words.append(f"{flag}{equals}{value}")
-                may_follow = False
-        return words, found
-
-    @classmethod
-    def _idle(cls, flags: Sequence[str]) -> str:
-        idle = [flag for flag in flags if not cls.former[flag].fields]
-        return f"{' '.join(idle)}: known from YOLOv5, without effect here." if idle else ""
-
-    @classmethod
-    def _fields_of(cls, flags: Sequence[str]) -> dict[str, Any]:
-        """What flags in `former` set."""
-        fields: dict[str, Any] = {}
-        for flag in flags:
-            if cls.former[flag].remedy:
-                raise ConfigError(f"{flag}: {cls.former[flag].remedy}")
-            fields.update(cls.former[flag].fields)
-        return fields
-
-    @classmethod
-    def program(cls) -> str:
-        """Name of the command that takes these flags."""
-        raise NotImplementedError
-
-    @classmethod
-    def _spellings(cls) -> dict[str, str]:
-        """Every flag spelling → field name."""
-        return {flag: f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
+        return meaning(cls.program, parted(cls.program, argv)[1])[1]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for opt.yaml and checkpoints."""
@@ -222,7 +175,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         return value
     if kind is str:
         value = "" if value is None else str(value)
-        value = m["former"].get(value, value)
+        value = FORMER_WORDS.get((flag, value), value)
         check_path(value, flag)  # most are paths, and no other text is longer
         if m["choices"] and value not in m["choices"]:
             matching = [c for c in m["choices"] if c.lower() == value.lower()]

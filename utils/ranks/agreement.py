@@ -60,7 +60,7 @@ def _command(config: Options) -> dict[str, str]:
     """What this rank was asked for, by name."""
     values = config.as_dict()
     return {
-        "command": config.program(),
+        "command": config.program,
         **flags_fingerprint(config),
         **{f"--{key}": "given" if values.get(key) else "not given" for key in ("hyp", "resume")},
         "--weights": values["weights"] or "none",

@@ -34,7 +34,7 @@ def setup_logging(rank: int, size: int) -> None:
     logging.captureWarnings(True)
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines to stdout; what a terminal would obey, such as a name of a class may hold, as escapes."""
     print("\n".join(map(printable, lines)), flush=True)
 

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from torch import Tensor
@@ -43,7 +42,6 @@ class EpochBar:
         world: this rank.
         loss_names: of the criterion.
         start: batches that were done before a resume in the middle of the epoch.
-        stream: where to; None = stderr.
     """
 
     def __init__(
@@ -53,8 +51,6 @@ class EpochBar:
         world: World,
         loss_names: Sequence[str],
         start: int = 0,
-        *,
-        stream: TextIO | None = None,
     ) -> None:
         losses = (f"{name}_loss" for name in loss_names)
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
@@ -62,7 +58,7 @@ class EpochBar:
         self.done = self._start = start
         self.wait_s = 0.0
         self._accelerator = world.accelerator
-        self._stream = stream or sys.stderr
+        self._stream = sys.stderr
         self._prints = world.is_main
         self._plain = not (self._stream.isatty() and _has_width(self._stream))
         self._started = self._shown = time.monotonic()
@@ -81,9 +77,7 @@ class EpochBar:
                 )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._accelerator.synchronize()  # what was queued belongs to the epoch
         self._ended = time.monotonic()
         if kind is None:

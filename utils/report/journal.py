@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.folder import write_yaml
@@ -71,7 +70,7 @@ class Journal:
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
-        self._watching: PictureSink | None = None
+        self._sink: PictureSink | None = None
         self._resumed = run.resumed
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if run.resumed or not self.renders else 0
@@ -80,25 +79,26 @@ class Journal:
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
         run.world.from_main(lambda: self._open(run, start_epoch))
-        self._loggers = Loggers(
-            run.config.logger_names, run.folder, flags, is_main=run.world.is_main, resume=run.resumed
-        )
+        trackers = run.config.logger_names if run.world.is_main else ()
+        self._loggers = Loggers(trackers, run.folder, flags, resume=run.resumed)
         if self.renders and not run.resumed:
-            self._render_labels()
+            with self._picture("labels") as path:
+                plot_labels(index, path)
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loggers.__exit__(kind, error, traceback)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._loggers.__exit__(kind)
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the first few of the run are rendered with their boxes."""
         for batch in batches:
             if self._rendered < PICTURES:
-                self._render_batch(batch)
+                with self._picture(f"train_batch{self._rendered}") as path:
+                    captions = [self._index.path(i).name for i in batch.indices.tolist()]
+                    render_targets(batch, self._index.names, captions, path)
+                self._rendered += 1
             yield batch
 
     def graph(self, model: DetectionModel) -> None:
@@ -106,7 +106,7 @@ class Journal:
         if not self._resumed:
             self._loggers.graph(model.graph())
 
-    def watching(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
+    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
         """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
@@ -115,8 +115,8 @@ class Journal:
         """
         if not self.renders or (epoch is not None and epoch % self._period):
             return []
-        self._watching = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
-        return [self._watching]
+        self._sink = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
+        return [self._sink]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
         """Add the row of an epoch, counted from 0, to results.csv and to the trackers.
@@ -133,18 +133,18 @@ class Journal:
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
         self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
-        watching, self._watching = self._watching, None
-        if watching is not None and len(watching):
+        sink, self._sink = self._sink, None
+        if sink is not None and len(sink):
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for picture in (own, self.run / "predictions.jpg"):
-                    watching.write_predictions(picture)
+                    sink.write_predictions(picture)
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path) -> None:
         """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers."""
-        if self._watching is not None:
-            self._watching.write(self.run)
+        if self._sink is not None:
+            self._sink.write(self.run)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
@@ -181,15 +181,10 @@ class Journal:
                 f"permissions, and continue with --resume; or choose another with --project."
             ) from error
 
-    def _render_labels(self) -> None:
-        with tolerate("labels.jpg"):
-            plot_labels(self._index, self.run / "labels.jpg")
-            self._loggers.image("labels", self.run / "labels.jpg", 0)
-
-    def _render_batch(self, batch: Batch) -> None:
-        name = f"train_batch{self._rendered}"
-        self._rendered += 1
-        with tolerate(f"{name}.jpg"):
-            captions = [self._index.path(i).name for i in batch.indices.tolist()]
-            render_targets(batch, self._index.names, captions, self.run / f"{name}.jpg")
-            self._loggers.image(name, self.run / f"{name}.jpg", 0)
+    @contextmanager
+    def _picture(self, name: str) -> Iterator[Path]:
+        """Where a picture of the run's start is to be written, of which the trackers get it."""
+        path = self.run / f"{name}.jpg"
+        with tolerate(path.name):
+            yield path
+            self._loggers.image(name, path, 0)

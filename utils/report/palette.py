@@ -75,7 +75,7 @@ def font_file(text: str) -> Path:
     return next((file for file, covered in _fonts() if characters <= covered), _fonts()[0][0])
 
 
-def printable(text: str, limit: int = 1000) -> str:
+def drawable(text: str, limit: int = 1000) -> str:
     """`text` in one line of at most `limit` characters, with "?" for each character that is in none of the fonts."""
     covered = frozenset().union(*(characters for _, characters in _fonts()))
     text = "".join(c if ord(c) in covered else "?" for c in " ".join(text.split()))

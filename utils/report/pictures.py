@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.palette import class_colour, font_file, printable, text_colour
+from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
@@ -69,13 +69,14 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
     Raises:
         OSError: `target` cannot be written.
     """
-    count = min(len(batch), MAX_IMAGES)
-    targets = batch.targets.cpu().numpy()
-    annotations = []
-    for image in range(count):
-        rows = targets[targets[:, 0] == image]
-        annotations.append(Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64)))
-    save_grid(list(batch.images[:count].cpu().numpy()), annotations, names, captions, target)
+    images = list(batch.images[:MAX_IMAGES].cpu().numpy())
+    save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
+
+
+def labelled(batch: Batch, image: int) -> Annotations:
+    """The objects of one image of a batch."""
+    rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
+    return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
 def save_grid(
@@ -251,7 +252,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
     """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
-    text = printable(text, 200)
+    text = drawable(text, 200)
     font = _font(font_file(text), size)
     end = text[len(text) - keep_end :] if keep_end else ""
     head, shortened = text[: len(text) - keep_end], text

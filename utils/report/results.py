@@ -17,21 +17,10 @@ from tessera.utils.files import atomic_write
 
 def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
     """Columns of results.csv for a criterion's `names`, such as ("box", "obj", "cls")."""
-    return (
-        "epoch",
-        *(f"train/{name}_loss" for name in loss_names),
-        "metrics/precision",
-        "metrics/recall",
-        "metrics/mAP_0.5",
-        "metrics/mAP_0.5:0.95",
-        *(f"val/{name}_loss" for name in loss_names),
-        "x/lr0",
-        "x/lr1",
-        "x/lr2",
-        "time/epoch_s",
-        "time/data_wait",
-        "images_per_s",
-    )
+    train, val = ([f"{part}/{name}_loss" for name in loss_names] for part in ("train", "val"))
+    metrics = ("metrics/precision", "metrics/recall", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95")
+    rates_and_times = ("x/lr0", "x/lr1", "x/lr2", "time/epoch_s", "time/data_wait", "images_per_s")
+    return ("epoch", *train, *metrics, *val, *rates_and_times)
 
 
 class ResultsTable:
@@ -106,7 +95,7 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
             "Move the file away; a new one will be made."
         )
     for number, row in enumerate(rows, start=2):
-        if len(row) != len(expected) or not all(_is_number(cell) for cell in row) or not _is_epoch(row[0]):
+        if not _is_row(row, len(expected)):
             raise UserError(
                 f"{path}:{number}: found '{','.join(row)}', expected {len(expected)} numbers, the first an "
                 "epoch. Remove the line."
@@ -114,14 +103,10 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
     return expected, rows
 
 
-def _is_number(cell: str) -> bool:
+def _is_row(cells: Sequence[str], count: int) -> bool:
+    """Whether these are so many numbers, the first an epoch."""
     try:
-        float(cell)
+        epoch, *others = map(float, cells)
     except ValueError:
         return False
-    return True
-
-
-def _is_epoch(cell: str) -> bool:
-    value = float(cell)
-    return value >= 0 and value.is_integer()
+    return len(others) == count - 1 and epoch >= 0 and epoch.is_integer()

@@ -11,7 +11,7 @@ import numpy as np
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, save_grid
+from tessera.utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, labelled, save_grid
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
@@ -57,10 +57,10 @@ class PictureSink(Sink):
         """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each; fewer pictures of fewer images."""
         pictures = -(-len(self._taken) // MAX_IMAGES)
         for number in range(pictures):
-            images, labelled, found, captions = zip(*self._taken[number::pictures], strict=True)
+            images, labels, found, captions = zip(*self._taken[number::pictures], strict=True)
             with tolerate(f"val_batch{number} pictures"):
                 stem = folder / f"val_batch{number}"
-                save_grid(images, labelled, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
+                save_grid(images, labels, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
                 save_grid(images, found, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
 
     def write_predictions(self, target: Path) -> None:
@@ -81,7 +81,7 @@ class PictureSink(Sink):
         if shrunk < 1:
             pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
 
-        rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
+        labels = labelled(batch, image)
         keep = detections.scores >= LEAST_SCORE
         scores = detections.scores[keep].float().cpu().numpy()
         boxes = detections.boxes_xyxy[keep].float().cpu().numpy()
@@ -89,7 +89,7 @@ class PictureSink(Sink):
         corner = np.array([x1, y1, x1, y1], np.float32)
         return _Taken(
             pixels,
-            Annotations((rows[:, 2:6] - corner) * shrunk, rows[:, 1].astype(np.int64)),
+            labels._replace(boxes_xyxy=(labels.boxes_xyxy - corner) * shrunk),
             Annotations((boxes - corner) * shrunk, classes, scores),
             self._index.path(int(batch.indices[image])).name,
         )

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.report.charts.validation import plot_validation
-from tessera.utils.report.console import say
-from tessera.utils.report.tables import (
-    class_table,
-    interval_line,
-    speed_line,
-    table_header,
-    table_lines,
-    validation_line,
-)
+from tessera.utils.report.console import print_lines
 from tessera.utils.seeding import sample_rng
-from tessera.utils.types import DatasetIndex
+from tessera.utils.text import table_row
+from tessera.utils.types import DatasetIndex, Metrics
 
 
 def report_validation(
     found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool, plots: bool = True
 ) -> None:
     """Print the figures and plot the charts of a validation; on rank 0."""
-    table = table_lines(class_table(found.metrics, index.names)) if verbose else [validation_line(found.metrics)]
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
-    say(
+    print_lines(
         table_header(),
-        *table,
+        *((table_row(*row) for row in found.metrics.rows()) if verbose else [validation_line(found.metrics)]),
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
     )
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.confusion, index.names)
-    say(f"Results in {run}")
+    print_lines(f"Results in {run}")
+
+
+def table_header() -> str:
+    """What the figures of a table of classes are."""
+    return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+
+
+def validation_line(metrics: Metrics) -> str:
+    """All classes together, below `table_header`."""
+    return table_row(*next(metrics.rows()))
+
+
+def interval_line(metrics: Metrics, low: float, high: float) -> str:
+    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
+    if math.isnan(low):
+        return f"mAP50-95 cannot be measured: no object in the labels of {metrics.images} images"
+    return f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over {metrics.images} images)"
+
+
+def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
+    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    preparation, inference, nms = speed_ms
+    return (
+        f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
+        f"at shape ({', '.join(str(n) for n in shape)})"
+    )

@@ -147,9 +147,9 @@ class Trial:
     def __init__(
         self, context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, size: int
     ) -> None:
-        alone = World(accelerator=context.world.accelerator)  # a rank may run out of memory while others do not
+        own_world = World(accelerator=context.world.accelerator)  # a rank may run out of memory while others do not
         self._ranks = context.world.size
-        self._context = dataclasses.replace(context, world=alone)
+        self._context = dataclasses.replace(context, world=own_world)
         self._model, self._criterion, self._precision, self._size = model, criterion, precision, size
 
     def __call__(self, images: int) -> tuple[int, int]:

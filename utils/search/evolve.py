@@ -13,9 +13,9 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,32 +42,21 @@ _LARGEST_TABLE = 64 << 20  # bytes; a search of 10,000 trainings has 3 MB
 _FIGURES = ("generation", "fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 
 
-@dataclass(frozen=True)
-class HypTrial:
-    """One training of a search.
-
-    Attributes:
-        hyp: its hyperparameters.
-        precision, recall, map50, map, fitness: of its final validation.
-    """
+class HypTrial(NamedTuple):
+    """One training of a search: its hyperparameters, and the figures of its final validation; 0 where there is none."""
 
     hyp: Hyp
-    precision: float
-    recall: float
-    map50: float
-    map: float
-    fitness: float
+    fitness: float = 0.0
+    precision: float = 0.0
+    recall: float = 0.0
+    map50: float = 0.0
+    map: float = 0.0
 
     @classmethod
     def of(cls, hyp: Hyp, metrics: Metrics) -> HypTrial:
-        """A trial from the metrics of its training; of fitness 0 where one of its figures is not finite."""
-        figures = (metrics.precision, metrics.recall, metrics.map50, metrics.map, metrics.fitness)
-        return cls(hyp, *figures) if all(map(math.isfinite, figures)) else cls.failed(hyp)
-
-    @classmethod
-    def failed(cls, hyp: Hyp) -> HypTrial:
-        """A trial whose training has no result."""
-        return cls(hyp, 0.0, 0.0, 0.0, 0.0, 0.0)
+        """A trial from the metrics of its training; without them where one of its figures is not finite."""
+        figures = (metrics.fitness, metrics.precision, metrics.recall, metrics.map50, metrics.map)
+        return cls(hyp, *figures) if all(map(math.isfinite, figures)) else cls(hyp)
 
 
 def mutate(trials: Sequence[HypTrial], start: Hyp, rng: np.random.Generator) -> Hyp:
@@ -112,13 +101,12 @@ def read_trials(path: Path) -> list[HypTrial]:
         with open_plain(path) as file:
             text = file.read(_LARGEST_TABLE).decode()
         for row in csv.DictReader(io.StringIO(text)):
-            figures = {key: float(row[key]) for key in _FIGURES}
+            figures = [float(row[key]) for key in _FIGURES]
             values = {f.name: row[f.name] for f in dataclasses.fields(Hyp) if f.name in row or f.name not in _OPTIONAL}
             hyp = Hyp.from_dict(values, "hyperparameters")
-            if not all(map(math.isfinite, figures.values())):
+            if not all(map(math.isfinite, figures)):
                 raise ValueError("found nan or inf")
-            scores = (figures["precision"], figures["recall"], figures["mAP_0.5"], figures["mAP_0.5:0.95"])
-            trials.append(HypTrial(hyp, *scores, figures["fitness"]))
+            trials.append(HypTrial(hyp, *figures[1:]))
     except OSError as error:
         raise UserError(f"{shown(path)}: cannot be read ({error.strerror}).") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
@@ -135,9 +123,8 @@ def write_trials(path: Path, trials: Sequence[HypTrial]) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow((*_FIGURES, *keys))
-    for number, t in enumerate(trials):
-        values = [getattr(t.hyp, key) for key in keys]
-        table.writerow((number, t.fitness, t.precision, t.recall, t.map50, t.map, *values))
+    for number, (hyp, *figures) in enumerate(trials):
+        table.writerow((number, *figures, *(getattr(hyp, key) for key in keys)))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode())
 
@@ -166,18 +153,20 @@ def evolve(
     with open_search(config, world) as folder:
         trials = world.from_main(lambda: _begin(folder, config))
         metrics = None
-        own = dataclasses.replace(config, evolve=0, resume="", project=str(folder), exist_ok=True)
-        own = dataclasses.replace(own, noval=True, nosave=True, noplots=True, loggers="none")
+        own: dict[str, Any] = {"evolve": 0, "resume": "", "project": str(folder), "exist_ok": True}
+        own |= {"noval": True, "nosave": True, "noplots": True, "loggers": "none"}
         for generation in range(len(trials), config.evolve):
+            name = f"generation{generation}"
             hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))
             log.info(f"Generation {generation + 1} of {config.evolve}")
             try:
-                metrics = train(dataclasses.replace(own, name=f"generation{generation}"), hyp, world)
+                metrics = train(dataclasses.replace(config, **own, name=name), hyp, world)
                 trials.append(HypTrial.of(hyp, metrics))
             except Diverged as error:
                 log.warning(f"Generation {generation + 1} counts as a fitness of 0: {error}")
-                trials.append(HypTrial.failed(hyp))
-            world.from_main(partial(record_trials, folder, config, generation, trials))
+                trials.append(HypTrial(hyp))
+            world.from_main(partial(_record, folder, config, trials))
+            world.from_main(partial(shutil.rmtree, folder / name))
         best = best_trial(trials)
         log.info(f"Best of {len(trials)}: fitness {best.fitness:.4f}, in {folder / BEST}")
         return metrics
@@ -187,14 +176,13 @@ def _begin(folder: Path, config: TrainConfig) -> list[HypTrial]:
     """The trials so far. A new search gets its flags and its table at once, by which `--resume` finds it."""
     trials = read_trials(folder / TABLE)
     if not trials:
-        write_yaml(folder / FLAGS, config.as_dict())
-        write_trials(folder / TABLE, [])
+        _record(folder, config, trials)
     return trials
 
 
-def record_trials(folder: Path, config: TrainConfig, generation: int, trials: Sequence[HypTrial]) -> None:
-    """Write the table of a search, its flags and its best set; remove the files of the training itself."""
+def _record(folder: Path, config: TrainConfig, trials: Sequence[HypTrial]) -> None:
+    """Write the flags of a search, its table and its best set."""
     write_yaml(folder / FLAGS, config.as_dict())
     write_trials(folder / TABLE, trials)
-    write_yaml(folder / BEST, best_trial(trials).hyp.as_dict())
-    shutil.rmtree(folder / f"generation{generation}")
+    if trials:
+        write_yaml(folder / BEST, best_trial(trials).hyp.as_dict())

@@ -57,7 +57,11 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
 @contextmanager
 def _new_search(config: TrainConfig, world: World) -> Iterator[Path]:
     with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
-        world.from_main(lambda: _require_empty(folder))
+        if world.from_main(lambda: any(folder.iterdir())):
+            raise UserError(
+                f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Continue a search "
+                f"with --resume {folder}, or leave --exist-ok out."
+            )
         try:
             yield folder
         except Exception:  # not where it was stopped: it can be continued
@@ -70,14 +74,6 @@ def _new_search(config: TrainConfig, world: World) -> Iterator[Path]:
 
 def _project(config: TrainConfig) -> str:
     return config.project if config.project != TrainConfig.project else "runs/evolve"
-
-
-def _require_empty(folder: Path) -> None:
-    if any(folder.iterdir()):
-        raise UserError(
-            f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Continue a search with "
-            f"--resume {folder}, or leave --exist-ok out."
-        )
 
 
 def _continued(config: TrainConfig) -> Path:

@@ -18,8 +18,7 @@ from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
-from tessera.utils.report.tables import table_header, validation_line
-from tessera.utils.report.validation import report_validation
+from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Validation:
         world.set_activity(f"validating epoch {epoch}")
         with self._profile.stage("validation"):
             averaged = fused_copy(self._state.ema.model, world.accelerator)
-            sinks = self._journal.watching(self._loader.index, epoch)
+            sinks = self._journal.picture_sinks(self._loader.index, epoch)
             try:
                 found = evaluate(averaged, self._loader, world, self._settings, criterion=self._criterion, sinks=sinks)
             except Abandoned:
@@ -83,7 +82,7 @@ class Validation:
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
-        sinks = self._journal.watching(index)
+        sinks = self._journal.picture_sinks(index)
         found = evaluate(fused_copy(model, run.world.accelerator), self._loader, run.world, sinks=sinks)
         if run.world.is_main:
             which = "No epoch has a finite fitness" if epoch is None else f"Best epoch {epoch}"

@@ -117,8 +117,8 @@ def test_the_variable_raises_and_lowers_the_budget(tmp_path: Path, monkeypatch: 
 
 
 BEGINS = {
-    "command": "from tessera.utils.startup import check_command_line; from tessera.utils.config import ValConfig\n"
-    "check_command_line(ValConfig, [])\n",
+    "command": "from tessera.utils.startup import check_command_line; from tessera.utils.flags.val import ValConfig\n"
+    "check_command_line(ValConfig)\n",
     "Python": "",
 }
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.utils.config import TrainConfig, ValConfig
+from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
+from tessera.utils.flags.val import ValConfig
 from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World

@@ -47,7 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Re
 
 
 def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
-    with Loggers(names, run, CONFIG, is_main=True, resume=resume) as log:
+    with Loggers(names, run, CONFIG, resume=resume) as log:
         log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
         log.image("val_batch0_pred", picture, 2)
         log.checkpoint(run / "best.pt")

@@ -6,6 +6,8 @@ import io
 import os
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from typing import TextIO
 
 import pytest
 import torch
@@ -28,8 +30,8 @@ def world(rank: int = 0) -> World:
     return made
 
 
-def run_epoch(stream: io.StringIO, rank: int = 0, steps: int = 50) -> EpochBar:
-    with EpochBar("3/9", steps, world(rank), NAMES, stream=stream) as bar:
+def run_epoch(stream: TextIO, rank: int = 0, steps: int = 50) -> EpochBar:
+    with redirect_stderr(stream), EpochBar("3/9", steps, world(rank), NAMES) as bar:
         for step in bar.timed(range(steps)):
             bar.update(1, torch.tensor([0.1, 0.02, 0.003]) * (step + 1), 17, 640)
     return bar
@@ -75,7 +77,7 @@ def test_losses_are_not_read_at_every_step() -> None:
             Watched.reads += 1
             return iter((1.0, 2.0, 3.0))
 
-    with EpochBar("0/0", 1000, world(), NAMES, stream=Terminal()) as bar:
+    with redirect_stderr(Terminal()), EpochBar("0/0", 1000, world(), NAMES) as bar:
         for _ in range(1000):
             bar.update(1, Watched(), 1, 64)  # type: ignore[arg-type]
     assert 1 <= Watched.reads <= 20
@@ -87,7 +89,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
             time.sleep(0.03)
             yield i
 
-    with EpochBar("0/0", 5, world(), NAMES, stream=io.StringIO()) as bar:
+    with EpochBar("0/0", 5, world(), NAMES) as bar:
         for _ in bar.timed(slow()):
             time.sleep(0.01)
             bar.update(1, [0.0, 0.0, 0.0], 0, 64)
@@ -101,7 +103,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
 
 def test_an_epoch_that_fails_prints_no_figures() -> None:
     stream = io.StringIO()
-    with pytest.raises(RuntimeError), EpochBar("0/0", 5, world(), NAMES, stream=stream) as bar:
+    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar("0/0", 5, world(), NAMES) as bar:
         bar.update(1, [1.0, 1.0, 1.0], 0, 64)
         raise RuntimeError
     assert len(stream.getvalue().splitlines()) == 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
@@ -20,6 +22,7 @@ from tessera.utils.report.samples import PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.types import DatasetIndex
 
+HYP = load_hyp("hyp.scratch-low.yaml")
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
 
 
@@ -28,17 +31,16 @@ def index() -> DatasetIndex:
     return DatasetIndex(**{**zeros, "split": "train", "names": ("a",), "digest": "0", "problems": ()})
 
 
-def open_journal(run: Path, start_epoch: int = 0) -> Journal:
-    config = TrainConfig(noplots=True, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, run, resumed=start_epoch > 0)
+def open_journal(run: Path, start_epoch: int = 0, hyp: Hyp = HYP, **flags: Any) -> Journal:
+    context = RunContext(TrainConfig(loggers="none", **flags), hyp, World(), 64, 32, run, resumed=start_epoch > 0)
     return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         for epoch in range(3):
             journal.epoch(epoch, EPOCH)
-    with open_journal(tmp_path, start_epoch=2) as journal:
+    with open_journal(tmp_path, noplots=True, start_epoch=2) as journal:
         journal.epoch(2, dataclasses.replace(EPOCH, seconds=7.0))
     table = read_results(tmp_path / "results.csv")
     assert table["epoch"].tolist() == [0, 1, 2]
@@ -57,17 +59,27 @@ def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_
             super().__init__(names, run, config, **more)
 
     monkeypatch.setattr("tessera.utils.report.journal.Loggers", Noted)
-    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), optimizer="AdamW", close_mosaic=0.25)
-    context = RunContext(TrainConfig(noplots=True, loggers="none"), hyp, World(), 64, 32, tmp_path)
-    with Journal(context, index(), ("box",)):
+    with open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True):
         pass
     assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
     assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
 
 
+def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.rank = 1
+    monkeypatch.setattr(World, "from_main", lambda self, action: None)
+    before = threading.active_count()
+    with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), index(), ("box",)) as journal:
+        journal.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
+        journal.finish(0, tmp_path / "best.pt")
+        assert not journal.renders and threading.active_count() == before
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
     """Those of a validation would pass for a whole epoch's."""
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         journal.epoch(0, dataclasses.replace(EPOCH, seconds=0.1, data_wait=0.0, images_per_s=0.0))
     row = pd.read_csv(tmp_path / "results.csv").iloc[0]
     assert row[["time/epoch_s", "time/data_wait", "images_per_s"]].isna().all()
@@ -80,7 +92,7 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
     torn.parent.mkdir()
     torn.touch()
     mine.touch()
-    with atomic_write(tmp_path / "picture.png"), open_journal(tmp_path):
+    with atomic_write(tmp_path / "picture.png"), open_journal(tmp_path, noplots=True):
         pass
     assert (tmp_path / "picture.png").is_file()
     assert not torn.exists() and mine.exists()
@@ -88,28 +100,26 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
 
 def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
     events = tmp_path / "events.out.tfevents.1"
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         journal.epoch(0, EPOCH)
     events.touch()
-    with open_journal(tmp_path, start_epoch=1):
+    with open_journal(tmp_path, noplots=True, start_epoch=1):
         assert events.is_file()
-    with open_journal(tmp_path):
+    with open_journal(tmp_path, noplots=True):
         assert not events.exists()
     events.touch()
     (tmp_path / "results.csv").write_text("epoch,somebody's\n0,1\n")
     with pytest.raises(UserError):
-        open_journal(tmp_path)
+        open_journal(tmp_path, noplots=True)
     assert events.is_file()
 
 
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
-    config = TrainConfig(epochs=95, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path, resumed=True)
-    with Journal(context, index(), ("box", "obj", "cls")) as journal:
-        assert [epoch for epoch in range(95) if journal.watching(index(), epoch)] == list(range(0, 95, 10))
-        assert journal.watching(index())
-    with open_journal(tmp_path / "noplots") as journal:
-        assert not journal.watching(index()) and not journal.watching(index(), 0)
+    with open_journal(tmp_path, start_epoch=1, epochs=95) as journal:
+        assert [epoch for epoch in range(95) if journal.picture_sinks(index(), epoch)] == list(range(0, 95, 10))
+        assert journal.picture_sinks(index())
+    with open_journal(tmp_path / "noplots", noplots=True) as journal:
+        assert not journal.picture_sinks(index()) and not journal.picture_sinks(index(), 0)
 
 
 def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_them(
@@ -119,12 +129,10 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
     monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
     monkeypatch.setattr(PictureSink, "write_predictions", lambda self, path: path.write_text(f"{epochs[-1]}"))
-    config = TrainConfig(epochs=2, loggers="none")
-    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, tmp_path, resumed=True)
-    with Journal(context, index(), ("box", "obj", "cls")) as journal:
+    with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
         for epoch in range(2):
             epochs.append(epoch)
-            assert journal.watching(index(), epoch)
+            assert journal.picture_sinks(index(), epoch)
             journal.epoch(epoch, EPOCH)
     assert [path.read_text() for path in handed] == ["0", "1"]
     assert (tmp_path / "predictions.jpg").read_text() == "1"
@@ -133,11 +141,11 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
-        open_journal(tmp_path / "exp")
+        open_journal(tmp_path / "exp", noplots=True)
 
 
 def test_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
-    with open_journal(tmp_path) as journal:
+    with open_journal(tmp_path, noplots=True) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
         with pytest.raises(UserError, match=r"cannot be written to .*--resume"):

@@ -19,22 +19,23 @@ from tests.utils.machine.stand_in import StandIn
 MIB = 2**20
 
 
-def test_equal_measurements_have_no_slope() -> None:
-    """np.polyfit's slope through them is rounding noise, and the batch was 54434350866179208 images."""
-    assert fit_batch([1, 2], [100, 100], 500) == 2
-    assert fit_batch([1, 2, 4, 8, 16], [10**9 + 1] * 5, 8 * 10**9) == 16
-    assert fit_batch([1, 2, 4], [30, 20, 10], 500) == 4
+@pytest.mark.parametrize(
+    ("sizes", "peaks", "room", "batch"),
+    [
+        ([1, 2, 4, 8], [110, 120, 140, 180], 505, 40),
+        ([], [], 500, 0),
+        ([1], [600], 500, 0),
+        ([1, 2], [100, 600], 500, 1),  # what was measured and does not fit is not chosen
+        ([1, 2], [100, 100], 500, 2),  # no slope: np.polyfit's is rounding noise, and gave 54434350866179208 images
+        ([1, 2, 4, 8, 16], [10**9 + 1] * 5, 8 * 10**9, 16),
+        ([1, 2, 4], [30, 20, 10], 500, 4),
+    ],
+)
+def test_the_line_through_the_measurements(sizes: list[int], peaks: list[int], room: int, batch: int) -> None:
+    assert fit_batch(sizes, peaks, room) == batch
 
 
-def test_a_batch_that_was_measured_and_does_not_fit_is_not_chosen() -> None:
-    assert fit_batch([1, 2], [100, 600], 500) == 1
-
-
-def test_autobatch_fits_a_line_and_takes_what_is_free() -> None:
-    assert fit_batch([1, 2, 4, 8], [110, 120, 140, 180], 505) == 40
-    assert fit_batch([], [], 500) == 0
-    assert fit_batch([1], [600], 500) == 0
-    assert fit_batch([1, 2], [100, 100], 500) == 2
+def test_where_memory_cannot_be_measured_a_batch_has_16_images() -> None:
     assert auto_batch_size(lambda n: (0, 0), 100, World()) == 16
 
 

@@ -20,8 +20,15 @@ NONE = np.zeros(0, np.int64)
 NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0, np.zeros(0))
 
 
+def made(config: TrainConfig) -> Path:
+    """The folder of a training, as `train` makes it."""
+    folder = Path(config.project) / config.name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def trial(hyp: Hyp, fitness: float) -> HypTrial:
-    return HypTrial(hyp, 0.5, 0.4, 0.3, 0.2, fitness)
+    return HypTrial(hyp, fitness, 0.5, 0.4, 0.3, 0.2)
 
 
 def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
@@ -50,18 +57,6 @@ def test_a_search_without_them_draws_the_numbers_that_it_always_drew() -> None:
     child = mutate([trial(START, 0.3)], START, np.random.default_rng(0))
     assert len(keys) == 27 and child.as_dict().keys() == START.as_dict().keys()
     assert child.lr0 == round(START.lr0 * factors[0], 5) != START.lr0
-
-
-def test_a_training_without_a_finite_result_counts_as_a_fitness_of_0(tmp_path: Path) -> None:
-    found = iter([dataclasses.replace(NOTHING, map=float("nan")), dataclasses.replace(NOTHING, map50=0.5)])
-
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        (Path(config.project) / config.name).mkdir()
-        return next(found)
-
-    evolve(TrainConfig(evolve=2, project=str(tmp_path)), START, World(), train)
-    trials = read_trials(tmp_path / "exp" / "evolve.csv")
-    assert [trial.fitness for trial in trials] == [0, 0.05] and best_trial(trials) == trials[1]
 
 
 def test_values_stay_in_their_ranges() -> None:
@@ -125,18 +120,20 @@ def test_a_table_from_before_a_key(tmp_path: Path, newer: str) -> None:
     assert read_trials(path) == [trial(START, 0.25)]
 
 
-def test_a_training_that_diverges_is_a_trial_of_no_worth(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        (Path(config.project) / config.name).mkdir()
-        if config.name == "generation0":
-            raise Diverged("not finite")
-        return dataclasses.replace(NOTHING, map50=0.5, map=0.4)
+def test_a_training_that_diverges_or_has_no_finite_result_counts_as_a_fitness_of_0(tmp_path: Path) -> None:
+    found = iter([Diverged("not finite"), dataclasses.replace(NOTHING, map=float("nan"))])
+    good = dataclasses.replace(NOTHING, map50=0.5, map=0.4)
 
-    config = TrainConfig(evolve=2, project=str(tmp_path), name="search")
-    metrics = evolve(config, START, World(), train)
+    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+        made(config)
+        result = next(found, good)
+        if isinstance(result, Diverged):
+            raise result
+        return result
+
+    assert evolve(TrainConfig(evolve=3, project=str(tmp_path), name="search"), START, World(), train) is good
     trials = read_trials(tmp_path / "search" / "evolve.csv")
-    assert metrics is not None and metrics.map == 0.4
-    assert [round(t.fitness, 2) for t in trials] == [0, 0.41]
+    assert [round(t.fitness, 2) for t in trials] == [0, 0, 0.41] and best_trial(trials) == trials[2]
     assert [path.name for path in (tmp_path / "search").iterdir() if path.is_dir()] == []
 
 
@@ -153,7 +150,7 @@ def test_a_search_has_a_folder_of_its_own_and_only_resume_continues_it(tmp_path:
 
     def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
         seen.append(config)
-        (Path(config.project) / config.name).mkdir()
+        made(config)
         return NOTHING
 
     def search(generations: int, **more: Any) -> None:
@@ -193,7 +190,7 @@ def test_a_search_that_was_stopped_in_its_first_training_is_the_one_that_resume_
 
     def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
         seen.append(Path(config.project))
-        (seen[-1] / config.name).mkdir(exist_ok=True)
+        made(config)
         if len(seen) == 2:
             raise Interrupted("Stopped by SIGTERM.", 15)
         return NOTHING
@@ -218,8 +215,7 @@ def test_ranks_that_the_launcher_restarts_continue_their_search(
     monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
 
     def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        folder = Path(config.project) / config.name
-        folder.mkdir(exist_ok=True)
+        folder = made(config)
         if config.name == "generation1" and not (folder / "killed").exists():
             (folder / "killed").touch()
             raise KeyboardInterrupt

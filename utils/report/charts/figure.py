@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tessera.utils.files import atomic_write
-from tessera.utils.report.palette import class_hex, font_families, printable
+from tessera.utils.report.palette import class_hex, drawable, font_families
 
 BLUE, RED = class_hex(9), class_hex(0)
 INK, GRID = "#333333", "#dddddd"
@@ -18,7 +18,7 @@ NAMED_CLASSES = 130  # above it, names along an axis would run into each other: 
 
 def class_label(text: str, limit: int) -> str:
     """A class name that matplotlib takes literally: no mathematics between dollars, not hidden by an underscore."""
-    shown = printable(text, limit).replace("$", r"\$")
+    shown = drawable(text, limit).replace("$", r"\$")
     return f"\u200a{shown}" if shown.startswith("_") else shown
 
 
@@ -40,7 +40,7 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def say_why_empty(axes: Axes, why: str) -> None:
+def explain_empty(axes: Axes, why: str) -> None:
     """Say why a panel shows nothing."""
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=INK, fontsize=12)
     axes.set(xticks=[], yticks=[])

@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from tessera.utils.report.charts.figure import BLUE, NAMED_CLASSES, class_label, new_figure, save, say_why_empty, style
+from tessera.utils.report.charts.figure import BLUE, NAMED_CLASSES, class_label, explain_empty, new_figure, save, style
 from tessera.utils.report.palette import class_hex
 from tessera.utils.types import DatasetIndex
 
@@ -27,10 +27,6 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
 
     Args:
         index: any split; an index without objects gives a picture that says so.
-        target: a .jpg file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     total = len(index.classes)
     counts = np.zeros(len(index.names), np.int64)
@@ -50,7 +46,7 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
     overlay, centres, sizes = (figure.add_subplot(below[i]) for i in range(3))
     if total == 0:
         for axes in (overlay, centres, sizes):
-            say_why_empty(axes, "no objects")
+            explain_empty(axes, "no objects")
         save(figure, target)
         return
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from tessera.utils.report.charts.figure import BLUE, INK, RED, new_figure, save, say_why_empty, style
+from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
 from tessera.utils.report.palette import class_hex
 from tessera.utils.types import fitness
 
@@ -50,10 +50,6 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
 
     Args:
         results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     epochs = results["epoch"].to_numpy(float)
     panels = []
@@ -65,7 +61,7 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
             panels.append((title, series))
     figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
     if not panels:
-        say_why_empty(figure.add_subplot(), "no epoch has been completed yet")
+        explain_empty(figure.add_subplot(), "no epoch has been completed yet")
     best = _best_epoch(results)
     for place, (title, series) in enumerate(panels, 1):
         axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)

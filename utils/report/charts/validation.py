@@ -24,9 +24,9 @@ from tessera.utils.report.charts.figure import (
     INK,
     NAMED_CLASSES,
     class_label,
+    explain_empty,
     new_figure,
     save,
-    say_why_empty,
     style,
 )
 from tessera.utils.report.palette import class_hex
@@ -48,21 +48,12 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
         run: the folder.
         curves: as `summarize` returns them.
         confusion, names: as in `plot_confusion_matrix`.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     plot_confusion_matrix(confusion, names, run / "confusion_matrix.png")
-    for letter, quantity, values in (
-        ("P", "Precision", curves.precision),
-        ("R", "Recall", curves.recall),
-        ("F1", "F1", curves.f1),
-    ):
-        target = run / f"{letter}_curve.png"
-        plot_confidence_curve(curves, values, names, quantity, target)
-    plot_pr_curve(
-        curves.recall_axis, curves.precision_at_recall, curves.ap50, curves.class_ids, names, run / "PR_curve.png"
-    )
+    plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
+    plot_confidence_curve(curves, curves.recall, names, "Recall", run / "R_curve.png")
+    plot_confidence_curve(curves, curves.f1, names, "F1", run / "F1_curve.png")
+    plot_pr_curve(curves, names, run / "PR_curve.png")
 
 
 def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], target: Path) -> None:
@@ -71,10 +62,6 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], targ
     Args:
         confusion: which class is taken for which.
         names: class names by index, C.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     assert confusion.nc == len(names), (confusion.nc, len(names))
     labels, title = [*names, "background"], "Confusion matrix (share of each true class)"
@@ -97,18 +84,11 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], targ
     image = axes.imshow(np.ma.masked_less(np.nan_to_num(shares), 0.005), cmap="Blues", vmin=0, vmax=1)
     size = float(np.clip(700 / count, 6, 11))
     if numbered:
+        font = float(np.clip(180 / count, 8, 14))
         for row, column in zip(*np.nonzero(np.nan_to_num(shares) >= 0.005), strict=True):
             share = shares[row, column]
             ink = "white" if share > 0.5 else INK
-            axes.text(
-                column,
-                row,
-                f"{share:.2f}",
-                ha="center",
-                va="center",
-                color=ink,
-                fontsize=float(np.clip(180 / count, 8, 14)),
-            )
+            axes.text(column, row, f"{share:.2f}", ha="center", va="center", color=ink, fontsize=font)
     style(axes, title, "True class", "Predicted class")
     if count <= NAMED_CLASSES:
         axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
@@ -135,15 +115,11 @@ def plot_confidence_curve(
         values: (C', K), of `curves`.
         names: class names by index.
         quantity: "Precision", "Recall" or "F1": the axis and the legend.
-        target: a .png file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
     """
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
     if len(values) == 0:
-        say_why_empty(axes, "no labelled objects")
+        explain_empty(axes, "no labelled objects")
     else:
         confidence, best, at_best = curves.confidence, curves.best, values[:, curves.best].mean()
         summary = f"all classes {at_best:.3f} at {confidence[best]:.3f}"
@@ -155,30 +131,21 @@ def plot_confidence_curve(
     save(figure, target)
 
 
-def plot_pr_curve(
-    recall: NDArray[np.float64],
-    precision: NDArray[np.float64],
-    ap50: NDArray[np.float64],
-    class_ids: NDArray[np.int64],
-    names: Sequence[str],
-    target: Path,
-) -> None:
-    """Precision over recall at IoU 0.5 (`PR_curve.png`).
+def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
+    """Precision over recall at IoU 0.5 (`PR_curve.png`); in the legend, the area under each curve.
 
     Args:
-        recall: (R,), ascending.
-        precision: (C', R).
-        ap50: (C',), the area under each row, for the legend.
-        class_ids, names, target: as in `plot_confidence_curve`.
+        curves, names: as in `plot_confidence_curve`.
     """
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
-    if len(precision) == 0:
-        say_why_empty(axes, "no labelled objects")
+    if len(curves.ap50) == 0:
+        explain_empty(axes, "no labelled objects")
     else:
-        summary = f"all classes {ap50.mean():.3f} mAP 0.5"
-        details = [f"{ap:.3f}" for ap in ap50[:_LABELLED_CLASSES]]
-        _curves(axes, _Classes(recall, precision, class_ids, names), summary, details)
+        summary = f"all classes {curves.ap50.mean():.3f} mAP 0.5"
+        details = [f"{ap:.3f}" for ap in curves.ap50[:_LABELLED_CLASSES]]
+        classes = _Classes(curves.recall_axis, curves.precision_at_recall, curves.class_ids, names)
+        _curves(axes, classes, summary, details)
     style(axes, "Precision over recall, IoU 0.5", "Recall", "Precision")
     save(figure, target)
 

@@ -7,28 +7,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tessera.utils.report.trackers.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long a run waits for its trackers.
-
-    Attributes:
-        call_s: a call that takes longer, even the upload of a checkpoint, counts as hung.
-        close_s: at the end, for all trackers together, to send what they still hold.
-        close_failed_s: the same after an error, which must end all ranks within seconds.
-        queue: calls that a tracker may be behind; each holds a few numbers or a path.
-    """
-
-    call_s: float = 600.0
-    close_s: float = 60.0
-    close_failed_s: float = 3.0
-    queue: int = 1000
+CALL_S = 600.0  # a call that takes longer, even the upload of a checkpoint, counts as hung
+CLOSE_S = 60.0  # at the end, for all trackers together, to send what they still hold
+CLOSE_FAILED_S = 3.0  # the same after an error, which must end all ranks within seconds
+MOST_CALLS = 1000  # that a tracker may be behind; each holds a few numbers or a path
 
 
 class Channel:
@@ -37,37 +25,32 @@ class Channel:
     Args:
         name: for messages.
         open_tracker: called in the thread, for it may wait for a server.
-        limits: when to switch the tracker off.
 
     Attributes:
         alive: the tracker has not been switched off.
     """
 
-    def __init__(self, name: str, open_tracker: Callable[[], Tracker], limits: Limits) -> None:
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker]) -> None:
         self.name = name
         self.alive = True
-        self._open, self._limits = open_tracker, limits
-        self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(limits.queue)
+        self._open = open_tracker
+        self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MOST_CALLS)
         self._busy_since: float | None = time.monotonic()  # None while it waits for a call
         self._off = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:
-        """Queue a call (None ends the thread), unless the tracker is off or hangs."""
+        """Queue a call, unless the tracker is off or hangs; None closes the tracker when all calls are done."""
         since = self._busy_since
-        if self.alive and since is not None and time.monotonic() - since > self._limits.call_s:
-            self._switch_off(f"a call has not returned for {self._limits.call_s:g} s")
+        if self.alive and since is not None and time.monotonic() - since > CALL_S:
+            self._switch_off(f"a call has not returned for {CALL_S:g} s")
         if not self.alive:
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._switch_off(f"it is {self._limits.queue} calls behind")
-
-    def finish(self) -> None:
-        """Ask the thread to close the tracker when all calls are done."""
-        self.put(None)
+            self._switch_off(f"it is {MOST_CALLS} calls behind")
 
     def join(self, deadline: float) -> None:
         """Wait for the thread until `deadline`, on the monotonic clock."""

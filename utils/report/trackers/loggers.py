@@ -13,20 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tessera.models.detector import GraphNode
-from tessera.utils.config import tracker_names
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
-from tessera.utils.report.trackers.channel import Channel, Limits
-from tessera.utils.report.trackers.clearml import ClearML
-from tessera.utils.report.trackers.comet import Comet
-from tessera.utils.report.trackers.mlflow import MLflow
+from tessera.utils.report.trackers.channel import CLOSE_FAILED_S, CLOSE_S, Channel
+from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Wandb
 from tessera.utils.report.trackers.tensorboard import TensorBoard
 from tessera.utils.report.trackers.tracker import Tracker
-from tessera.utils.report.trackers.wandb import Wandb
 
 TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
@@ -38,12 +33,12 @@ TRACKERS: dict[str, type[Tracker]] = {
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Import each tracker, so that a missing one ends the run before it starts. "none" and "" stand for no tracker.
+    """Import each tracker, so that a missing one ends the run before it starts.
 
     Raises:
-        ConfigError: a name is unknown, or its package is not installed or cannot be imported.
+        ConfigError: its package is not installed or cannot be imported.
     """
-    for name in tracker_names(names):
+    for name in names:
         _import(name)
 
 
@@ -65,49 +60,34 @@ def _import(name: str) -> Any:
 class Loggers:
     """All trackers of a run; a context manager that closes them.
 
-    On other ranks than 0, and where no tracker is asked for, it does nothing. Only the constructor raises.
+    Without any it does nothing. Only the constructor raises.
 
     Args:
-        names: keys of `TRACKERS`, or "none".
+        names: keys of `TRACKERS`.
         run: run directory; each remote tracker keeps its own run's id there, in `<tracker>.id`.
         config: flags and hyperparameters, shown as the run's parameters.
-        is_main: whether this is rank 0.
         resume: continue the trackers' runs whose ids `run` holds.
-        limits: how long a call may last and `close` may wait.
 
     Raises:
         ConfigError: as `check_trackers`.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run: Path,
-        config: Mapping[str, Any],
-        *,
-        is_main: bool,
-        resume: bool = False,
-        limits: Limits | None = None,
-    ) -> None:
-        self._limits = limits = limits or Limits()
+    def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any], *, resume: bool = False) -> None:
         # Imported here, so that a missing package raises; opened in the tracker's thread.
         self._channels = [
-            Channel(name, partial(_open, name, _import(name), run, dict(config), resume), limits)
-            for name in (tracker_names(names) if is_main else ())
+            Channel(name, partial(_open, name, _import(name), run, dict(config), resume)) for name in names
         ]
 
     def __enter__(self) -> Loggers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close(None if kind is None else self._limits.close_failed_s)
-
-    @property
-    def active(self) -> tuple[str, ...]:
-        """Names of the trackers that have not been switched off."""
-        return tuple(channel.name for channel in self._channels if channel.alive)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Let the trackers send what they hold, for a bounded time; idempotent."""
+        deadline = time.monotonic() + (CLOSE_S if kind is None else CLOSE_FAILED_S)
+        for channel in self._channels:
+            channel.put(None)
+        for channel in self._channels:
+            channel.join(deadline)
 
     def scalars(self, values: Mapping[str, float], epoch: int) -> None:
         """Report numbers by name, such as a row of results.csv; those that are not finite are left out."""
@@ -125,14 +105,6 @@ class Loggers:
     def checkpoint(self, path: Path) -> None:
         """Upload a checkpoint."""
         self._send(lambda tracker: tracker.checkpoint(path))
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Let the trackers send what they hold, for at most `timeout_s` or the constructor's time; idempotent."""
-        deadline = time.monotonic() + min(self._limits.close_s, math.inf if timeout_s is None else timeout_s)
-        for channel in self._channels:
-            channel.finish()
-        for channel in self._channels:
-            channel.join(deadline)
 
     def _send(self, call: Callable[[Tracker], None]) -> None:
         for channel in self._channels:
