@@ -66,7 +66,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
-from tessera.utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
+from tessera.utils.ranks.consistency import require_agreement, require_same_command, run_fingerprint
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world

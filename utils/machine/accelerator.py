@@ -192,13 +192,13 @@ class Accelerator:
     def synchronize(self) -> None:
         """Wait until all that was queued is done."""
 
-    def moment(self) -> Any:
-        """A point in the device's queue, for `seconds`; the host does not wait for it where the device has a queue."""
+    def record_event(self) -> Any:
+        """An event in the device's queue, for `seconds_between`; where there is a queue, the host does not wait."""
         self.synchronize()
         return time.perf_counter()
 
-    def seconds(self, start: Any, end: Any) -> float:
-        """Time between two moments; waits until the device has passed `end`."""
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Time between two events; waits until the device has passed `end`."""
         return float(end - start)
 
     def untuned(self) -> AbstractContextManager[None]:

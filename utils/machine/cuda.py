@@ -148,13 +148,13 @@ class Cuda(Accelerator):
         """As in Accelerator."""
         torch.cuda.synchronize(self.device)
 
-    def moment(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         """As in Accelerator."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """As in Accelerator."""
         end.synchronize()  # without it, elapsed_time raises where the device has not passed `end`
         return start.elapsed_time(end) / 1000

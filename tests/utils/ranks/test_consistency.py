@@ -13,7 +13,7 @@ from tessera.utils.config import TrainConfig, ValConfig
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.pixels import PixelRule
-from tessera.utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World
 from tests.data.made_index import make_index
 
