@@ -183,7 +183,7 @@ class Accelerator:
 
     def decided(self, flag: Tensor) -> Tensor | bool:
         """A flag, bool (), as the host's own; on the device where the host would have to wait for it."""
-        return bool(flag)
+        return flag if self.queue_depth else bool(flag)
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """A copy on the host, complete after `synchronize`."""

@@ -135,10 +135,6 @@ class Cuda(Accelerator):
 
         return arrived
 
-    def decided(self, flag: Tensor) -> Tensor | bool:
-        """As in Accelerator."""
-        return flag
-
     def to_host(self, tensor: Tensor) -> Tensor:
         """As in Accelerator: to page-locked memory, which torch keeps for the next copies."""
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)  # with the same strides

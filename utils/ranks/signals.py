@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -135,40 +135,36 @@ def signals_wait() -> Iterator[None]:
 
     For what has to be closed whole: the exception would leave the rest of it open, and be lost inside a `__del__`.
     """
-    handlers = _handlers()
     waiting: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda number, _: waiting.append(number))
     try:
-        yield
+        with _handled_by(lambda number, _: waiting.append(number)):
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         for first in waiting[:1]:
             signal.raise_signal(first)
 
 
-@contextmanager
-def signals_end_at_once() -> Iterator[None]:
+def signals_end_at_once() -> AbstractContextManager[None]:
     """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
 
     For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
     a handler nor another thread would have its turn.
     """
-    handlers = _handlers()
-    for number in handlers:
-        signal.signal(number, signal.SIG_DFL)
+    return _handled_by(signal.SIG_DFL)
+
+
+@contextmanager
+def _handled_by(other: Any) -> Iterator[None]:
+    """Inside, another handler has the signals that an `Interruption` handles, where this thread may set handlers."""
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    found = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    for number in found:
+        signal.signal(number, other)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in found.items():
             signal.signal(number, handler)
-
-
-def _handlers() -> dict[signal.Signals, Interruption]:
-    """The signals that an `Interruption` handles now, where this thread may set handlers."""
-    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    return {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
 
 
 def ignore_sigterm_at_the_end() -> None:

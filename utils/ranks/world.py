@@ -193,11 +193,11 @@ def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> in
 
 @contextmanager
 def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[dict[str, str]]:
-    """Let the first rank of each node do the body first; the others follow when all of them are done.
+    """Let the first rank of each node run the body; once all first ranks are through, the other ranks run it.
 
-    For caches: the first rank builds, the others find. The body is given a dict: what the first rank of a node puts
-    into it, the others of that node, and no rank of another one, find there. Where the body fails on a first rank, the
-    others raise its error. Waiting has no time limit of its own: the first rank may need minutes.
+    For caches: the first rank builds, the others find. The body is given a dict. What a first rank puts into its own,
+    the other ranks of its node find in theirs. Where the body fails on a first rank, the others raise its error.
+    Waiting has no time limit of its own: the first rank may need minutes.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.

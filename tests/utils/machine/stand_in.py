@@ -140,10 +140,6 @@ class StandIn(Accelerator):
 
         return arrived
 
-    def decided(self, flag: Tensor) -> Tensor | bool:
-        """As in Accelerator."""
-        return flag
-
     def to_host(self, tensor: Tensor) -> Tensor:
         """As in Accelerator; the copy happens in `synchronize`, with the values of now."""
         host = torch.full_like(tensor, 77, requires_grad=False)
