@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tessera.utils.ranks.signals import start_signal_thread
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,12 +65,11 @@ if child == 0:
 parent_waits()
 end()
 """
-DECODING = """
-import re, signal, sys
+HOLDING_BACK = """
+import re, sys
 from tessera.utils.ranks.signals import start_signal_thread
 from tessera.utils.streams import words_of_libraries
 
-signal.alarm(60)  # ends a process that hangs
 end = start_signal_thread('the one')
 with words_of_libraries(re.compile(b'libjpeg')) as words:
     print(1, flush=True)
@@ -76,7 +77,12 @@ with words_of_libraries(re.compile(b'libjpeg')) as words:
 assert not words
 end()
 """
-
+ODD_PATH = """
+import sys
+from tessera.utils.ranks.signals import start_signal_thread
+waits = "end = start_signal_thread('the one'); print(1, flush=True); sys.stdin.readline(); end()"
+exec(compile(waits, 'caf\\udce9.py', 'exec'))
+"""
 WITHOUT_STDERR = """
 import signal, sys
 from tessera.utils.ranks.signals import start_signal_thread
@@ -155,21 +161,16 @@ def test_a_forked_process_answers_for_itself() -> None:
     assert [", in parent_waits\n" in answer for answer in answers] == [False, True]
 
 
-def test_a_path_that_is_no_text_is_printed_too() -> None:
-    waits = "end = start_signal_thread('the one'); print(1, flush=True); sys.stdin.readline(); end()"
-    odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
-    with program(f"import sys\nfrom tessera.utils.ranks.signals import start_signal_thread\n{odd}") as process:
+@pytest.mark.parametrize(
+    ("text", "said"), [(ODD_PATH, r"caf\udce9.py"), (HOLDING_BACK, ", in <module>")], ids=["path", "stderr"]
+)
+def test_a_process_answers_from_a_file_of_any_name_and_while_words_of_libraries_are_held_back(
+    text: str, said: str
+) -> None:
+    """Such as a loader worker that hangs in a decode."""
+    with program(text) as process:
         assert process.stdout and process.stdout.readline() == "1\n"
-        assert r"caf\udce9.py" in ask(process, process.pid)
-        write(process, "end")
-        assert rest_of(process) == ""
-
-
-def test_a_process_answers_while_words_of_libraries_are_held_back() -> None:
-    """A loader worker that hangs would hang in a decode."""
-    with program(DECODING) as process:
-        assert process.stdout and process.stdout.readline() == "1\n"
-        ask(process, process.pid)
+        assert said in ask(process, process.pid)
         write(process, "end")
         assert rest_of(process) == ""
 
