@@ -71,14 +71,12 @@ class Profile(NoProfile):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """As in NoProfile."""
         started = self._now()
         with torch.profiler.record_function(name):
             yield
         self._seconds[name] += self._now() - started
 
     def waited(self, items: Iterable[T]) -> Iterable[T]:
-        """As in NoProfile."""
         iterator = iter(items)
         ended = object()
         while True:
@@ -89,7 +87,6 @@ class Profile(NoProfile):
             yield item
 
     def step(self) -> None:
-        """As in NoProfile."""
         self.tracer.step()
 
     def epoch(self, epoch: int, seconds: float) -> None:

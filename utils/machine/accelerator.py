@@ -1,6 +1,6 @@
 """Where a rank computes. One object owns all that differs between devices; no other file asks for a device's type.
 
-The base class is the CPU; subclasses override what differs.
+The base class is the CPU; subclasses override what differs, and what they override means what it means here.
 """
 
 from __future__ import annotations

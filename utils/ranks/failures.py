@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -52,13 +53,7 @@ class FirstFailure(NamedTuple):
         Raises:
             RuntimeError, OSError: the store is gone.
         """
-        mine = f"{self.reporter}|{self.exit_code}"
-        return FirstFailure._decode(store.compare_set(_KEY, "", mine).decode())
-
-    @classmethod
-    def _decode(cls, line: str) -> FirstFailure:
-        reporter, exit_code = line.split("|")
-        return cls(reporter, int(exit_code))
+        return FirstFailure(*json.loads(store.compare_set(_KEY, "", json.dumps(self))))
 
     @classmethod
     def read(cls, store: Store) -> FirstFailure | None:
@@ -68,7 +63,7 @@ class FirstFailure(NamedTuple):
             RuntimeError, OSError: the store is gone.
         """
         line = read(store, _KEY)
-        return None if line is None else cls._decode(line)
+        return None if line is None else cls(*json.loads(line))
 
 
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:

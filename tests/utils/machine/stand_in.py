@@ -102,11 +102,9 @@ class StandIn(Accelerator):
 
     @property
     def name(self) -> str:
-        """As in Accelerator."""
         return "stand-in"
 
     def set_deterministic(self, on: bool) -> None:
-        """As in Accelerator."""
         self.deterministic = on
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -148,14 +146,12 @@ class StandIn(Accelerator):
         return host
 
     def synchronize(self) -> None:
-        """As in Accelerator."""
         self.wait("synchronize")
         for host, values in self._copies:
             host.copy_(values)
         self._copies.clear()
 
     def record_event(self) -> Recorded:
-        """As in Accelerator."""
         self._events += 1
         return Recorded(self._events, time.perf_counter())
 
@@ -166,27 +162,21 @@ class StandIn(Accelerator):
         return end.time - start.time
 
     def free_memory(self) -> int:
-        """As in Accelerator."""
         return self.capacity - self._live
 
     def allocated_memory(self) -> int:
-        """As in Accelerator."""
         return self._live
 
     def reserved_memory(self) -> int:
-        """As in Accelerator."""
         return self._live
 
     def peak_memory(self) -> int:
-        """As in Accelerator."""
         return self._peak
 
     def reset_peak_memory(self) -> None:
-        """As in Accelerator."""
         self._peak = self._live
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """As in Accelerator."""
         return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
     # The books
