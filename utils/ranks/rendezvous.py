@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -242,22 +242,30 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
     """
     store.set(f"device/{rank}", f"{namespace('net')} {accelerator.backend} {accelerator.identity}")
     values = store.multi_get([f"device/{other}" for other in range(size)])
-    networks, *found = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
-    ranks_of: dict[str, list[int]] = {}
-    over: dict[str, list[int]] = {}
-    for other, (backend, theirs) in enumerate(zip(*found, strict=True)):
-        ranks_of.setdefault(theirs, []).append(other)
-        over.setdefault(backend, []).append(other)
-    if len(over) > 1:
-        shares = "; ".join(f"{backend} on rank {', '.join(map(str, ranks))}" for backend, ranks in over.items())
+    networks, backends, devices = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
+    if len(set(backends)) > 1:
         raise ConfigError(
-            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {shares}. Does a host "
-            f"not see its GPUs? Give --device on all of them."
+            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {by_value(backends)}. "
+            f"Does a host not see its GPUs? Give --device on all of them."
         )
-    for device, ranks in ranks_of.items():
+    for device, ranks in ranks_by_value(devices).items():
         if device and len(ranks) > 1:
             raise ConfigError(
                 f"ranks {', '.join(map(str, ranks))} share one CUDA device ({device}). Start as many ranks a "
                 f"node as it has devices, give each task its own (srun --gpus-per-task=1), or use --device cpu."
             )
     return len(set(networks)) == 1 and networks[0] != ""
+
+
+def ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
+    """Which ranks have a value, of values by rank."""
+    found: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        found.setdefault(value, []).append(rank)
+    return found
+
+
+def by_value(values: Iterable[str]) -> str:
+    """Values by rank, as messages list them: "gloo on rank 0, 2; nccl on rank 1"."""
+    shares = ranks_by_value(values).items()
+    return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in shares)

@@ -101,11 +101,6 @@ class Interruption:
         """Whether a signal has come."""
         return self.requested > 0
 
-    @property
-    def is_deferred(self) -> bool:
-        """Whether a signal is only noted now."""
-        return self._deferred
-
     def defer(self) -> None:
         """From now on only note a signal."""
         self._deferred = True
@@ -238,7 +233,7 @@ def _act_on_signals(who: str, asked: int, to: int) -> None:
 
 def _end_if_stuck(number: int, handler: Interruption) -> None:
     """End the process where `handler` is still to handle signal `number`, and not only to note it."""
-    if not handler.asked() and not handler.is_deferred and signal.getsignal(number) is handler:
+    if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
         with contextlib.suppress(OSError):
             os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
