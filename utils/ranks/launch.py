@@ -145,7 +145,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
     """Make the default group; return the control group.
 
     Raises:
-        UserError: this host lets a process open too few files, or the ranks cannot connect to each other.
+        UserError: the host grants this process too few open files, or the ranks cannot connect to each other.
     """
     needed = _FILES * launch.size
     if (left := open_files_left(needed)) < needed:
