@@ -41,7 +41,7 @@ from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import UserError
-from tessera.utils.ranks.agreement import require_same_command
+from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world

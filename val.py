@@ -51,7 +51,7 @@ from tessera.utils.inference.detector import usable_imgsz
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.inference.tiles import TiledDetector
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
-from tessera.utils.ranks.agreement import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first

@@ -24,9 +24,8 @@ import torch
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
 from tessera.utils.machine.limits import open_files_left
-from tessera.utils.ranks.signals import SIGNALS
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
-from tessera.utils.ranks.watchdog import say
+from tessera.utils.ranks.failures import print_without_waiting
+from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
 from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ def begin_worker(worker: int) -> None:
     # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone reacts, and ends its workers.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    print_stacks_on_signal(f"loader worker {worker} of process {os.getppid()}")
+    start_signal_thread(f"loader worker {worker} of process {os.getppid()}")
     threading.Thread(target=_end_with_the_rank, name="end with the rank", daemon=True).start()
     sys.excepthook = print_unless_disconnected
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
@@ -119,7 +118,9 @@ def _end_with_the_rank() -> None:
 
 def _end_worker(error: Exception, batch: object) -> None:
     """A batch could not be sent: multiprocessing would drop it, and the rank wait for it without end."""
-    say(f"loader worker of process {os.getppid()}: a batch cannot be sent ({type(error).__name__}: {error})")
+    print_without_waiting(
+        f"loader worker of process {os.getppid()}: a batch cannot be sent ({type(error).__name__}: {error})"
+    )
     os._exit(1)
 
 
@@ -204,7 +205,7 @@ class StoppedWorkers:
             stopped_s = {pid: stopped_s.get(pid, 0.0) + LOOK_S for pid in pids}
             for worker in self._workers:
                 if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
-                    say(
+                    print_without_waiting(
                         f"rank {self._rank}: loader worker {worker.name} (process {worker.pid}) has been stopped for "
                         f"{stopped_s.pop(worker.pid):.0f} s: it is killed."
                     )
@@ -212,7 +213,7 @@ class StoppedWorkers:
 
     def _kill_all(self, waited_s: float) -> None:
         """The rank has waited too long for a batch: each worker prints where it is, and is killed."""
-        say(
+        print_without_waiting(
             f"rank {self._rank}: its loader workers have given no batch for {waited_s:.0f} s (TESSERA_LOADER_TIMEOUT): "
             "they print their stacks and are killed. Does their storage answer?"
         )

@@ -18,7 +18,7 @@ from tessera.data.source.annotations.coco import CocoImage, read_coco
 from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
-from tessera.utils.machine.stretches import in_stretches
+from tessera.utils.machine.chunks import in_chunks
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
 
@@ -139,7 +139,7 @@ def stats(paths: Sequence[str]) -> NDArray[np.int64]:
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
 
-    return np.concatenate([np.zeros((0, 2), np.int64), *in_stretches(read, len(paths), _STRETCH, _SLOW_S)])
+    return np.concatenate([np.zeros((0, 2), np.int64), *in_chunks(read, len(paths), _STRETCH, _SLOW_S)])
 
 
 def _stat(path: str) -> Stat:

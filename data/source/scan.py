@@ -16,7 +16,7 @@ from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.headers import BadImage, Size, image_size
 from tessera.data.source.listing import Listing
 from tessera.utils.files import open_plain
-from tessera.utils.machine.stretches import in_stretches
+from tessera.utils.machine.chunks import in_chunks
 
 _STRETCH = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
@@ -70,7 +70,7 @@ class Stretch:
 
 def scan(listing: Listing, names: ClassNames) -> Stretch:
     """Read every image header and every label of `listing`."""
-    stretches = in_stretches(
+    stretches = in_chunks(
         lambda start, end: scan_stretch(listing, start, end, names), len(listing.images), _STRETCH, _SLOW_S
     )
     return Stretch(

@@ -59,7 +59,8 @@ def main() -> None:
 
         rivals = {"together": trainer(True), "alone": trainer(False)}
         seconds: dict[str, list[float]] = {name: [] for name in rivals}
-        messages = world.control_messages
+        assert world._heartbeat is not None
+        messages = world._heartbeat.messages
         for round_ in range(given.rounds + 2):
             for name, step in rivals.items():
                 world.barrier()
@@ -68,7 +69,7 @@ def main() -> None:
                     step([batch], 1)
                 if round_ >= 2:
                     seconds[name].append((time.perf_counter() - started) / 5)
-        messages = world.control_messages - messages - 2 * (given.rounds + 2)
+        messages = world._heartbeat.messages - messages - 2 * (given.rounds + 2)
         shares = world.all_gather({name: statistics.median(found) for name, found in seconds.items()})
         if world.is_main:
             print(machine())

@@ -23,7 +23,7 @@ import numpy as np
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.environment import REPO
-from tessera.utils.ranks.agreement import data_fingerprint, require_agreement
+from tessera.utils.ranks.consistency import data_fingerprint, require_agreement
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tessera.utils.types import DatasetIndex

@@ -8,6 +8,7 @@ While all wait for the last rank; in a running job; and when a collective breaks
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, TCPStore
 
 from tessera.utils.machine.limits import open_files_left
-from tessera.utils.ranks.heartbeat import Heartbeat
+from tessera.utils.ranks.liveness import Heartbeat
 from tessera.utils.ranks.rendezvous import agree_on_session
 from tests.at_once import at_once
 from tests.benchmarks.rounds import machine
@@ -52,8 +53,7 @@ def run(stores: list[CountedStore], asked: Counter[str]) -> None:
     """All have a heartbeat; then one dies, and the others ask who it was."""
     size, one_store = len(stores), PrefixStore
     beats = [
-        Heartbeat(CountedStore(one_store("run", store._store), asked), rank, size, "host", 600, lambda *_: None)
-        for rank, store in enumerate(stores)
+        Heartbeat(CountedStore(one_store("run", store._store), asked), rank, size) for rank, store in enumerate(stores)
     ]
     time.sleep(2)
     before = asked.total()
@@ -78,15 +78,16 @@ def main() -> None:
     given = flags.parse_args()
     print(machine())
     open_files_left(4 * given.ranks)
+    os.environ["TESSERA_PEER_TIMEOUT"] = "600"
     port, asked = free_port(), Counter[str]()
-    keeper = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     stores = [
         CountedStore(TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=600)), asked)
         for _ in range(given.ranks)
     ]
     rendezvous(stores, asked)
     run(stores, asked)
-    del keeper
+    del server
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from tessera.utils.ranks import heartbeat
+from tessera.utils.ranks import liveness
 from tests.system.hosts import DEVICE, Host
 from tests.system.jobs import tell_where
 from tests.system.launch import Outcome, free_port
@@ -199,4 +199,4 @@ def _enter(host: Host) -> None:
     with Path("/run/netns", host.namespace).open() as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NETWORK):
             raise OSError(ctypes.get_errno(), f"cannot enter the network of {host.namespace}")
-    heartbeat._kernel = lambda: host.namespace  # type: ignore[assignment]
+    liveness.namespace = lambda kind: host.namespace  # type: ignore[assignment]

@@ -51,12 +51,13 @@ class ModelEMA(Generic[M]):
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
-        """Move the average towards the state of the raw `model`, which is always the same module.
+        """Move the average towards the state of the raw `model`, and count the update.
 
         Args:
-            model: its state is finite.
-            taken: whether the step was taken. If not, the average stays, and the caller calls `take_back` afterwards.
-                Given as a scalar on the model's device, it needs no host synchronisation, but two more passes.
+            model: the same module in every call; its state is finite.
+            taken: whether the optimizer took its step; if not, the average stays. A bool () tensor on the model's
+                device costs two more passes over the state, but no host synchronisation. The host learns of a skipped
+                step later, and then calls `take_back`.
         """
         self.updates += 1
         if self._pairs is None:
@@ -71,7 +72,7 @@ class ModelEMA(Generic[M]):
             torch._foreach_copy_(kept, copied)
 
     def take_back(self) -> None:
-        """The latest update was not taken: it does not count either."""
+        """Count one update less, for a step that was skipped."""
         self.updates -= 1
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -28,15 +27,7 @@ SKIPPED_STEPS, TRACED_STEPS = 3, 5  # the first steps are unlike the others
 
 
 class NoProfile:
-    """Measures nothing and costs nothing; a context manager around the training."""
-
-    def __enter__(self) -> NoProfile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return
+    """Measures nothing and costs nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Book the time inside on one of STAGES; stages do not nest."""
@@ -62,6 +53,9 @@ class Profile(NoProfile):
     Args:
         run: run directory.
         accelerator: what this rank computes on.
+
+    Attributes:
+        tracer: torch's own profiler, a context manager around the training.
     """
 
     def __init__(self, run: Path, accelerator: Accelerator) -> None:
@@ -69,31 +63,20 @@ class Profile(NoProfile):
         self._seconds = dict.fromkeys(STAGES, 0.0)
         table = run / "profile.csv"
         self._rows: list[dict[Any, Any]] = pd.read_csv(table).to_dict("records") if table.is_file() else []
-        self._tracer = torch.profiler.profile(
+        self.tracer = torch.profiler.profile(
             activities=accelerator.profiler_activities(),
             schedule=torch.profiler.schedule(skip_first=SKIPPED_STEPS, wait=0, warmup=1, active=TRACED_STEPS, repeat=1),
             on_trace_ready=self._write_trace,
         )
 
-    def __enter__(self) -> Profile:
-        self._tracer.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._tracer.stop()
-
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """As in NoProfile."""
         started = self._now()
         with torch.profiler.record_function(name):
             yield
         self._seconds[name] += self._now() - started
 
     def waited(self, items: Iterable[T]) -> Iterable[T]:
-        """As in NoProfile."""
         iterator = iter(items)
         ended = object()
         while True:
@@ -104,8 +87,7 @@ class Profile(NoProfile):
             yield item
 
     def step(self) -> None:
-        """As in NoProfile."""
-        self._tracer.step()
+        self.tracer.step()
 
     def epoch(self, epoch: int, seconds: float) -> None:
         """Print the table of `epoch` and add its row to profile.csv."""
@@ -128,6 +110,12 @@ class Profile(NoProfile):
         log.info(f"A trace of a few steps is in {path}")
 
 
-def open_profile(on: bool, run: Path, world: World) -> NoProfile:
-    """`--profile` measures rank 0; the others, and all without it, measure nothing."""
-    return Profile(run, world.accelerator) if on and world.is_main else NoProfile()
+@contextmanager
+def open_profile(on: bool, run: Path, world: World) -> Iterator[NoProfile]:
+    """Around a training: `--profile` measures rank 0; the others, and all without it, measure nothing."""
+    if not (on and world.is_main):
+        yield NoProfile()
+        return
+    profile = Profile(run, world.accelerator)
+    with profile.tracer:
+        yield profile

@@ -1,4 +1,4 @@
-"""The recipe of a run: its model's hyperparameters for so many batches, and what is to be known of them."""
+"""The recipe of a run: the file of hyperparameters for its length, a line on what they come to, and warnings."""
 
 from __future__ import annotations
 
@@ -20,31 +20,20 @@ FAR = 3  # times another learning rate: more than a file for the same kind of op
 FOREIGN = 20  # times another gain: no search comes to that, a file of another family does
 
 
-def run_length(config: TrainConfig, images: int) -> int:
-    """Global batches of a whole run over so many training images."""
-    batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
-    return config.epochs * -(-images // batch_size)
-
-
 def recipe_of(head: type[Head], batches: int) -> str:
     """The hyperparameter file of a head's models for a run of so many batches."""
     return next(file for end, file in head.recipes if batches < end)
 
 
 def with_recipe(config: TrainConfig, head: type[Head], images: int) -> tuple[TrainConfig, Hyp]:
-    """A run without `--hyp`: its flags with the head's own file for the length of the run, and what this says.
-
-    Args:
-        config: flags.
-        head: of the model.
-        images: to train on.
-    """
-    file = recipe_of(head, run_length(config, images))
+    """A run without `--hyp`: its flags with the head's own file for so many training images, and the file's values."""
+    batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
+    file = recipe_of(head, config.epochs * -(-images // batch_size))
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: bool) -> None:
-    """Say what the hyperparameters come to in this run, and warn where they are no good for it."""
+    """Log what the hyperparameters come to in this run, and warn where they do not suit it."""
     log.info(recipe_in_words(run, schedule))
     for warning in warnings(run, schedule, head, from_scratch=from_scratch):
         log.warning(warning)

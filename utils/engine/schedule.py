@@ -79,9 +79,10 @@ class Schedule:
         return self._warm(iteration, self.hyp.warmup_momentum, self.hyp.momentum)
 
     def window(self, iteration: int) -> int:
-        """Batches of the optimizer step that begins at `iteration`; it never reaches into the next epoch.
+        """How many batches make up the optimizer step that begins at `iteration`; none is of the next epoch.
 
-        During the warm-up the number grows from batch to batch; the step ends at the first batch where it is reached.
+        The number that is asked for grows with each batch of the warm-up, also within a step: the step ends with the
+        first batch at which it has as many as are asked for at that batch.
         """
         left = self.batches_per_epoch - iteration % self.batches_per_epoch
         full = nominal_batch(self.hyp, self.batch_size) / self.batch_size

@@ -48,9 +48,9 @@ class LastHits(NamedTuple):
 class MatchState:
     """Matches of a rank's images, small to send and quick to join with those of the others.
 
-    Detections are sorted by class, then by descending score, then by image, then by their order in the image. Of those
-    that score below every hit of their class on all ranks, no metric needs more than how many lie above each
-    confidence, so they are only counted. Those of classes without objects are left out.
+    Detections are sorted by class, then by descending score, then by image, then by their order in the image.
+    Detections of classes without objects are left out. A detection that scores below the lowest hit of its class, on
+    whichever rank that is, is not kept but counted: of such ones the metrics need only how many reach each confidence.
 
     Attributes:
         class_ids: int32 (C,), see `LastHits`: the same on every rank.

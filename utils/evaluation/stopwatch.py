@@ -20,11 +20,11 @@ class Stopwatch:
 
     def begin(self) -> None:
         """Start the first stage of a batch."""
-        self._last = self._accelerator.moment()
+        self._last = self._accelerator.record_event()
 
     def lap(self, stage: str) -> None:
         """Book the time since the last reading on `stage`."""
-        now = self._accelerator.moment()
+        now = self._accelerator.record_event()
         self._laps.append((stage, self._last, now))
         self._last = now
 
@@ -35,6 +35,6 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """The totals, once the device has done what was measured."""
         for stage, start, end in self._laps:
-            self._seconds[stage] += self._accelerator.seconds(start, end)
+            self._seconds[stage] += self._accelerator.seconds_between(start, end)
         self._laps.clear()
         return dict(self._seconds)

@@ -1,6 +1,6 @@
 """Where a rank computes. One object owns all that differs between devices; no other file asks for a device's type.
 
-The base class is the CPU; subclasses override what differs.
+The base class is the CPU; subclasses override what differs, and what they override means what it means here.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Accelerator:
 
     def decided(self, flag: Tensor) -> Tensor | bool:
         """A flag, bool (), as the host's own; on the device where the host would have to wait for it."""
-        return bool(flag)
+        return flag if self.queue_depth else bool(flag)
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """A copy on the host, complete after `synchronize`."""
@@ -192,13 +192,13 @@ class Accelerator:
     def synchronize(self) -> None:
         """Wait until all that was queued is done."""
 
-    def moment(self) -> Any:
-        """A point in the device's queue, for `seconds`; the host does not wait for it where the device has a queue."""
+    def record_event(self) -> Any:
+        """An event in the device's queue, for `seconds_between`; where there is a queue, the host does not wait."""
         self.synchronize()
         return time.perf_counter()
 
-    def seconds(self, start: Any, end: Any) -> float:
-        """Time between two moments; waits until the device has passed `end`."""
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Time between two events; waits until the device has passed `end`."""
         return float(end - start)
 
     def untuned(self) -> AbstractContextManager[None]:

@@ -51,23 +51,19 @@ class FusedBatchNormParts(BatchNormParts):
     """torch's CUDA kernels: each reads its inputs once, in their own type, and computes in float32."""
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As in BatchNormParts."""
         mean, inv_std = torch.batch_norm_stats(x, 0.0)
         return mean, torch.where(inv_std > 0, inv_std.square().reciprocal(), 0.0)  # 0 stands for a constant channel
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
-        """As in BatchNormParts."""
         return torch.batch_norm_elemt(x, weight, bias, mean, inv_std, 0.0)
 
     def sums(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """As in BatchNormParts."""
         sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, inv_std, weight, True, False, False)
         return sum_dy, sum_dy_xmu
 
     def gradient(
         self, dy: Tensor, x: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor, sums: Tensor, count: Tensor
     ) -> Tensor:
-        """As in BatchNormParts."""
         (mean, inv_std), (sum_dy, sum_dy_xmu) = statistics, sums
         counts = count.to(torch.int32).view(1)  # the kernel adds the counts of ranks up
         return torch.batch_norm_backward_elemt(dy, x, mean, inv_std, weight, sum_dy, sum_dy_xmu, counts)

@@ -42,9 +42,8 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
             f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
             + (f", or numbers from 0 to {present - 1}." if present else ".")
         )
-    if launch.size == 1:
-        return Cuda(torch.device("cuda", numbers[0]))
-    if len(numbers) == 1:  # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
+    # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
+    if launch.size == 1 or len(numbers) == 1:
         return Cuda(torch.device("cuda", numbers[0]))
     if launch.local_rank >= len(numbers):
         raise ConfigError(

@@ -46,7 +46,6 @@ class Cuda(Accelerator):
         self._copies: torch.cuda.Stream | None = None
 
     def activate(self) -> None:
-        """As in Accelerator."""
         torch.cuda.set_device(self.device)
 
     @property
@@ -56,17 +55,14 @@ class Cuda(Accelerator):
 
     @property
     def identity(self) -> str:
-        """As in Accelerator."""
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     @property
     def device_ids(self) -> list[int] | None:
-        """As in Accelerator."""
         return [torch.cuda.current_device() if self.device.index is None else self.device.index]
 
     @property
     def group_device(self) -> torch.device | None:
-        """As in Accelerator."""
         return self.device
 
     def set_deterministic(self, on: bool) -> None:
@@ -92,11 +88,9 @@ class Cuda(Accelerator):
         return torch.cuda.get_device_capability(self.device) >= (7, 0)
 
     def rng_state(self) -> Tensor | None:
-        """As in Accelerator."""
         return torch.cuda.get_rng_state(self.device)
 
     def set_rng_state(self, state: Tensor | None) -> None:
-        """As in Accelerator."""
         if state is not None:
             torch.cuda.set_rng_state(state.cpu(), self.device)
 
@@ -124,7 +118,6 @@ class Cuda(Accelerator):
         return pinned.to(self.device, non_blocking=True)
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """As in Accelerator."""
         host = self.to_host(tensor)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self.device))
@@ -135,33 +128,25 @@ class Cuda(Accelerator):
 
         return arrived
 
-    def decided(self, flag: Tensor) -> Tensor | bool:
-        """As in Accelerator."""
-        return flag
-
     def to_host(self, tensor: Tensor) -> Tensor:
         """As in Accelerator: to page-locked memory, which torch keeps for the next copies."""
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)  # with the same strides
         return host.copy_(tensor.detach(), non_blocking=True)
 
     def synchronize(self) -> None:
-        """As in Accelerator."""
         torch.cuda.synchronize(self.device)
 
-    def moment(self) -> torch.cuda.Event:
-        """As in Accelerator."""
+    def record_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """As in Accelerator."""
+    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()  # without it, elapsed_time raises where the device has not passed `end`
         return start.elapsed_time(end) / 1000
 
     @contextmanager
     def untuned(self) -> Iterator[None]:
-        """As in Accelerator."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = False
         try:
@@ -170,28 +155,22 @@ class Cuda(Accelerator):
             torch.backends.cudnn.benchmark = before
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
-        """As in Accelerator."""
         return [*super().profiler_activities(), torch.profiler.ProfilerActivity.CUDA]
 
     def free_memory(self) -> int:
-        """As in Accelerator."""
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def allocated_memory(self) -> int:
-        """As in Accelerator."""
         return torch.cuda.memory_allocated(self.device)
 
     def reserved_memory(self) -> int:
-        """As in Accelerator."""
         return torch.cuda.memory_reserved(self.device)
 
     def peak_memory(self) -> int:
-        """As in Accelerator."""
         return torch.cuda.max_memory_reserved(self.device)
 
     def reset_peak_memory(self) -> None:
-        """As in Accelerator."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 

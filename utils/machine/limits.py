@@ -13,18 +13,14 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-_SYSTEM = Path("/")
+_SYSTEM = Path("/")  # root of the file system that /proc and /sys are read from
 _SPARE_FILES = 16  # that the rest of a run opens now and then: results, pictures, checkpoints
 
 
-def usable_cpus(system: Path = _SYSTEM) -> int:
-    """Processors this process may use, at least 1: its affinity, cut by the CPU quota of its control groups (v1, v2).
-
-    Args:
-        system: root of the file system that /proc and /sys are read from.
-    """
+def usable_cpus() -> int:
+    """Processors this process may use, at least 1: its affinity, cut by the quota of its control groups (v1, v2)."""
     mine = affinity()
-    return share_of_cpus(mine, [mine], cpu_quota(system))
+    return share_of_cpus(mine, [mine], cpu_quota())
 
 
 def affinity() -> frozenset[int]:
@@ -34,13 +30,9 @@ def affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))  # macOS
 
 
-def cpu_quota(system: Path = _SYSTEM) -> float:
-    """Processors that the control groups of this process grant (v1, v2); infinite without a limit.
-
-    Args:
-        system: as in `usable_cpus`.
-    """
-    quotas = [quota for group in _control_groups("cpu", system) if (quota := _cpu_quota(group)) is not None]
+def cpu_quota() -> float:
+    """Processors that the control groups of this process grant (v1, v2); infinite without a limit."""
+    quotas = [quota for group in _control_groups("cpu") if (quota := _cpu_quota(group)) is not None]
     return min(quotas, default=math.inf)
 
 
@@ -59,13 +51,13 @@ def share_of_cpus(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota
     return max(1, math.floor(min(share, quota / len(sharing))))
 
 
-def available_memory(system: Path = _SYSTEM) -> int | None:
+def available_memory() -> int | None:
     """Bytes that may still be taken without swapping or being killed, None where the system does not report it.
 
     The least of MemAvailable and of what each memory control group (v1, v2) has left, reclaimable file pages included.
     """
-    found = [room for group in _control_groups("memory", system) if (room := _memory_room(group)) is not None]
-    for line in _read(system / "proc/meminfo").splitlines():
+    found = [room for group in _control_groups("memory") if (room := _memory_room(group)) is not None]
+    for line in _read(_SYSTEM / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             found.append(int(line.split()[1]) * 1024)
     return max(0, min(found)) if found else None
@@ -85,10 +77,10 @@ def open_files_left(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft - used
 
 
-def _control_groups(controller: str, system: Path) -> Iterator[Path]:
+def _control_groups(controller: str) -> Iterator[Path]:
     """Folders of this process's control group for `controller` and of all groups above it: each may set a limit."""
-    mount = system / "sys/fs/cgroup"
-    for line in _read(system / "proc/self/cgroup").splitlines():
+    mount = _SYSTEM / "sys/fs/cgroup"
+    for line in _read(_SYSTEM / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             base = mount

@@ -25,13 +25,10 @@ class Metal(Accelerator):
         return torch.float32
 
     def synchronize(self) -> None:
-        """As in Accelerator."""
         torch.mps.synchronize()
 
     def reserved_memory(self) -> int:
-        """As in Accelerator."""
         return torch.mps.driver_allocated_memory()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """As in Accelerator."""
         return super().is_out_of_memory(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -11,12 +14,13 @@ from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from tessera.utils.ranks.signals import EndWhereStuck, Interruption
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.signals import Interruption, start_signal_thread
+from tessera.utils.ranks.store import read
 
 T = TypeVar("T")
 
 _KEY = "failure"
+_PRINTING_S = 5.0
 
 
 class PeerError(UserError):
@@ -49,14 +53,7 @@ class FirstFailure(NamedTuple):
         Raises:
             RuntimeError, OSError: the store is gone.
         """
-        mine = f"{self.reporter}|{self.exit_code}"
-        return FirstFailure.decode(store.compare_set(_KEY, "", mine))
-
-    @classmethod
-    def decode(cls, line: bytes) -> FirstFailure:
-        """From what the store holds."""
-        reporter, exit_code = line.decode().split("|")
-        return cls(reporter, int(exit_code))
+        return FirstFailure(*json.loads(store.compare_set(_KEY, "", json.dumps(self))))
 
     @classmethod
     def read(cls, store: Store) -> FirstFailure | None:
@@ -65,7 +62,8 @@ class FirstFailure(NamedTuple):
         Raises:
             RuntimeError, OSError: the store is gone.
         """
-        return cls.decode(store.get(_KEY)) if store.check([_KEY]) else None
+        line = read(store, _KEY)
+        return None if line is None else cls(*json.loads(line))
 
 
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
@@ -84,20 +82,20 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code, None
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
-    end_answers = print_stacks_on_signal(f"rank {launch.rank}", EndWhereStuck())
+    end_signal_thread = start_signal_thread(f"rank {launch.rank}")
     try:
         with Interruption():
             return 0, body()
     except PeerError as error:
         return error.exit_code, None
     except (UserError, Interrupted) as error:
-        # Without a reporter every rank has met the same mistake, and rank 0 reports it.
+        # A mistake that every rank may have made, such as a wrong flag, names no reporter: rank 0 prints it.
         if launch.rank == (error.reporter or 0):
             label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
             print(f"{label}{error}", file=sys.stderr, flush=True)
         elif error.reporter is None and isinstance(error, UserError):
             leave_the_report_to_rank_0()
-            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)  # the job goes on: rank 0 has not met it
+            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)  # nobody ended this rank: rank 0 made none
         return error.exit_code, None
     except KeyboardInterrupt:
         if launch.rank == 0:
@@ -109,4 +107,18 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         print(f"{prefix}{text}", file=sys.stderr, flush=True)
         return 1, None
     finally:
-        end_answers()
+        end_signal_thread()
+
+
+def exit_at_once(rank: int, message: str, exit_code: int) -> None:
+    """End this process at once, whatever its other threads do; print `message` before, if there is one."""
+    if message:
+        print_without_waiting(f"rank {rank}: error: {message}")
+    os._exit(exit_code)
+
+
+def print_without_waiting(line: str) -> None:
+    """Print a line to stderr, from a thread of its own: nobody may read there, and this one has more to do."""
+    thread = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
+    thread.start()
+    thread.join(_PRINTING_S)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -18,7 +16,6 @@ from tessera.utils.environment import (
     connecting_over_loopback,
     control_timeout_s,
     join_timeout_s,
-    peer_timeout_s,
 )
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
@@ -26,22 +23,20 @@ from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.machine.limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
-from tessera.utils.ranks.heartbeat import STORE_LOST, Heartbeat, is_gone
+from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, is_gone
 from tessera.utils.ranks.rendezvous import (
     agree_on_session,
     connect_to_store,
-    keeper_of,
     open_store,
     require_own_devices,
+    server_of,
 )
 from tessera.utils.ranks.signals import ignore_sigterm_at_the_end
-from tessera.utils.ranks.watchdog import Watchdog, WatchedStore
+from tessera.utils.ranks.store import Memory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
 
 _FILES = 2  # for each rank: a connection of the default group and one of the control group
-# How often this process has joined its job, by what for. A process that the launcher restarts counts anew.
-_calls: Counter[str] = Counter()
 
 
 @contextmanager
@@ -52,8 +47,8 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call
         device: `--device`: "", "cpu", "mps", "0" or "0,1".
         local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
         batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
-        call: what this rank is asked for, as a text that it has again when it is restarted. What the world remembers
-            belongs to this call: no other of this process recalls it, and a restarted process in the same one.
+        call: what this rank is asked for, in words that it has again when it is restarted: what the world remembers
+            belongs to this call, see `Memory`.
 
     Raises:
         ConfigError: a device that is not there, or a batch that the ranks do not divide.
@@ -63,57 +58,53 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call
     accelerator = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
-    call = _numbered(call)
     if launch.size == 1 and not launch.has_store:
         world = World(launch, accelerator)
         with _own_threads(world):
             yield world
         return
-    with closing(Watchdog(launch.rank)) as watchdog:
-        if launch.size == 1:
-            # A single rank can be restarted too: the others may have left the job, or never been in it.
-            memory = WatchedStore(connect_to_store(launch, watchdog), watchdog, keeper_of(launch))
-            try:
-                world = World(launch, accelerator, memory=memory, call=call)
-                with _own_threads(world):
-                    yield world
-            except dist.DistNetworkError as error:
-                raise UserError(STORE_LOST, reporter=launch.rank) from error
-        else:
-            with _joined(launch, accelerator, watchdog, call) as world:
-                yield world
+    server = f"{server_of(launch)} on {launch.address}:{launch.port}, which keeps the job's store,"
+    with closing(Watchdog(launch.rank, server)) as watchdog:
+        join = _single if launch.size == 1 else _joined
+        with join(launch, accelerator, watchdog, call) as world, _own_threads(world):
+            yield world
 
 
-def _numbered(call: str) -> str:
-    """The call and how many before it were for the same, in short."""
-    number = _calls[call]
-    _calls[call] += 1
-    return f"{hashlib.blake2b(call.encode(), digest_size=8).hexdigest()}/{number}"
+@contextmanager
+def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
+    """A single rank, which torchrun can restart too: the others may have left the job, or never been in it."""
+    try:
+        memory = Memory(watchdog.watched(connect_to_store(launch, watchdog)), call)
+        yield World(launch, accelerator, memory=memory)
+    except dist.DistNetworkError as error:
+        raise UserError(STORE_LOST, reporter=launch.rank) from error
 
 
 @contextmanager
 def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
-    """As `open_world`, with several ranks. The heartbeat comes first: a rank may die while the groups are made."""
-    open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 keeps the store, all connect to it too
-    joined = open_store(launch, watchdog)
-    keeper = keeper_of(launch)
+    """Several ranks. The heartbeat comes first: a rank may die while the groups are made.
+
+    There are two connections to the job's store, for a call that waits blocks its connection: one for torch's process
+    groups, whose calls wait for keys; and one for the ranks' own keys, of this session or of the job, which is watched.
+    """
+    open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 serves the store, all connect to it too
+    for_groups = open_store(launch, watchdog)
     try:
-        session = agree_on_session(WatchedStore(joined, watchdog, keeper), launch.rank, launch.size, join_timeout_s())
-        memory = connect_to_store(launch, watchdog)
-        store = WatchedStore(PrefixStore(f"tessera/{session}", memory), watchdog, keeper)
-        heartbeat = Heartbeat(store, launch.rank, launch.size, socket.gethostname(), peer_timeout_s())
+        session = agree_on_session(watchdog.watched(for_groups), launch.rank, launch.size, join_timeout_s())
+        of_job = connect_to_store(launch, watchdog)
+        store = watchdog.watched(PrefixStore(f"tessera/{session}", of_job))
+        memory = Memory(watchdog.watched(of_job), call)
+        heartbeat = Heartbeat(store, launch.rank, launch.size)
     except RuntimeError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
     collectives: Collectives | None = None
     failed = True
     try:
-        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", joined), heartbeat)
+        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", for_groups), heartbeat)
         collectives = Collectives(control)
-        watchdog.keeper = None if launch.has_store else heartbeat.process_here(0)
-        kept = WatchedStore(memory, watchdog, keeper)
-        world = World(launch, accelerator, collectives, store, heartbeat, kept, call)
-        with _own_threads(world):
-            yield world
+        if launch.rank and not launch.has_store and (server := heartbeat.sign_of(0)) is not None:
+            watchdog.server_pid = server.pid_here
+        yield World(launch, accelerator, collectives, store, heartbeat, memory)
         if accelerator.group_waits_for_all:
             collectives.all_gather(None)  # a rank may still close its trackers, which no watchdog must cut off
         failed = False
@@ -154,7 +145,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
     """Make the default group; return the control group.
 
     Raises:
-        UserError: this host lets a process open too few files, or the ranks cannot connect to each other.
+        UserError: the host grants this process too few open files, or the ranks cannot connect to each other.
     """
     needed = _FILES * launch.size
     if (left := open_files_left(needed)) < needed:
@@ -186,16 +177,16 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
 
 
 def _with_reporter(
-    error: Exception | Interrupted, rank: int, store: Store | None, heartbeat: Heartbeat | None
+    error: Exception | Interrupted, rank: int, store: Store, heartbeat: Heartbeat
 ) -> Exception | Interrupted:
     """What this rank raises in place of `error`, once it is settled which rank reports the job's failure."""
     is_cut_off = _is_lost_connection(error)
     # A launcher that has lost a rank sends SIGTERM to the others.
-    lost = heartbeat.silent() if heartbeat is not None and (is_cut_off or isinstance(error, Interrupted)) else []
+    lost = heartbeat.silent() if is_cut_off or isinstance(error, Interrupted) else []
     raised = UserError(is_gone(lost)) if lost else error
     mine = FirstFailure(f"rank {rank}", exit_code_of(raised))
     try:
-        first = mine if store is None else mine.claim(store)
+        first = mine.claim(store)
     except (RuntimeError, OSError):  # no rank can know what the others report
         first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
     if first.reporter != mine.reporter:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from pathlib import Path
 
 from torch._C._distributed_c10d import Store, TCPStore
 
 from tessera.utils.environment import Launch, join_timeout_s
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.watchdog import NOTICE_S, Pause, Watchdog, say
+from tessera.utils.machine.namespaces import namespace
+from tessera.utils.ranks.failures import print_without_waiting
+from tessera.utils.ranks.liveness import NOTICE_S, Watchdog
+from tessera.utils.ranks.store import Backoff, read
 from tessera.utils.text import first_line
 
 _ABSENT = "-"  # in an offer, in the place of a nonce
-_UNKNOWN = "?"
 
 
 def open_store(launch: Launch, watchdog: Watchdog) -> Store:
@@ -60,7 +61,7 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
         f"Waiting for at most {timeout_s:.0f} s."
     )
     try:
-        with watchdog.over(keeper_of(launch), timeout_s, notice):
+        with watchdog.over(timeout_s=timeout_s, notice=notice):
             timeout = timedelta(seconds=timeout_s)
             return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
@@ -71,10 +72,9 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
         ) from error
 
 
-def keeper_of(launch: Launch) -> str:
-    """Whose store it is, as the begin of a sentence."""
-    keeper = "torchrun" if launch.has_store else "rank 0"
-    return f"{keeper} on {launch.address}:{launch.port}, which keeps the job's store,"
+def server_of(launch: Launch) -> str:
+    """Who serves the job's store: torchrun or rank 0."""
+    return "torchrun" if launch.has_store else "rank 0"
 
 
 def _address(launch: Launch) -> tuple[str, int]:
@@ -88,7 +88,7 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
     Raises:
         UserError: nobody does within `timeout_s` seconds.
     """
-    keeper, found = "torchrun" if launch.has_store else "rank 0", ""
+    server, found = server_of(launch), ""
     address, port = _address(launch)
 
     def step() -> str:
@@ -102,12 +102,12 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
 
     def late() -> UserError:
         return UserError(
-            f"rank {launch.rank} has found nobody at {address}:{port} for {timeout_s:.0f} s ({found}). Does {keeper} "
+            f"rank {launch.rank} has found nobody at {address}:{port} for {timeout_s:.0f} s ({found}). Does {server} "
             f"run, is the address right, and does no firewall block the port?",
             reporter=launch.rank,
         )
 
-    _wait(step, timeout_s, lambda: f"{keeper} at {address}:{port} ({found})", late, Pause())
+    _wait(step, timeout_s, lambda: f"{server} at {address}:{port} ({found})", late, Backoff())
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
@@ -130,20 +130,20 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
 def _lead(store: Store, size: int, timeout_s: float) -> str:
     """Rank 0's part of `agree_on_session`."""
     others = range(1, size)
-    session, read, seen, pause = "", [""] * len(others), -1, Pause()
+    session, nonces, seen, pauses = "", [""] * len(others), -1, Backoff()
     store.set("rendezvous/size", str(size))
 
     def step() -> str:
-        nonlocal session, read, seen
+        nonlocal session, nonces, seen
         posts = store.add("rendezvous/posts", 0)
         if posts != seen:  # nonces of ranks that died may be left; those of living ranks replace them
             seen, session = posts, uuid.uuid4().hex
-            read = [_read(store, f"rendezvous/nonce/{other}").partition("/")[0] for other in others]
-            store.set("rendezvous/offer", " ".join((session, *(nonce or _ABSENT for nonce in read))))
+            nonces = [(read(store, f"rendezvous/nonce/{other}") or "").partition("/")[0] for other in others]
+            store.set("rendezvous/offer", " ".join((session, *(nonce or _ABSENT for nonce in nonces))))
             store.add("rendezvous/offers", 1)
-            if all(read):
-                pause.reset()
-        if all(read) and store.check([f"rendezvous/{session}/{other}" for other in others]):
+            if all(nonces):
+                pauses.reset()
+        if all(nonces) and store.check([f"rendezvous/{session}/{other}" for other in others]):
             store.set(f"rendezvous/{session}/all", "")
             return session
         return ""
@@ -152,7 +152,7 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
         return ", ".join(str(other) for other in others if not store.check([f"rendezvous/{session}/{other}"]))
 
     def sizes() -> str:
-        posted = {other: _read(store, f"rendezvous/nonce/{other}").partition("/")[2] for other in others}
+        posted = {other: (read(store, f"rendezvous/nonce/{other}") or "").partition("/")[2] for other in others}
         return "".join(_hint(other, found, size) for other, found in posted.items())
 
     def late() -> UserError:
@@ -160,12 +160,12 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
             f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print.{sizes()}"
         )
 
-    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late, pause)
+    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late, pauses)
 
 
 def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
     """The part of the other ranks in `agree_on_session`."""
-    nonce, accepted, is_whole, seen, pause = uuid.uuid4().hex, "", False, -1, Pause()
+    nonce, accepted, is_whole, seen, pauses = uuid.uuid4().hex, "", False, -1, Backoff()
     store.set(f"rendezvous/nonce/{rank}", f"{nonce}/{size}")
     store.add("rendezvous/posts", 1)
 
@@ -173,16 +173,16 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
         nonlocal accepted, is_whole, seen
         offers = store.add("rendezvous/offers", 0)
         if offers != seen:
-            seen, offer = offers, _read(store, "rendezvous/offer").split(" ")
+            seen, offer = offers, (read(store, "rendezvous/offer") or "").split(" ")
             if len(offer) == size and offer[rank] == nonce:
                 accepted, is_whole = offer[0], _ABSENT not in offer
                 store.set(f"rendezvous/{accepted}/{rank}", "accepted")
                 if is_whole:
-                    pause.reset()
+                    pauses.reset()
         return accepted if is_whole and store.check([f"rendezvous/{accepted}/all"]) else ""
 
     def sizes() -> str:
-        return _hint(0, _read(store, "rendezvous/size"), size)
+        return _hint(0, read(store, "rendezvous/size") or "", size)
 
     def missing() -> str:
         """Rank 0 alone says which others are; nothing where it is there and agrees on their number."""
@@ -193,7 +193,7 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
             f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.{sizes()}", reporter=rank
         )
 
-    return _wait(step, timeout_s, missing, late, pause)
+    return _wait(step, timeout_s, missing, late, pauses)
 
 
 def _hint(rank: int, found: str, size: int) -> str:
@@ -210,7 +210,7 @@ def _wait(
     timeout_s: float,
     missing: Callable[[], str],
     late: Callable[[], UserError],
-    pause: Pause,
+    pauses: Backoff,
 ) -> str:
     """Repeat `step` until it gives something; say once whom it waits for, and raise `late` in the end."""
     started, noticed = time.monotonic(), False
@@ -221,8 +221,8 @@ def _wait(
         if waited > NOTICE_S and not noticed:
             noticed = True
             if who := missing():
-                say(f"Waiting for {who}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
-        pause.wait(timeout_s if noticed else NOTICE_S)
+                print_without_waiting(f"Waiting for {who}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
+        pauses.wait(timeout_s if noticed else NOTICE_S)
     return found
 
 
@@ -240,38 +240,32 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
     Raises:
         ConfigError: on every rank.
     """
-    store.set(f"device/{rank}", f"{_network()} {accelerator.backend} {accelerator.identity}")
+    store.set(f"device/{rank}", f"{namespace('net')} {accelerator.backend} {accelerator.identity}")
     values = store.multi_get([f"device/{other}" for other in range(size)])
-    networks, *found = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
-    ranks_of: dict[str, list[int]] = {}
-    over: dict[str, list[int]] = {}
-    for other, (backend, theirs) in enumerate(zip(*found, strict=True)):
-        ranks_of.setdefault(theirs, []).append(other)
-        over.setdefault(backend, []).append(other)
-    if len(over) > 1:
-        shares = "; ".join(f"{backend} on rank {', '.join(map(str, ranks))}" for backend, ranks in over.items())
+    networks, backends, devices = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
+    if len(set(backends)) > 1:
         raise ConfigError(
-            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {shares}. Does a host "
-            f"not see its GPUs? Give --device on all of them."
+            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {by_value(backends)}. "
+            f"Does a host not see its GPUs? Give --device on all of them."
         )
-    for device, ranks in ranks_of.items():
+    for device, ranks in ranks_by_value(devices).items():
         if device and len(ranks) > 1:
             raise ConfigError(
                 f"ranks {', '.join(map(str, ranks))} share one CUDA device ({device}). Start as many ranks a "
                 f"node as it has devices, give each task its own (srun --gpus-per-task=1), or use --device cpu."
             )
-    return len(set(networks)) == 1 and networks[0] != _UNKNOWN
+    return len(set(networks)) == 1 and networks[0] != ""
 
 
-def _network() -> str:
-    """What processes with one loopback interface have in common; only Linux says it. Containers have one each."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:
-        return _UNKNOWN
+def ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
+    """Which ranks have a value, of values by rank."""
+    found: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        found.setdefault(value, []).append(rank)
+    return found
 
 
-def _read(store: Store, key: str) -> str:
-    """Value of `key`; "" where there is none."""
-    return store.get(key).decode() if store.check([key]) else ""
+def by_value(values: Iterable[str]) -> str:
+    """Values by rank, as messages list them: "gloo on rank 0, 2; nccl on rank 1"."""
+    shares = ranks_by_value(values).items()
+    return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in shares)

@@ -1,14 +1,21 @@
-"""Being asked to stop: by Ctrl-C, by a scheduler or its warning that time is nearly up, by a terminal that closes."""
+"""Signals: to stop (by Ctrl-C, a scheduler, its warning that time is nearly up, a terminal that closes), or to print.
+
+Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too: it acts
+while the main thread is in a call of a library that does not return.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -18,6 +25,8 @@ from tessera.utils.errors import Interrupted
 GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
 STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
+_END = b"\0"  # no signal's number
+_PATIENCE_S = 5.0
 
 
 class Interruption:
@@ -92,11 +101,6 @@ class Interruption:
         """Whether a signal has come."""
         return self.requested > 0
 
-    @property
-    def is_deferred(self) -> bool:
-        """Whether a signal is only noted now."""
-        return self._deferred
-
     def defer(self) -> None:
         """From now on only note a signal."""
         self._deferred = True
@@ -126,70 +130,36 @@ def signals_wait() -> Iterator[None]:
 
     For what has to be closed whole: the exception would leave the rest of it open, and be lost inside a `__del__`.
     """
-    handlers = _handlers()
     waiting: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda number, _: waiting.append(number))
     try:
-        yield
+        with _handled_by(lambda number, _: waiting.append(number)):
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         for first in waiting[:1]:
             signal.raise_signal(first)
 
 
-@contextmanager
-def signals_end_at_once() -> Iterator[None]:
+def signals_end_at_once() -> AbstractContextManager[None]:
     """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
 
     For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
     a handler nor another thread would have its turn.
     """
-    handlers = _handlers()
-    for number in handlers:
-        signal.signal(number, signal.SIG_DFL)
+    return _handled_by(signal.SIG_DFL)
+
+
+@contextmanager
+def _handled_by(other: Any) -> Iterator[None]:
+    """Inside, another handler has the signals that an `Interruption` handles, where this thread may set handlers."""
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    found = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    for number in found:
+        signal.signal(number, other)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in found.items():
             signal.signal(number, handler)
-
-
-def _handlers() -> dict[signal.Signals, Interruption]:
-    """The signals that an `Interruption` handles now, where this thread may set handlers."""
-    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    return {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
-
-
-class EndWhereStuck:
-    """Ends the process where the main thread does not come to handle a signal, for it is in a library's endless call.
-
-    For a thread that learns of signals as soon as they come. Where the signal is only noted, for a training to save and
-    end after its step, nothing is done: a step may take long.
-    """
-
-    def __init__(self) -> None:
-        self._waits = False
-
-    def __call__(self, number: int) -> None:
-        """Signal `number` has come: look after it some time later, or sooner where it is not the first."""
-        handler = signal.getsignal(number)
-        if not isinstance(handler, Interruption):  # such as SIGCHLD, of a loader worker that ends
-            return
-        timer = threading.Timer(GRACE_S if self._waits else STUCK_S, self.look, (number, handler))
-        timer.daemon = True
-        timer.start()
-        self._waits = True
-
-    @staticmethod
-    def look(number: int, handler: Interruption) -> None:
-        """End the process where `handler` is still to handle signal `number`, and not only to note it."""
-        if not handler.asked() and not handler.is_deferred and signal.getsignal(number) is handler:
-            name = signal.Signals(number).name
-            with contextlib.suppress(OSError):
-                os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
-            os._exit(128 + number)
 
 
 def ignore_sigterm_at_the_end() -> None:
@@ -200,3 +170,92 @@ def ignore_sigterm_at_the_end() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and isinstance(signal.getsignal(signal.SIGTERM), Interruption):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def start_signal_thread(who: str) -> Callable[[], None]:
+    """Start a thread that acts on signals at once, whatever the main thread is in.
+
+    SIGUSR2 prints the stack of each thread of this process to stderr, and the process continues: also while the main
+    thread waits in a collective, which is where a job would hang. The dumps go where stderr is now, also while
+    `words_of_libraries` holds stderr back. The thread reads the stacks while it holds the interpreter's lock:
+    faulthandler, which reads them within the signal handler, can crash a process with busy threads. Code that never
+    releases the lock delays the dump.
+
+    A signal that an `Interruption` handles ends the process where the main thread does not come to handle it: some time
+    after the signal, and sooner after another one. Where it is only noted, for a training to save and end after its
+    step, nothing is done: a step may take long.
+
+    Does nothing outside the main thread, which alone may set handlers, and without a stderr. A forked process has to
+    call this too: until then its parent acts instead.
+
+    Args:
+        who: the process's part in the job, which heads the dump.
+
+    Returns:
+        Ends it, so that this thread is gone before the interpreter is. SIGUSR2 is ignored afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
+        return lambda: None
+    (asked, wake), to = os.pipe(), os.dup(sys.__stderr__.fileno())
+    os.set_blocking(wake, False)
+    wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
+    thread = threading.Thread(target=_act_on_signals, args=(who, asked, to), name="signals", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        signal.signal(signal.SIGUSR2, handler_before if callable(handler_before) else signal.SIG_IGN)
+        signal.set_wakeup_fd(wake_before)
+        os.set_blocking(wake, True)
+        os.write(wake, _END)
+        thread.join(_PATIENCE_S)
+        if not thread.is_alive():  # else it may still write
+            for descriptor in (wake, asked, to):
+                os.close(descriptor)
+
+    return end
+
+
+def _act_on_signals(who: str, asked: int, to: int) -> None:
+    patience_s = STUCK_S
+    while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
+        for number in numbers:
+            if isinstance(handler := signal.getsignal(number), Interruption):  # not SIGCHLD, of a worker that ends
+                timer = threading.Timer(patience_s, _end_if_stuck, (number, handler))
+                timer.daemon = True
+                timer.start()
+                patience_s = GRACE_S
+        if signal.SIGUSR2 in numbers:
+            with contextlib.suppress(OSError):  # nobody reads stderr
+                os.write(to, _stacks(who).encode(errors="backslashreplace"))  # at once: other processes print there too
+
+
+def _end_if_stuck(number: int, handler: Interruption) -> None:
+    """End the process where `handler` is still to handle signal `number`, and not only to note it."""
+    if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
+        os._exit(128 + number)
+
+
+def _stacks(who: str) -> str:
+    """The stacks of all threads but this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [f"{who} (process {os.getpid()}) is here:\n"]
+    for ident, frame in _frames().items():
+        if ident != threading.get_ident():
+            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
+    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])
+
+
+def _frames() -> dict[int, FrameType]:
+    """The frame of each thread. Python 3.10 and 3.11 might collect garbage in there, at a moment when they must not."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -26,8 +25,8 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.limits import affinity, cpu_quota, share_of_cpus
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import PeerError
-from tessera.utils.ranks.heartbeat import Heartbeat
-from tessera.utils.ranks.watchdog import Pause
+from tessera.utils.ranks.liveness import Heartbeat, where
+from tessera.utils.ranks.store import Backoff, Memory, read
 
 T = TypeVar("T")
 
@@ -41,9 +40,7 @@ class World:
         collectives: over all ranks.
         store: of this session, without waiting calls; None for a single rank.
         heartbeat: of this rank; None for a single rank.
-        memory: the launcher's store, which outlives the ranks; None where there is none.
-        call: which call of this process it is, among all: the one whose texts the launcher keeps. Restarted, it has the
-            same name; ranks may have different ones.
+        memory: texts that outlive the ranks; None where no store does.
 
     Attributes:
         rank, size: this rank among all.
@@ -61,8 +58,7 @@ class World:
         collectives: Collectives | None = None,
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
-        memory: Store | None = None,
-        call: str = "",
+        memory: Memory | None = None,
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
@@ -82,17 +78,13 @@ class World:
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
         self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
-        self._kept = f"tessera/kept/{self._call_id(call)}"
+        if memory is not None:
+            memory.agree(self.broadcast)
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
-
-    @property
-    def control_messages(self) -> int:
-        """Control messages so far: none in a step."""
-        return self._heartbeat.messages if self._heartbeat is not None else 0
 
     # Control messages: any picklable value, over gloo, on the host.
 
@@ -130,11 +122,8 @@ class World:
             if waited < control_timeout_s() * 0.9:
                 raise  # a peer is gone, which its own rank or the launcher reports
             number = self._heartbeat.messages
-            missing = [
-                f"rank {rank} on {sign.host} (last: {sign.activity})" if sign else f"rank {rank} (no sign of life)"
-                for rank, sign in enumerate(self._heartbeat.signs())
-                if sign is None or sign.messages < number
-            ]
+            signs = enumerate(self._heartbeat.signs())
+            missing = [where(rank, sign) for rank, sign in signs if sign is None or sign.messages < number]
             raise UserError(
                 f"control message {number} has waited {waited:.0f} s ({self._heartbeat.activity}) for "
                 f"{', '.join(missing) or 'a rank that came too late'}. Find out what holds it up, or raise "
@@ -146,23 +135,14 @@ class World:
         if self._heartbeat is not None:
             self._heartbeat.activity = activity
 
-    def remember(self, key: str, value: str) -> None:
-        """Keep rank 0's text for this call of this process, over restarts of the ranks until the launcher ends."""
+    def remember(self, key: str, text: str) -> None:
+        """Keep rank 0's text for this call over restarts of the ranks, where the launcher restarts them; see Memory."""
         if self.is_main and self._memory is not None:
-            self._memory.set(f"{self._kept}/{key}", value)
+            self._memory.keep(key, text)
 
     def recall(self, key: str) -> str | None:
         """What rank 0 finds kept for this call, on every rank; None where there is nothing."""
-        return self.broadcast(_read(self._memory, f"{self._kept}/{key}") if self.is_main else None)
-
-    def _call_id(self, call: str) -> str:
-        """Id of this call of all ranks, which every rank notes: another one may be rank 0 after a restart."""
-        if self._memory is None:
-            return ""
-        noted = _read(self._memory, f"tessera/call/{call}")
-        found = self.broadcast(noted or uuid.uuid4().hex)
-        self._memory.set(f"tessera/call/{call}", found)
-        return found
+        return self.broadcast(self._memory.find(key) if self.is_main and self._memory is not None else None)
 
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""
@@ -205,11 +185,6 @@ class World:
         return self.collectives.begin_all_reduce(tensor) if self.size > 1 else lambda: tensor
 
 
-def _read(store: Store | None, key: str) -> str | None:
-    """Value of `key`; None where there is none."""
-    return store.get(key).decode() if store is not None and store.check([key]) else None
-
-
 def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> int:
     """First rank on the node of `rank`. Test hosts may share a name: then it is the nearest one before."""
     own = [first for first in firsts if hosts[first] == hosts[rank]]
@@ -218,11 +193,11 @@ def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> in
 
 @contextmanager
 def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[dict[str, str]]:
-    """Let the first rank of each node do the body first; the others follow when all of them are done.
+    """Let the first rank of each node run the body; once all first ranks are through, the other ranks run it.
 
-    For caches: the first rank builds, the others find. The body is given a dict: what the first rank of a node puts
-    into it, the others of that node, and no rank of another one, find there. Where the body fails on a first rank, the
-    others raise its error. Waiting has no time limit of its own: the first rank may need minutes.
+    For caches: the first rank builds, the others find. The body is given a dict. What a first rank puts into its own,
+    the other ranks of its node find in theirs. Where the body fails on a first rank, the others raise its error.
+    Waiting has no time limit of its own: the first rank may need minutes.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.
@@ -256,15 +231,14 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
         store.set(f"{turn}/over", "")
     if local_rank not in (-1, 0):
         _await_end(store, f"{turn}/over")
-        left = f"{turn}/{first}"  # nothing where a launcher gives no rank of this node the number 0
-        yield json.loads(store.get(left)) if store.check([left]) else {}
+        yield json.loads(read(store, f"{turn}/{first}") or "{}")  # nothing where no rank of this node has the number 0
 
 
 def _await_end(store: Store, key: str) -> None:
     """Wait until `key` is there; raise the error that it holds."""
-    pause = Pause()
-    while not store.check([key]):
-        pause.wait()
-    if found := store.get(key).decode():
+    pauses = Backoff()
+    while (found := read(store, key)) is None:
+        pauses.wait()
+    if found:
         code, message = found.split(" ", 1)
         raise PeerError(message, int(code))

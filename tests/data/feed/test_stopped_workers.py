@@ -16,7 +16,7 @@ import pytest
 
 from tessera.data.feed import workers
 from tessera.data.feed.workers import StoppedWorkers
-from tessera.utils.ranks import watchdog
+from tessera.utils.ranks import failures
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux says which processes are stopped")
 
@@ -44,7 +44,7 @@ def test_a_stopped_worker_is_killed_and_named(
 
 def test_a_stopped_worker_is_killed_where_nobody_reads_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "LOOK_S", 0.02)
-    monkeypatch.setattr(watchdog, "_PRINTING_S", 0.1)
+    monkeypatch.setattr(failures, "_PRINTING_S", 0.1)
     read = threading.Event()
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lambda text: read.wait(60), flush=lambda: None))
     stopped = StoppedWorkers(0, 0.1)

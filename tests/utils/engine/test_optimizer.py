@@ -84,15 +84,14 @@ def test_an_optimizer_with_rates_by_layer_is_restored(hyp: Hyp) -> None:
     assert all(map(torch.equal, stepped(False), stepped(True)))
 
 
-@pytest.mark.parametrize(("batch", "steps"), [(1, 64), (16, 4), (48, 1), (64, 1), (128, 1), (24, 3)])
-def test_accumulation_and_decay(hyp: Hyp, batch: int, steps: int) -> None:
-    assert accumulation(hyp, batch) == steps
-    decay = build_optimizer(nn.Linear(2, 2), "Adam", hyp, batch).param_groups[1]["weight_decay"]
-    assert decay == hyp.weight_decay * batch * steps / 64
-
-
-@pytest.mark.parametrize(("nominal", "batch", "steps", "factor"), [(32, 16, 2, 1), (16, 64, 1, 4), (0, 16, 1, 1)])
-def test_a_nominal_batch_of_its_own(hyp: Hyp, nominal: int, batch: int, steps: int, factor: int) -> None:
+@pytest.mark.parametrize(
+    ("nominal", "batch", "steps", "factor"),
+    [
+        *[(64, batch, steps, batch * steps / 64) for batch, steps in ((1, 64), (16, 4), (48, 1), (128, 1), (24, 3))],
+        *[(32, 16, 2, 1), (16, 64, 1, 4), (0, 16, 1, 1)],
+    ],
+)
+def test_accumulation_and_decay(hyp: Hyp, nominal: int, batch: int, steps: int, factor: float) -> None:
     recipe = dataclasses.replace(hyp, nominal_batch=nominal)
     assert accumulation(recipe, batch) == steps
     decay = build_optimizer(nn.Linear(2, 2), "AdamW", recipe, batch).param_groups[1]["weight_decay"]

@@ -10,13 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from tessera.utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, Profile, open_profile
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, open_profile
 from tessera.utils.ranks.world import World
 
 
 def test_table_and_trace(tmp_path: Path) -> None:
-    with Profile(tmp_path, Accelerator()) as profile:
+    with open_profile(True, tmp_path, World()) as profile:
         for epoch in range(2):
             for item in profile.waited(slowly(SKIPPED_STEPS + TRACED_STEPS + 3)):
                 with profile.stage("forward"):
@@ -38,10 +37,9 @@ def slowly(count: int):  # type: ignore[no-untyped-def]
 
 
 def test_off_it_passes_everything_through(tmp_path: Path) -> None:
-    profile = open_profile(False, tmp_path, World())
-    assert type(profile) is NoProfile
     items = [1, 2]
-    with profile, profile.stage("forward"):
+    with open_profile(False, tmp_path, World()) as profile, profile.stage("forward"):
+        assert type(profile) is NoProfile
         assert profile.waited(items) is items
         profile.step()
         profile.epoch(0, 1.0)

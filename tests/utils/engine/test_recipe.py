@@ -14,7 +14,7 @@ from tessera.models.heads.head import Head
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import recipe_in_words, recipe_of, run_length, warnings, with_recipe
+from tessera.utils.engine.recipe import recipe_in_words, recipe_of, warnings, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
@@ -39,23 +39,14 @@ def test_the_length_of_the_run_decides_between_a_heads_recipes(batches: int, fil
 
 
 @pytest.mark.parametrize(
-    ("flags", "images", "batches"),
-    [
-        ({"epochs": 60, "batch_size": 16}, 205, 780),
-        ({"epochs": 100, "batch_size": -1}, 205, 400),
-        ({"epochs": 2, "batch_size": 16}, 5, 2),
-    ],
+    ("batch_size", "images", "file"),
+    [(16, 99 * 16, SHORT), (16, 99 * 16 + 1, LOW), (-1, 99 * 64, SHORT), (-1, 99 * 64 + 1, LOW)],
 )
-def test_a_run_is_as_long_as_its_batches_and_autobatch_counts_as_64(
-    flags: dict[str, int], images: int, batches: int
+def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
+    batch_size: int, images: int, file: str
 ) -> None:
-    assert run_length(TrainConfig(**flags), images) == batches
-
-
-def test_the_run_is_given_the_file_and_its_name() -> None:
-    config, hyp = with_recipe(TrainConfig(epochs=100), Family, images=1000)
-    assert (config.hyp, hyp) == (SHORT, load_hyp(SHORT)) and config == dataclasses.replace(TrainConfig(), hyp=SHORT)
-    assert with_recipe(TrainConfig(epochs=200), Family, images=1000)[0].hyp == LOW
+    asked = TrainConfig(epochs=100, batch_size=batch_size)
+    assert with_recipe(asked, Family, images) == (dataclasses.replace(asked, hyp=file), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
@@ -66,14 +57,11 @@ def test_every_recipe_is_a_file_that_is_there() -> None:
             load_hyp(file)
 
 
-def test_what_is_said_of_yolov5s_recipe() -> None:
+def test_what_is_said_of_a_recipe() -> None:
     assert recipe_in_words(*made(LOW, 205)) == (
         "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
         "100 batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
-
-
-def test_what_is_said_of_a_short_one() -> None:
     assert recipe_in_words(*made(SHORT, 205)) == (
         "Recipe hyp.short.yaml: 780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
         "constant for 50% of the epochs, then a cosine to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "

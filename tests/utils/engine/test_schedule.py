@@ -11,14 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.utils.config import Hyp, load_hyp
-from tessera.utils.engine.schedule import Schedule, accumulation
+from tessera.utils.engine.schedule import Schedule
 
 LOW = load_hyp("hyp.scratch-low.yaml")
-
-
-@pytest.fixture(scope="module")
-def hyp() -> Hyp:
-    return LOW
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 400), st.booleans(), st.data())
@@ -102,38 +97,3 @@ def test_steps_are_counted_as_they_are_made(recipe: Hyp, epochs: int, per_epoch:
     assert schedule.steps() == steps
     if recipe.nominal_batch <= batch:
         assert steps == epochs * per_epoch, "one step a batch"
-
-
-def test_linear_and_cosine_factor(hyp: Hyp) -> None:
-    line = Schedule(hyp, 10, 100, 64)
-    assert line.factor(0) == 1
-    assert line.factor(5) == pytest.approx(0.5 * (1 - 0.01) + 0.01)
-    cosine = Schedule(hyp, 10, 100, 64, cosine=True)
-    assert cosine.factor(0) == 1
-    assert cosine.factor(10) == pytest.approx(hyp.lrf)
-    assert cosine.factor(5) == pytest.approx((1 + math.cos(math.pi / 2)) / 2 * 0.99 + 0.01)
-
-
-def test_warmup_ends_where_the_schedule_begins(hyp: Hyp) -> None:
-    schedule = Schedule(hyp, 100, 50, 16)
-    assert schedule.warmup_iterations == 150
-    assert Schedule(hyp, 100, 8, 16).warmup_iterations == 100
-    assert schedule.learning_rates(0) == (hyp.warmup_bias_lr, 0.0, 0.0)
-    assert schedule.learning_rates(150) == pytest.approx((hyp.lr0 * schedule.factor(3),) * 3)
-    assert schedule.momentum(0) == hyp.warmup_momentum
-    assert schedule.momentum(150) == schedule.momentum(400) == hyp.momentum
-
-
-@given(st.integers(1, 200), st.integers(1, 300), st.floats(0, 5))
-def test_windows_tile_every_epoch(batch: int, per_epoch: int, warmup_epochs: float) -> None:
-    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), warmup_epochs=warmup_epochs)
-    schedule = Schedule(hyp, 3, per_epoch, batch)
-    iteration, sizes = 0, []
-    while iteration < 3 * per_epoch:
-        size = schedule.window(iteration)
-        assert 1 <= size <= accumulation(hyp, batch) or size == 1
-        assert iteration // per_epoch == (iteration + size - 1) // per_epoch
-        sizes.append(size)
-        iteration += size
-    assert iteration == 3 * per_epoch
-    assert sizes[0] == 1

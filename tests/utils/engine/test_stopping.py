@@ -7,23 +7,21 @@ import pytest
 from tessera.utils.engine.stopping import EarlyStopping
 
 
-def test_stops_when_patience_has_run_out() -> None:
-    stopper = EarlyStopping(2)
-    assert [stopper.update(e, f) for e, f in enumerate([0.1, 0.3, 0.2, 0.2])] == [False, False, False, True]
-    assert (stopper.best_epoch, stopper.best_fitness) == (1, 0.3)
-
-
-def test_zero_patience_never_stops() -> None:
-    stopper = EarlyStopping(0)
-    assert not any(stopper.update(e, -e) for e in range(50))
-
-
-def test_an_equal_epoch_counts_as_better_and_nan_never() -> None:
-    stopper = EarlyStopping(1)
-    assert not stopper.update(0, 0.0)
-    assert not stopper.update(1, 0.0)
-    assert stopper.update(2, float("nan"))
-    assert stopper.best_epoch == 1
+@pytest.mark.parametrize(
+    ("patience", "fitness", "stops_after", "best"),
+    [
+        (2, [0.1, 0.3, 0.2, 0.2], 3, 1),
+        (1, [0.0, 0.0, float("nan")], 2, 1),  # an equal epoch counts as better, and NaN never
+        (0, [-float(epoch) for epoch in range(50)], None, 0),
+    ],
+)
+def test_stops_when_patience_has_run_out(
+    patience: int, fitness: list[float], stops_after: int | None, best: int
+) -> None:
+    stopper = EarlyStopping(patience)
+    stops = [stopper.update(epoch, value) for epoch, value in enumerate(fitness)]
+    assert stops == [epoch == stops_after for epoch in range(len(fitness))]
+    assert (stopper.best_epoch, stopper.best_fitness) == (best, fitness[best])
 
 
 @pytest.mark.parametrize("fitness", [float("nan"), float("inf"), float("-inf")])

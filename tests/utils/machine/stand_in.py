@@ -4,7 +4,7 @@ What differs from the CPU, as on CUDA:
 
 - What is sent to it, or copied from it, is not there at once: a copy is noise until it is waited for.
 - Flags are read a step late.
-- A moment of its queue has passed only once something later, or the moment itself, was waited for.
+- An event of its queue has passed only once something later, or the event itself, was waited for.
 - Reading a value of it stalls: `waits` counts such reads, and inside `no_waiting()` they are errors.
 - Its memory ends: tensors beyond `capacity` bytes raise torch.OutOfMemoryError.
 
@@ -49,8 +49,8 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A point in the stand-in's queue: its number, from 1, and the host's time."""
+class Recorded:
+    """An event in the stand-in's queue: its number, from 1, and the host's time."""
 
     number: int
     time: float
@@ -78,7 +78,7 @@ class StandIn(Accelerator):
         self.deterministic = False
         self._values: weakref.WeakSet[Any] = weakref.WeakSet()  # storages that are the device's
         self._live = self._peak = 0
-        self._moments = self._passed = 0  # how many there were, and how many of them the device is known to have passed
+        self._events = self._passed = 0  # how many there were, and how many of them the device is known to have passed
         self._copies: list[tuple[Tensor, Tensor]] = []  # to the host, with their values, until `synchronize`
         self._may_wait = True
         self._modes = ExitStack()
@@ -102,11 +102,9 @@ class StandIn(Accelerator):
 
     @property
     def name(self) -> str:
-        """As in Accelerator."""
         return "stand-in"
 
     def set_deterministic(self, on: bool) -> None:
-        """As in Accelerator."""
         self.deterministic = on
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -132,17 +130,13 @@ class StandIn(Accelerator):
         with torch.no_grad():
             values = tensor.clone()
         self._values.discard(values.untyped_storage())
-        moments = self._moments
+        events = self._events
 
         def arrived() -> Tensor:
-            self._passed = max(self._passed, moments)
+            self._passed = max(self._passed, events)
             return values
 
         return arrived
-
-    def decided(self, flag: Tensor) -> Tensor | bool:
-        """As in Accelerator."""
-        return flag
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """As in Accelerator; the copy happens in `synchronize`, with the values of now."""
@@ -152,45 +146,36 @@ class StandIn(Accelerator):
         return host
 
     def synchronize(self) -> None:
-        """As in Accelerator."""
         self.wait("synchronize")
         for host, values in self._copies:
             host.copy_(values)
         self._copies.clear()
 
-    def moment(self) -> Moment:
-        """As in Accelerator."""
-        self._moments += 1
-        return Moment(self._moments, time.perf_counter())
+    def record_event(self) -> Recorded:
+        self._events += 1
+        return Recorded(self._events, time.perf_counter())
 
-    def seconds(self, start: Moment, end: Moment) -> float:
-        """As in Accelerator; a moment that nothing has waited for yet is waited for."""
+    def seconds_between(self, start: Recorded, end: Recorded) -> float:
+        """As in Accelerator; an event that nothing has waited for yet is waited for."""
         if end.number > self._passed:
-            self.wait("seconds")
+            self.wait("seconds_between")
         return end.time - start.time
 
     def free_memory(self) -> int:
-        """As in Accelerator."""
         return self.capacity - self._live
 
     def allocated_memory(self) -> int:
-        """As in Accelerator."""
         return self._live
 
-    def reserved_memory(self) -> int:
-        """As in Accelerator."""
-        return self._live
+    reserved_memory = allocated_memory
 
     def peak_memory(self) -> int:
-        """As in Accelerator."""
         return self._peak
 
     def reset_peak_memory(self) -> None:
-        """As in Accelerator."""
         self._peak = self._live
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """As in Accelerator."""
         return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
     # The books
@@ -208,7 +193,7 @@ class StandIn(Accelerator):
         if not self._may_wait:
             raise RuntimeError(f"the host waits for the device: {what}")
         self.waits += 1
-        self._passed = self._moments
+        self._passed = self._events
 
     def allocate(self, storage: torch.UntypedStorage) -> None:
         """Take memory for a value.

@@ -61,8 +61,8 @@ class Event:
         return end.milliseconds - self.milliseconds
 
 
-def test_cuda_waits_for_a_moment_before_it_asks_for_its_time() -> None:
-    assert Cuda().seconds(Event(1000), Event(3000)) == 2  # type: ignore[arg-type]
+def test_cuda_waits_for_an_event_before_it_asks_for_its_time() -> None:
+    assert Cuda().seconds_between(Event(1000), Event(3000)) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.machine import limits
 from tessera.utils.machine.limits import available_memory, share_of_cpus, usable_cpus
 
 
@@ -22,12 +23,13 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def sixteen_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(limits, "_SYSTEM", tmp_path)
 
 
-def test_affinity_without_control_groups(tmp_path: Path) -> None:
-    assert usable_cpus(tmp_path) == 16
+def test_affinity_without_control_groups() -> None:
+    assert usable_cpus() == 16
 
 
 @pytest.mark.parametrize(
@@ -43,22 +45,22 @@ def test_affinity_without_control_groups(tmp_path: Path) -> None:
 def test_cpu_quota_version_2(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
     write(tmp_path, {"proc/self/cgroup": "0::/a/b\n"})
     write(tmp_path / "sys/fs/cgroup", files)
-    assert usable_cpus(tmp_path) == cpus
+    assert usable_cpus() == cpus
 
 
 def test_cpu_quota_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
     write(tmp_path, {"proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"})
     write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"})
-    assert usable_cpus(tmp_path) == 3
+    assert usable_cpus() == 3
 
 
 def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
-    assert available_memory(tmp_path) is None
+    assert available_memory() is None
     write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n", "proc/self/cgroup": "0::/job\n"})
-    assert available_memory(tmp_path) == 8000 * 1024
+    assert available_memory() == 8000 * 1024
     group = {"memory.max": "5000000", "memory.current": "3000000", "memory.stat": "anon 1\ninactive_file 500000\n"}
     write(tmp_path / "sys/fs/cgroup/job", group)
-    assert available_memory(tmp_path) == 2500000
+    assert available_memory() == 2500000
 
 
 def test_memory_version_1(tmp_path: Path) -> None:
@@ -67,10 +69,11 @@ def test_memory_version_1(tmp_path: Path) -> None:
         tmp_path / "sys/fs/cgroup/memory/x",
         {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 50\n"},
     )
-    assert available_memory(tmp_path) == 150
+    assert available_memory() == 150
 
 
-def test_this_machine() -> None:
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     assert usable_cpus() >= 1
     memory = available_memory()
     assert memory is None or memory > 0

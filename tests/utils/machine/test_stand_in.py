@@ -88,16 +88,16 @@ def test_the_last_batch_is_free_once_it_was_used() -> None:
         assert next(stream, None) is None
 
 
-def test_a_moment_that_was_not_waited_for_stalls() -> None:
+def test_an_event_that_was_not_waited_for_stalls() -> None:
     with StandIn() as device:
         value = device.send(torch.ones(3))
-        start, middle = device.moment(), device.moment()
-        arrived, end = device.read_back(value), device.moment()
+        start, middle = device.record_event(), device.record_event()
+        arrived, end = device.read_back(value), device.record_event()
         with device.no_waiting():
-            with pytest.raises(RuntimeError, match="the host waits for the device: seconds"):
-                device.seconds(start, middle)
+            with pytest.raises(RuntimeError, match="the host waits for the device: seconds_between"):
+                device.seconds_between(start, middle)
             arrived()
-            assert device.seconds(start, middle) >= 0
-            with pytest.raises(RuntimeError, match="the host waits for the device: seconds"):
-                device.seconds(start, end)
-        assert device.seconds(start, end) >= 0 and device.waits == 1
+            assert device.seconds_between(start, middle) >= 0
+            with pytest.raises(RuntimeError, match="the host waits for the device: seconds_between"):
+                device.seconds_between(start, end)
+        assert device.seconds_between(start, end) >= 0 and device.waits == 1

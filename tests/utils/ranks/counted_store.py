@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 from torch.distributed import HashStore, Store
+
+
+def _counted(name: str) -> Any:
+    """A method of Store, counted."""
+
+    def call(self: CountedStore, *args: Any) -> Any:
+        with self._lock:
+            self.asked[name] += 1
+        return getattr(self._store, name)(*args)
+
+    return call
 
 
 class CountedStore(Store):
@@ -17,30 +29,5 @@ class CountedStore(Store):
         self.asked: Counter[str] = Counter() if asked is None else asked
         self._lock = threading.Lock()
 
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self.asked[name] += 1
-
-    def set(self, key: str, value: str) -> None:
-        self._count("set")
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        self._count("get")
-        return self._store.get(key)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._count("multi_get")
-        return self._store.multi_get(keys)
-
-    def check(self, keys: list[str]) -> bool:
-        self._count("check")
-        return self._store.check(keys)
-
-    def add(self, key: str, value: int) -> int:
-        self._count("add")
-        return self._store.add(key, value)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        self._count("compare_set")
-        return self._store.compare_set(key, expected, desired)
+    set, add, compare_set = _counted("set"), _counted("add"), _counted("compare_set")
+    get, multi_get, check = _counted("get"), _counted("multi_get"), _counted("check")

@@ -16,10 +16,14 @@ from tessera.utils.errors import ConfigError, Diverged, Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks import failures
 from tessera.utils.ranks import launch as launch_module
+from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.failures import PeerError, run_rank
-from tessera.utils.ranks.heartbeat import STORE_LOST
 from tessera.utils.ranks.launch import _make_groups, _with_reporter
+from tessera.utils.ranks.liveness import STORE_LOST
+from tessera.utils.ranks.store import Memory
 from tessera.utils.ranks.world import World
+
+NOBODY: Any = SimpleNamespace(silent=list)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +40,15 @@ from tessera.utils.ranks.world import World
 def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: UserError | Interrupted) -> None:
     """And leaves the one that was caught as it is."""
     store = HashStore()
-    raised = _with_reporter(error, 3, store, None)
+    raised = _with_reporter(error, 3, store, NOBODY)
     assert isinstance(raised, (UserError, Interrupted)) and type(raised) is type(error)
     assert (str(raised), raised.exit_code, raised.reporter) == (str(error), error.exit_code, 3)
     assert error.reporter is None
-    second = _with_reporter(error, 1, store, None)
+    second = _with_reporter(error, 1, store, NOBODY)
     assert second.exit_code == error.exit_code
     if isinstance(error, Interrupted):  # of several ranks that were asked to stop, each raises what no one swallows
         assert isinstance(second, Interrupted) and second.reporter == 3
-        other = _with_reporter(Interrupted("Stopped", signal.SIGUSR1), 2, store, None)
+        other = _with_reporter(Interrupted("Stopped", signal.SIGUSR1), 2, store, NOBODY)
         assert isinstance(other, PeerError) and other.exit_code == error.exit_code
     else:
         assert isinstance(second, PeerError)
@@ -52,7 +56,7 @@ def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: Use
 
 def test_a_defect_is_raised_as_it_is() -> None:
     error = ZeroDivisionError()
-    assert _with_reporter(error, 1, None, None) is error
+    assert _with_reporter(error, 1, HashStore(), NOBODY) is error
 
 
 def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
@@ -60,7 +64,7 @@ def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
         def compare_set(self, *_: object) -> bytes:
             raise DistNetworkError("Broken pipe")
 
-    raised = _with_reporter(DistNetworkError("Broken pipe"), 1, Lost(), None)
+    raised = _with_reporter(DistNetworkError("Broken pipe"), 1, Lost(), NOBODY)
     assert isinstance(raised, UserError) and str(raised) == STORE_LOST and raised.reporter == 1
 
 
@@ -114,25 +118,22 @@ def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recall
         return found
 
     def started() -> list[str | None]:
-        monkeypatch.setattr(launch_module, "_calls", Counter())
+        monkeypatch.setattr(store_module, "_calls", Counter())
         return [visit("train a", "exp"), visit("train a", "exp2"), visit("train b", "exp3")]
 
     assert started() == [None, None, None]
     assert started() == ["exp", "exp2", "exp3"]
-    monkeypatch.setattr(launch_module, "_calls", Counter())
+    monkeypatch.setattr(store_module, "_calls", Counter())
     assert visit("train b", "exp3") == "exp3", "also where a restarted script leaves out what it has done"
 
 
-def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart() -> None:
+def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts may have the data, and so a flag, of other names."""
+    monkeypatch.setattr(store_module, "_calls", Counter())
     store = HashStore()
-    first = World(memory=store, call="on one host")
-
-    class Follower(World):
-        def broadcast(self, value: Any, source: int = 0) -> Any:
-            return first._kept.rpartition("/")[2]
-
-    first.remember("run", "exp")
-    Follower(memory=store, call="on another host")
-    assert World(memory=store, call="on another host").recall("run") == "exp"
-    assert World(memory=store, call="of another call").recall("run") is None
+    first = Memory(store, "on one host")
+    World(memory=first).remember("run", "exp")
+    Memory(store, "on another host").agree(lambda noted: first._id)
+    monkeypatch.setattr(store_module, "_calls", Counter())
+    assert World(memory=Memory(store, "on another host")).recall("run") == "exp"
+    assert World(memory=Memory(store, "of another call")).recall("run") is None

@@ -1,19 +1,27 @@
-"""How ranks agree on a name for their start, in a store that remembers earlier ones."""
+"""How ranks find the store of their job, and agree on a name for their start in one that remembers earlier ones."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from torch.distributed import HashStore, Store
 
+from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks import rendezvous
-from tessera.utils.ranks.rendezvous import agree_on_session, require_own_devices
+from tessera.utils.ranks.liveness import Watchdog
+from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
 from tests.at_once import at_once
+from tests.system.launch import free_port
+from tests.utils.ranks.conftest import SERVER, until
 from tests.utils.ranks.counted_store import CountedStore
 
 
@@ -91,14 +99,88 @@ def test_every_rank_needs_a_device_of_its_own(devices: list[str], shared: str) -
 
 
 @pytest.mark.parametrize(
-    ("networks", "shared"), [(["a", "a", "a"], True), (["a", "a", "b"], False), (["?", "?", "?"], False)]
+    ("networks", "shared"), [(["a", "a", "a"], True), (["a", "a", "b"], False), (["", "", ""], False)]
 )
 def test_ranks_know_whether_they_share_a_loopback_interface(
     networks: list[str], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Containers of one host do not."""
     left = iter(networks)
-    monkeypatch.setattr(rendezvous, "_network", lambda: next(left))
+    monkeypatch.setattr(rendezvous, "namespace", lambda kind: next(left))
     store = HashStore()
     found = at_once([partial(require_own_devices, store, rank, 3, Accelerator()) for rank in range(3)])
     assert found == [shared] * 3
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "NOTICE_S", 0.05)
+    monkeypatch.setenv("TESSERA_JOIN_TIMEOUT", "0.5")
+
+
+quick = pytest.mark.usefixtures("_quick")
+
+
+def rank(number: int, port: int, agent: bool = False) -> Launch:
+    return Launch(number, number, 2, 2, "127.0.0.1", port, "torchrun", agent)
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port on which somebody listens, who takes connections and says nothing."""
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen(20)
+        yield listener
+
+
+@pytest.mark.parametrize(("agent", "server"), [(False, "rank 0"), (True, "torchrun")])
+@quick
+def test_nobody_listens(guard: Watchdog, capfd: pytest.CaptureFixture[str], agent: bool, server: str) -> None:
+    port = free_port()
+    with pytest.raises(
+        UserError, match=rf"found nobody at 127.0.0.1:{port} for 0 s \(.*\). Does {server} run"
+    ) as found:
+        connect_to_store(rank(1, port, agent), guard)
+    assert found.value.reporter == 1
+    assert f"Waiting for {server} at 127.0.0.1:{port}" in capfd.readouterr().err
+
+
+@quick
+def test_somebody_listens_who_never_answers(
+    guard: Watchdog, said: list[str], taken: socket.socket, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def connect() -> None:
+        with contextlib.suppress(UserError):  # at the test's end
+            connect_to_store(rank(1, taken.getsockname()[1]), guard)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    until(lambda: said)
+    taken.close()
+    thread.join(60)
+    assert said[0].startswith(f"{SERVER} has not answered")
+    assert "does not answer as a job's store" in capfd.readouterr().err
+
+
+def test_the_port_of_rank_0_is_taken(guard: Watchdog, taken: socket.socket) -> None:
+    port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=rf"rank 0 cannot listen on port {port} of this host: .*MASTER_PORT") as found:
+        open_store(rank(0, port), guard)
+    assert "frame #" not in str(found.value)
+
+
+@quick
+def test_ranks_of_jobs_of_different_size(capfd: pytest.CaptureFixture[str]) -> None:
+    store = HashStore()
+
+    def one(number: int, size: int) -> str:
+        with pytest.raises(UserError) as found:
+            agree_on_session(store, number, size, 0.5)
+        return str(found.value)
+
+    errors = at_once([partial(one, 0, 3), partial(one, 1, 2)])
+    assert "of 3 ranks 1, 2 did not start" in errors[0]
+    assert "rank 1 was started as one of 2, this one as one of 3" in errors[0]
+    assert "rank 0 was started as one of 3, this one as one of 2" in errors[1]
+    assert capfd.readouterr().err.count("Waiting for rank") == 2

@@ -16,20 +16,21 @@ from tessera.utils.ranks.signals import (
     GRACE_S,
     SIGNALS,
     STUCK_S,
-    EndWhereStuck,
     Interruption,
+    _end_if_stuck,
     ignore_sigterm_at_the_end,
     signals_end_at_once,
+    start_signal_thread,
 )
 from tests.system.launch import ROOT
+from tests.utils.ranks.conftest import until
 
 STUCK = """
 import contextlib, ctypes
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks import signals
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
 signals.STUCK_S = 0.2
-end = print_stacks_on_signal("the one", signals.EndWhereStuck())
+end = signals.start_signal_thread("the one")
 library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 library.pthread_mutex_lock(lock)
 while True:
@@ -197,16 +198,16 @@ def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytes
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interruption() as deferred:
         deferred.defer()
-        EndWhereStuck.look(signal.SIGTERM, deferred)
+        _end_if_stuck(signal.SIGTERM, deferred)
     with pytest.raises(Interrupted), Interruption() as handled:
         try:
             send(signal.SIGTERM)
         finally:
-            EndWhereStuck.look(signal.SIGTERM, handled)
+            _end_if_stuck(signal.SIGTERM, handled)
     with Interruption() as later:
-        EndWhereStuck.look(signal.SIGTERM, handled)
+        _end_if_stuck(signal.SIGTERM, handled)
         assert ended == []
-        EndWhereStuck.look(signal.SIGTERM, later)
+        _end_if_stuck(signal.SIGTERM, later)
     assert ended == [143]
 
 
@@ -215,12 +216,15 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     waits: list[float] = []
     monkeypatch.setattr(threading.Timer, "start", lambda timer: waits.append(timer.interval))
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    end = start_signal_thread("the one")
     try:
-        with Interruption():
-            end_where_stuck = EndWhereStuck()
+        with Interruption() as interruption:
+            interruption.defer()
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGTERM):
-                end_where_stuck(number)
+                send(number)
+            until(lambda: len(waits) == 2)
     finally:
+        end()
         signal.signal(signal.SIGCHLD, before)
     assert waits == [STUCK_S, GRACE_S]
 

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+import pytest
+
+from tessera.utils.ranks.signals import start_signal_thread
 
 ROOT = Path(__file__).resolve().parents[3]
 BUSY = """
 import signal, sys, threading
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.signals import start_signal_thread
 
 def deep(n):
     return n and deep(n - 1)
@@ -29,7 +31,7 @@ def wait():
     sys.stdin.readline()
 
 signal.alarm(60)  # ends a process that hangs
-end = print_stacks_on_signal('the one')
+end = start_signal_thread('the one')
 over = threading.Event()
 threads = [threading.Thread(target=work, name="busy") for _ in range(2)]
 for thread in threads:
@@ -44,11 +46,11 @@ sys.stdin.readline()
 """
 FORKED = """
 import os, signal, sys
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.signals import start_signal_thread
 
-end = print_stacks_on_signal('the one')
+end = start_signal_thread('the one')
 def child_waits():
-    print_stacks_on_signal('the one')
+    start_signal_thread('the one')
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     os._exit(0)
@@ -63,27 +65,31 @@ if child == 0:
 parent_waits()
 end()
 """
-DECODING = """
-import re, signal, sys
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+HOLDING_BACK = """
+import re, sys
+from tessera.utils.ranks.signals import start_signal_thread
 from tessera.utils.streams import words_of_libraries
 
-signal.alarm(60)  # ends a process that hangs
-end = print_stacks_on_signal('the one')
+end = start_signal_thread('the one')
 with words_of_libraries(re.compile(b'libjpeg')) as words:
     print(1, flush=True)
     sys.stdin.readline()
 assert not words
 end()
 """
-
+ODD_PATH = """
+import sys
+from tessera.utils.ranks.signals import start_signal_thread
+waits = "end = start_signal_thread('the one'); print(1, flush=True); sys.stdin.readline(); end()"
+exec(compile(waits, 'caf\\udce9.py', 'exec'))
+"""
 WITHOUT_STDERR = """
 import signal, sys
-from tessera.utils.ranks.stack_dumps import print_stacks_on_signal
+from tessera.utils.ranks.signals import start_signal_thread
 
 before = signal.getsignal(signal.SIGUSR2)
 sys.__stderr__ = None
-print_stacks_on_signal('the one')
+start_signal_thread('the one')
 print(signal.getsignal(signal.SIGUSR2) == before)
 """
 
@@ -136,7 +142,7 @@ def test_a_busy_process_answers_every_time_and_outlives_it() -> None:
             answer = ask(process, process.pid)
             assert answer.count(", in wait\n") == 1
             assert answer.count('Thread "busy"') == 2
-            assert 'Thread "stack dumps"' not in answer
+            assert 'Thread "signals"' not in answer
         write(process, "over")
         assert process.stdout.readline() == "ended\n"
         process.send_signal(signal.SIGUSR2)  # late, and ignored
@@ -155,21 +161,16 @@ def test_a_forked_process_answers_for_itself() -> None:
     assert [", in parent_waits\n" in answer for answer in answers] == [False, True]
 
 
-def test_a_path_that_is_no_text_is_printed_too() -> None:
-    waits = "end = print_stacks_on_signal('the one'); print(1, flush=True); sys.stdin.readline(); end()"
-    odd = f"exec(compile({waits!r}, 'caf\\udce9.py', 'exec'))"
-    with program(f"import sys\nfrom tessera.utils.ranks.stack_dumps import print_stacks_on_signal\n{odd}") as process:
+@pytest.mark.parametrize(
+    ("text", "said"), [(ODD_PATH, r"caf\udce9.py"), (HOLDING_BACK, ", in <module>")], ids=["path", "stderr"]
+)
+def test_a_process_answers_from_a_file_of_any_name_and_while_words_of_libraries_are_held_back(
+    text: str, said: str
+) -> None:
+    """Such as a loader worker that hangs in a decode."""
+    with program(text) as process:
         assert process.stdout and process.stdout.readline() == "1\n"
-        assert r"caf\udce9.py" in ask(process, process.pid)
-        write(process, "end")
-        assert rest_of(process) == ""
-
-
-def test_a_process_answers_while_words_of_libraries_are_held_back() -> None:
-    """A loader worker that hangs would hang in a decode."""
-    with program(DECODING) as process:
-        assert process.stdout and process.stdout.readline() == "1\n"
-        ask(process, process.pid)
+        assert said in ask(process, process.pid)
         write(process, "end")
         assert rest_of(process) == ""
 
@@ -186,7 +187,7 @@ def test_what_listened_before_listens_again() -> None:
     os.set_blocking(writer, False)
     wake = signal.set_wakeup_fd(writer)
     try:
-        print_stacks_on_signal("the one")()
+        start_signal_thread("the one")()
         os.kill(os.getpid(), signal.SIGUSR2)
         assert os.read(reader, 9) == bytes([signal.SIGUSR2])
         assert heard == [1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.ranks import watchdog
+from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tests.at_once import at_once
 from tests.utils.ranks.counted_store import CountedStore
@@ -84,7 +84,7 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
                 all_waited.wait(60)
 
     store = Store()
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(sleep=sleep))
     at_once([partial(one, rank) for rank in range(ranks)])
     assert store.asked.total() < ranks * 25, store.asked
 

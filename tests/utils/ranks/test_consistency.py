@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.pixels import PixelRule
-from tessera.utils.ranks.agreement import data_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World
 from tests.data.made_index import make_index
 
@@ -24,6 +23,7 @@ class _Ranks(World):
 
     def __init__(self, others: list[dict[str, str]]) -> None:
         super().__init__()
+        self.size += len(others)
         self._others = others
 
     def all_gather(self, value):  # type: ignore[no-untyped-def]
@@ -67,33 +67,9 @@ def test_other_crowd_regions_are_other_data() -> None:
             require_agreement(mine, _Ranks([found]))
 
 
-class _Gathers(World):
-    """Several ranks in one process, each of which gives what it was asked for; `asked` are the other ranks'."""
-
-    def __init__(self, asked: list[Options]) -> None:
-        super().__init__()
-        self.size = 2
-        self._asked = asked
-
-    def all_gather(self, value: Any) -> list[Any]:
-        others: list[Any] = []
-        for config in getattr(self, "_asked", []):
-            require_same_command(config, _Noted(others))
-        return [value, *others]
-
-
-class _Noted(World):
-    """A rank that only notes what it gives."""
-
-    def __init__(self, to: list[Any]) -> None:
-        super().__init__()
-        self.size = 2
-        self._to = to
-
-    def all_gather(self, value: Any) -> list[Any]:
-        if hasattr(self, "_to"):
-            self._to.append(dict(value))
-        return [value]
+def asked(*others: Options) -> World:
+    """Rank 0 of several; the others were asked for something else."""
+    return _Ranks([_command(config) for config in others])
 
 
 @pytest.mark.parametrize(
@@ -110,11 +86,11 @@ class _Noted(World):
 )
 def test_ranks_that_were_asked_for_other_work_are_refused(other: Options, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        require_same_command(TrainConfig(), _Gathers([other]))
+        require_same_command(TrainConfig(), asked(other))
 
 
 def test_settings_of_one_rank_and_what_is_compared_later_may_differ() -> None:
-    require_same_command(TrainConfig(), _Gathers([TrainConfig(workers=3, project="elsewhere", seed=4)]))
+    require_same_command(TrainConfig(), asked(TrainConfig(workers=3, project="elsewhere", seed=4)))
 
 
 def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Path) -> None:
@@ -122,11 +98,11 @@ def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Pat
     a.write_bytes(b"one")
     b.write_bytes(b"one")
     c.write_bytes(b"two")
-    require_same_command(TrainConfig(weights=str(a)), _Gathers([TrainConfig(weights=str(b))]))
+    require_same_command(TrainConfig(weights=str(a)), asked(TrainConfig(weights=str(b))))
     with pytest.raises(UserError, match=r"--weights: .*a.pt \(\w+\) on rank 0; .*c.pt \(\w+\) on rank 1"):
-        require_same_command(TrainConfig(weights=str(a)), _Gathers([TrainConfig(weights=str(c))]))
+        require_same_command(TrainConfig(weights=str(a)), asked(TrainConfig(weights=str(c))))
 
 
 def test_weights_that_only_rank_0_has_are_compared_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    require_same_command(TrainConfig(weights="x.pt"), _Gathers([TrainConfig(weights="x.pt")]))
+    require_same_command(TrainConfig(weights="x.pt"), asked(TrainConfig(weights="x.pt")))

@@ -13,6 +13,7 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.environment import REPO
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
+from tessera.utils.ranks.rendezvous import by_value
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 
@@ -134,12 +135,9 @@ def _differences(everyone: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """What differs between the ranks: a line for each name."""
     lines = {}
     for name in dict.fromkeys(name for theirs in everyone for name in theirs):
-        ranks_of: dict[str, list[int]] = {}
-        for rank, theirs in enumerate(everyone):
-            ranks_of.setdefault(theirs.get(name, "missing"), []).append(rank)
-        if len(ranks_of) > 1:
-            found = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
-            lines[name] = f"{name}: {found}"
+        values = [theirs.get(name, "missing") for theirs in everyone]
+        if len(set(values)) > 1:
+            lines[name] = f"{name}: {by_value(values)}"
     return lines
 
 

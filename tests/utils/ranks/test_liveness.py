@@ -1,0 +1,252 @@
+"""Calls that do not return end the process; and what a rank makes of another one's silence, without a job around it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from tessera.utils.machine.namespaces import namespace
+from tessera.utils.ranks import liveness
+from tessera.utils.ranks.failures import FirstFailure
+from tessera.utils.ranks.liveness import AwakeClock, Heartbeat, Sign, Watchdog, is_gone
+from tests.at_once import at_once
+from tests.system.launch import ROOT, free_port
+from tests.utils.ranks.conftest import SERVER, until
+from tests.utils.ranks.counted_store import CountedStore
+
+KEEPER = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("listens", flush=True)
+time.sleep(100)
+"""
+FULL = """
+import os
+from tessera.utils.ranks import failures
+failures._PRINTING_S = 0.2
+read, write = os.pipe()
+os.dup2(write, 2)
+os.set_blocking(2, False)
+try:
+    while True: os.write(2, b"x" * 65536)
+except BlockingIOError: pass
+os.set_blocking(2, True)
+failures.exit_at_once(0, "nobody reads this", 3)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process with a store, and its port."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", KEEPER, str(port)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"listens\n"
+    yield process, port
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(autouse=True)
+def timeout(said: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TESSERA_PEER_TIMEOUT in seconds: the test's, else 60."""
+    monkeypatch.setenv("TESSERA_PEER_TIMEOUT", str(getattr(request, "param", 60)))
+
+
+soon = pytest.mark.parametrize("timeout", [0.3], indirect=True, ids=["soon"])
+
+
+def sign_of(pid: int, place: str, tick: int = 7) -> Sign:
+    return Sign(tick, 3, "here", "training epoch 4", pid, place)
+
+
+def beside(sign: Sign, store: HashStore | None = None) -> Heartbeat:
+    """Rank 0 of two, the other of which has given `sign` and no more."""
+    store = store or HashStore()
+    store.set("heartbeat/1", sign.encode())
+    return Heartbeat(store, 0, 2)
+
+
+def test_a_call_that_returns_in_time_ends_nothing(guard: Watchdog, said: list[str]) -> None:
+    for _ in range(20):
+        with guard.over("Nobody", 0.2):
+            time.sleep(0.03)
+    assert said == []
+
+
+def test_calls_that_look_alike_end_each_by_themselves(guard: Watchdog) -> None:
+    with guard.over("The store", 5):
+        first, second = guard._calls[0], guard.over("The store", 5)
+        with second:
+            first.waited_s = guard._calls[1].waited_s
+        assert guard._calls == [first] and guard._calls[0] is first
+    assert not guard._calls
+
+
+def test_a_call_that_hangs_is_announced_and_then_ends_the_process(
+    guard: Watchdog, said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with guard.over("rank 0 on a", 0.2, "Waiting for rank 0."):
+        until(lambda: said)
+    assert said[0].startswith("rank 0 on a has not answered for 0 s")
+    assert capfd.readouterr().err == "Waiting for rank 0.\n"
+
+
+@soon
+def test_a_heartbeat_whose_store_is_frozen_ends_its_process(
+    guard: Watchdog, said: list[str], server: tuple[subprocess.Popen[bytes], int]
+) -> None:
+    """The call itself never comes back, and holds no lock that the watchdog's thread needs."""
+    process, port = server
+    guard.server_pid = process.pid
+    timeout = timedelta(seconds=20)
+    joined = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
+    beat = Heartbeat(guard.watched(joined), 1, 2)
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: said)
+    assert said[0].startswith(f"{SERVER} has not answered")
+    assert process.wait(60) == -signal.SIGKILL
+    beat.close()
+
+
+def test_the_time_for_which_a_process_was_stopped_itself_does_not_count() -> None:
+    clock = AwakeClock()
+    time.sleep(0.3)
+    assert clock.passed(0.01) == pytest.approx(0.03)
+
+
+def test_it_leaves_though_nobody_reads_what_it_prints() -> None:
+    process = subprocess.Popen([sys.executable, "-c", FULL], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.wait(60) == 3
+
+
+def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
+    sleeper: subprocess.Popen[bytes], said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = HashStore()
+    one = beside(sign_of(sleeper.pid, namespace("pid")), store)
+    time.sleep(0.2)
+    assert not said
+    sleeper.kill()
+    sleeper.wait()
+    until(lambda: said)
+    one.close()
+    assert said == [""]
+    assert "rank 1 on here (last: training epoch 4) is gone" in capfd.readouterr().err
+    assert FirstFailure.read(store) == FirstFailure("heartbeat 0", 1)
+
+
+@soon
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_silent_rank_is_reported_and_on_this_machine_killed(
+    sleeper: subprocess.Popen[bytes], said: list[str], is_here: bool
+) -> None:
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    one = beside(sign_of(sleeper.pid, namespace("pid") if is_here else "another boot"))
+    until(lambda: said)
+    one.close()
+    assert said[0].startswith("rank 1 on here has not answered for")
+    assert sleeper.wait(60) == -signal.SIGKILL if is_here else sleeper.poll() is None
+
+
+@soon
+def test_a_rank_that_never_gives_a_sign_is_missed(said: list[str]) -> None:
+    beat = Heartbeat(HashStore(), 0, 2)
+    until(lambda: said)
+    beat.close()
+    assert said[0].startswith("rank 1 has given no sign of life for")
+
+
+@soon
+def test_a_rank_that_said_goodbye_is_not_missed(said: list[str]) -> None:
+    one = beside(sign_of(2**22 + 1, namespace("pid"), tick=-1))
+    time.sleep(0.6)
+    one.close()
+    assert not said
+
+
+@soon
+def test_a_goodbye_that_comes_as_the_process_ends_is_heard(said: list[str]) -> None:
+    """And the rank that hears it goes on beating: else it would itself be missed."""
+    sign = sign_of(2**22 + 1, namespace("pid"))
+
+    class Late(HashStore):
+        def get(self, key: str) -> bytes:
+            found = super().get(key)
+            if key == "heartbeat/1":
+                self.set(key, sign._replace(tick=-1).encode())
+            return found
+
+    store = Late()
+    one = beside(sign, store)
+    time.sleep(0.6)
+    before = store.get("heartbeat/0")
+    until(lambda: store.get("heartbeat/0") != before)
+    one.close()
+    assert not said
+
+
+def test_who_is_not_the_first_to_see_a_failure_prints_nothing(
+    said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = HashStore()
+    FirstFailure("rank 1", 1).claim(store)
+    one = beside(sign_of(2**22 + 1, namespace("pid")), store)
+    until(lambda: said)
+    one.close()
+    assert said == [""]
+    assert capfd.readouterr().err == ""
+
+
+def all_ask(asked: Counter[str], size: int, already: int = 0) -> list[list[str]]:
+    """Whom each of `size` - 1 ranks finds silent when all ask at once; the last one was killed before."""
+    store = HashStore()
+    store.set(f"heartbeat/{size - 1}", Sign(7, 3, "node6", "training epoch 4", 1, "another boot").encode())
+    store.add("silent/asked/0", already)
+    beats = [Heartbeat(CountedStore(store), rank, size) for rank in range(size - 1)]
+    for beat in beats:
+        beat._store = CountedStore(store, asked)
+    found = at_once([beat.silent for beat in beats])
+    at_once([beat.close for beat in beats])
+    return [[is_gone([lost]) for lost in each] for each in found]
+
+
+def test_one_rank_looks_for_those_that_are_silent_and_all_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "INTERVAL_S", 0.2)
+    asked: Counter[str] = Counter()
+    found = all_ask(asked, 24)
+    assert found == [["rank 23 on node6 (last: training epoch 4) is gone: killed, or its host is. See the launcher's "
+                      "lines, and dmesg on that host."]] * 23  # fmt: skip
+    assert asked["multi_get"] == 2 and asked.total() < 24 * 30, asked
+
+
+def test_where_the_rank_that_looks_is_lost_too_the_others_look_themselves() -> None:
+    assert [len(found) for found in all_ask(Counter(), 4, already=1)] == [1] * 3
+
+
+def test_a_rank_that_falls_silent_later_is_found_though_nobody_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "INTERVAL_S", 0.1)
+    store = HashStore()
+    asking, other = (Heartbeat(store, rank, 2) for rank in range(2))
+    found = asking.silent()
+    other._closed.set()
+    other._thread.join()  # no more signs, and no goodbye
+    assert (found, [rank for rank, _ in asking.silent()]) == ([], [1])
+    asking.close()
