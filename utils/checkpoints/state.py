@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.weights import differences
+from tessera.utils.checkpoints.fitting import differences
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator

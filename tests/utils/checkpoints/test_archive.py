@@ -104,18 +104,10 @@ def test_sizes_are_those_of_the_file(tmp_path: Path, numel: bytes, size: bytes, 
     refused(tmp_path / "last.pt", repacked(whole, pickled=hostile), complaint)
 
 
-@pytest.mark.parametrize(
-    ("pickled", "complaint"),
-    [
-        (b"}N" + b"\x85" * 200_000 + b"K\1s.", "a key that is a tuple"),  # hashing it ends the process in torch.load
-        (b"}X\1\0\0\0xN" + b"\x85" * 200_000 + b"s.", "more than 20 deep"),
-        (b"]q\x000" + b"](h\0h\0eq\x000" * 60 + b"}X\1\0\0\0xh\0s.", "contain each other"),
-        (b"}q\0X\1\0\0\0xh\0s.", "20 deep|contain each other"),
-        (b"}X\1\0\0\0x\x8f(K\1\x90s.", "it holds a set"),
-    ],
-)
-def test_values_without_end(tmp_path: Path, whole: bytes, pickled: bytes, complaint: str) -> None:
-    refused(tmp_path / "last.pt", repacked(whole, pickled=b"\x80\2" + pickled), complaint)
+def test_nested_tuples_as_a_key(tmp_path: Path, whole: bytes) -> None:
+    """To hash them ends the process in torch.load(weights_only=True) and in `pickle.Unpickler`, stubs or not."""
+    pickled = b"\x80\2}N" + b"\x85" * 200_000 + b"K\1s."
+    refused(tmp_path / "last.pt", repacked(whole, pickled=pickled), "a key that is a tuple")
 
 
 def test_two_members_of_one_name(tmp_path: Path, whole: bytes) -> None:
