@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints import resume as resume_module
-from tessera.utils.checkpoints.resume import ResumedRun, interrupted_run, recall_end, remember_end, run_of_checkpoint
+from tessera.utils.checkpoints.resume import ResumedRun, recall_end, remember_end, run_of_checkpoint, start_of_run
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
@@ -80,26 +80,28 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
 def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, batch_size: int
 ) -> None:
-    class Ranks(World):
+    class Restarted(World):
+        def recall(self, key: str) -> str | None:
+            return {"run": str(tmp_path / "mine"), "saved": "yes"}.get(key)
+
         def all_gather(self, value: Any) -> list[Any]:
             return [value] * self.size
 
         def broadcast(self, value: Any, source: int = 0) -> Any:
             return value
 
-    world, saved = Ranks(), checkpoint()
+    world, saved = Restarted(), checkpoint()
     world.size = ranks
     saved["config"]["batch_size"], saved["step"] = 12, 4
     last = tmp_path / "mine" / "weights" / "last.pt"
     last.parent.mkdir(parents=True)
     last.touch()
     monkeypatch.setattr(resume_module, "load_checkpoint", lambda _: saved)
-    restarted = interrupted_run({"batch_size": -1}, tmp_path / "mine", world)
-    assert restarted is not None and restarted[0].batch_size == batch_size
-    typed = interrupted_run(TrainConfig.from_args(["--batch", "-1"]), tmp_path / "mine", world)
-    assert typed is not None and typed[0].batch_size == batch_size
-    asked = interrupted_run(TrainConfig.from_args(["--batch", "4"]), tmp_path / "mine", world)
-    assert asked is not None and asked[0].batch_size == 4
+    for given in ({"batch_size": -1}, TrainConfig.from_args(["--batch", "-1"])):
+        config, _, resumed = start_of_run(given, world)
+        assert config.batch_size == batch_size and resumed is not None and resumed.restarted
+    asked = str(4 * ranks)
+    assert start_of_run(TrainConfig.from_args(["--batch", asked]), world)[0].batch_size == int(asked)
 
 
 def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
