@@ -15,10 +15,10 @@ import torch
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.archive import sealing
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.resume import start_of_run
-from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA

@@ -15,7 +15,7 @@ import numpy as np
 from tessera.utils.checkpoints.fitting import moved_classes
 from tessera.utils.checkpoints.folder import newest_last_checkpoint
 from tessera.utils.checkpoints.format import load_checkpoint
-from tessera.utils.checkpoints.state import restore_state
+from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError

@@ -233,6 +233,8 @@ def test_the_hand_made_tensor_is_right(tmp_path: Path) -> None:
         ((2**70,), (1,), 0, 4, "size"),
         ((4,), (1,), 0, 5, "has 16 bytes, expected 20"),
         ((2,), (1,), 0, 2, "has 16 bytes, expected 8"),
+        ((4,), (1,), 0, 10**12, "has 16 bytes, expected 4000000000000"),
+        ((10**12,), (1,), 0, 4, "in 4 elements"),
     ],
 )
 def test_tensors_outside_their_storage(
@@ -271,9 +273,10 @@ MODEL = b"}S'model'\ncmodels.yolo\nModel\n(tR"
         (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "more than 20 deep"),
         (b"\x80\x02" + b"(" * 3 + b"]" + b"\x85" * 200_000 + b".", "found a tuple"),
         # To hash it ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not.
+        (b"\x80\x02}N" + b"\x85" * 200_000 + b"K\x01s.", "a key that is a tuple"),
         (b"\x80\x04\x8f(N" + b"\x85" * 200_000 + b"\x90.", "a key that is a tuple"),
     ],
-    ids=["its own child", "2**45 items", "deep", "deep mark", "deep item"],
+    ids=["its own child", "2**45 items", "deep", "deep mark", "deep key", "deep item"],
 )
 def test_values_without_end(pickled: bytes, complaint: str, tmp_path: Path) -> None:
     assert complaint in refusal(archive(tmp_path / "a.pt", pickled))
