@@ -100,24 +100,19 @@ def _read(path: Path) -> Weights:
     state = load_any_checkpoint(path)
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
-    source = f"{path.name} ({done})"
+    data = state["config"].get("data")
     thresholds = state["thresholds"] or {"confidence": None, "class_confidences": ()}
     return Weights(
         state["ema"],
         state["model_yaml"],
         tuple(state["names"]),
-        source,
-        _data(state),
-        state["imgsz"],
-        thresholds["confidence"],
-        tuple(thresholds["class_confidences"]),
-        PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
+        source=f"{path.name} ({done})",
+        data=data if isinstance(data, str) else "",
+        imgsz=state["imgsz"],
+        confidence=thresholds["confidence"],
+        class_confidences=tuple(thresholds["class_confidences"]),
+        pixels=PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
     )
-
-
-def _data(state: Mapping[str, Any]) -> str:
-    data = state["config"].get("data")
-    return data if isinstance(data, str) else ""
 
 
 def _read_safetensors(path: Path) -> Weights:
