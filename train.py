@@ -161,7 +161,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         if asked.evolve:
             metrics = evolve(*start_of_search(asked, world), world, train)
         else:
-            config, hyp, resumed = start_of_run(given, asked, world)
+            config, hyp, resumed = start_of_run(given, world)
             metrics = train(config, hyp, world, resumed)
         remember_end(metrics, world)
         return metrics

@@ -34,9 +34,10 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.models.summary import summary
+from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
 from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights, moved_classes, renamed_classes
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.engine.precision import half_precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.coco import CocoSink

@@ -15,10 +15,10 @@ import torch
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.archive import sealing
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS
-from tessera.utils.checkpoints.resume import resume
-from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.resume import start_of_run
+from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA
@@ -69,7 +69,8 @@ def take_weights(path: Path) -> str:
 
 def continue_run(path: Path) -> int:
     """What train.py --resume does with a checkpoint, up to the first step."""
-    config, hyp, resumed = resume({"resume": str(path)}, World())
+    config, hyp, resumed = start_of_run({"resume": str(path)}, World())
+    assert resumed is not None
     resumed.check_classes(NAMES, config)
     state = made_state(DetectionModel(resumed.checkpoint["model_yaml"], names=NAMES), config, hyp)
     resumed.restore(state, config, 40, "hash", World())

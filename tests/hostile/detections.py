@@ -16,8 +16,8 @@ import numpy as np
 
 from tessera.commands import detect
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2

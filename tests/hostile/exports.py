@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.safetensors import save_safetensors
-from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.inference.detector import Detector
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.exporting.made import ANCHORED, checkpoint
@@ -243,7 +242,7 @@ def _checkpoint_described(rng: random.Random, folder: Path, trace: Path) -> Path
         if key == "thresholds":
             confidences = rng.choice(([0.5], [odd] * 3, [0.5] * 3))
             odd = {"confidence": odd, "class_confidences": confidences}
-        save_checkpoint(path, {**state, key: odd})
+        torch.save({**state, key: odd}, path)
         return path
     weights, other = Weights(dict(state["ema"]), state["model_yaml"], tuple(state["names"]), "best.pt"), json.dumps(odd)
     path.unlink()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.anchor.head import Detect
 from tessera.models.layers.blocks import Conv
-from tessera.utils.checkpoints.foreign.yolov5 import load_legacy
+from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import ConfigError
 
 # Parameters at 80 classes, and those after folding batch normalisation.
@@ -49,7 +49,7 @@ def small() -> DetectionModel:
 @pytest.fixture(scope="module")
 def official(shared: Path) -> DetectionModel:
     """The official yolov5n, in evaluation mode."""
-    checkpoint = load_legacy(shared / "weights" / "yolov5n.pt")
+    checkpoint = load_weights(shared / "weights" / "yolov5n.pt")
     model = DetectionModel(checkpoint.model_yaml, names=checkpoint.names)
     model.load_state_dict({name: tensor.float() for name, tensor in checkpoint.state_dict.items()})
     return model.eval()
@@ -73,7 +73,7 @@ def test_parameter_counts(size: str) -> None:
 
 
 def test_tensors_of_an_original_checkpoint_fit_by_name_and_shape(shared: Path) -> None:
-    original = load_legacy(shared / "weights" / "yolov5n.pt").state_dict
+    original = load_weights(shared / "weights" / "yolov5n.pt").state_dict
     ours = DetectionModel("yolov5n.yaml").state_dict()
     assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in original.items()}
     # The anchors are in grid units there and here.

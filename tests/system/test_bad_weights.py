@@ -13,8 +13,7 @@ from tessera.commands import detect, export, train, val
 from tessera.data.source.shapes import NAMES
 from tests.hostile.expect import checked
 from tests.system.tiny import flags, make_data
-from tests.utils.checkpoints.foreign.made import LAST, MIDDLE, Tensors, renamed, save, small_yolox, with_at
-from tests.utils.checkpoints.foreign.test_yolov5_hostile import Marking
+from tests.utils.checkpoints.foreign.made import LAST, MIDDLE, Marking, Tensors, renamed, save, small_yolox, with_at
 
 
 @pytest.fixture(scope="module")

@@ -134,33 +134,24 @@ class Archive:
             yield cls(archive, path)
 
     def content(self) -> Any:
-        """What the pickle describes: plain values, tensors, records and globals; nothing of it is run.
+        """The object that the pickle describes, of plain values, tensors, records and globals; nothing of it is run.
 
         Raises:
-            UserError: it asks for what has no place in a checkpoint.
-            One of ARCHIVE_ERRORS: it is damaged.
+            UserError: the pickle asks for what has no place in a checkpoint.
+            One of ARCHIVE_ERRORS: the file is damaged.
         """
-        self.check_sums()
+        self._check_sums()
         byteorder = f"{self._prefix}byteorder"
         if byteorder in self._archive.namelist() and self._archive.read(byteorder) != b"little":
             raise Damaged("written on a big-endian machine")
         return Machine(self._load, str(self._path)).run(self.pickled)
 
     def outline(self) -> Any:
-        """The same with empty tensors, of the meta device: what the file has, without reading it or summing it up.
-
-        Raises:
-            UserError: it asks for what has no place in a checkpoint.
-            One of ARCHIVE_ERRORS: it is damaged.
-        """
+        """As `content`, with tensors of the meta device: no storage is read, and no checksum compared."""
         return Machine(self._empty, str(self._path)).run(self.pickled)
 
-    def check_sums(self) -> None:
-        """Compare the file with its seal; without one, every member with its checksum.
-
-        Raises:
-            One of ARCHIVE_ERRORS: they differ.
-        """
+    def _check_sums(self) -> None:
+        """Compare the file with its seal; without one, every member with its checksum."""
         with self._path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - _END_RECORD_LENGTH, 0))

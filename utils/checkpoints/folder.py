@@ -23,45 +23,28 @@ from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 
 
-def open_run(project: str | Path, name: str, exist_ok: bool, world: World) -> Path:
-    """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank calls this.
-
-    Only rank 0 touches the disk; all ranks learn the path. What killed runs of this host were writing into folders of
-    this project is removed. Making a folder is atomic, so that two runs that start at the same instant get two folders.
-
-    Args:
-        project: folder of runs; made where it is missing.
-        name: such as "exp".
-        exist_ok: write into `project/name` even where it exists.
-        world: the ranks.
-
-    Returns:
-        The absolute path, the same on every rank; on another node there may be no such folder.
-
-    Raises:
-        UserError: on every rank, where the folder cannot be made or written to.
-    """
-    return world.from_main(lambda: _make_run(Path(project).expanduser().absolute() / name, exist_ok))
-
-
 @contextmanager
 def new_run(
     flags: TrainConfig | ValConfig | DetectConfig, world: World, files: Iterable[str | Path] = ()
 ) -> Iterator[Path]:
-    """The folder of a new run, as `open_run`; a new one that is still empty at the end is removed again.
+    """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank enters this.
+
+    Only rank 0 touches the disk; all ranks learn the absolute path, which need not be there on another node. What
+    killed runs of this host were writing into folders of this project is removed. Making a folder is atomic, so that
+    two runs that start at the same instant get two folders; a new one that is still empty at the end is removed again.
 
     Args:
-        flags: that name it.
+        flags: that name it, and say whether `project/name` is taken though it exists.
         world: the ranks.
         files: that the run reads, and that its results could replace.
 
     Raises:
-        UserError: as of `open_run`.
+        UserError: on every rank, where the folder cannot be made or written to.
         ConfigError: one of the files lies in the folder, which --exist-ok names.
     """
     if flags.exist_ok:
         world.from_main(lambda: require_apart(first_run(flags), files))
-    run = open_run(flags.project, flags.name, flags.exist_ok, world)
+    run = world.from_main(lambda: _make_run(first_run(flags), flags.exist_ok))
     try:
         yield run
     finally:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
-from tessera.utils.checkpoints.foreign.yolov5 import is_legacy
+from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.checkpoints.inert_pickle import Damaged
-from tessera.utils.checkpoints.schema import check_parts, check_values
+from tessera.utils.checkpoints.schema import check_values
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import atomic_write, special_kind
 from tessera.utils.text import shown
@@ -54,12 +53,12 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         state: exactly the keys of `KEYS`, or of `WEIGHTS_KEYS`; tensors and plain values only.
 
     Raises:
+        Damaged: a value that no reader would take.
         UserError: the file cannot be written; with the reason and what is free.
     """
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
     assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
-    for key, value in state.items():
-        _check_plain(value, key)
+    check_values(state)
     with _replacing(path) as file, sealing(file) as sealed:
         torch.save(dict(state), sealed)
 
@@ -119,17 +118,16 @@ def load_any_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
         raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as last.pt in a run's folder weights.")
-    if is_legacy(path):
+    try:
+        with Archive.open(path) as archive:
+            state = archive.content()
+    except ARCHIVE_ERRORS as error:
+        raise unreadable(path, error) from error
+    if find_module(state) is not None:
         raise UserError(
             f"{path}: not a checkpoint of this program, from which a run could be resumed: it holds pickled objects, "
             f"as an original YOLOv5 file does. To start from its weights, give it as --weights."
         )
-    try:
-        with Archive.open(path) as archive:
-            state = archive.content()
-            check_parts(state, len(archive.pickled))
-    except ARCHIVE_ERRORS as error:
-        raise unreadable(path, error) from error
     if not isinstance(state, dict) or 2 * len(state.keys() & set(WEIGHTS_KEYS)) < len(WEIGHTS_KEYS):
         raise UserError(
             f"{path}: not a checkpoint of this program: found {_kind(state)}. Expected a last.pt to --resume, or for "
@@ -149,24 +147,10 @@ def load_any_checkpoint(path: Path) -> dict[str, Any]:
         )
     state = {**state, **{key: None for key in _ADDED if key not in state}}
     try:
-        check_values(state)
+        check_values(state, len(archive.pickled))
     except Damaged as error:
         raise UserError(f"{path}: damaged: {error}. Take another checkpoint.") from error
     return state
-
-
-def _check_plain(value: Any, where: str) -> None:
-    """Assert that reading with weights_only=True will give `value` back."""
-    if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            assert type(key) in (bool, int, float, str), f"{where}: a key that is a {type(key).__name__}"
-            _check_plain(item, f"{where}.{key}")
-        return
-    assert type(value) in (list, tuple), f"{where} is a {type(value).__name__}, which a checkpoint cannot hold"
-    for index, item in enumerate(value):
-        _check_plain(item, f"{where}[{index}]")
 
 
 def _unwritable(path: Path, reason: OSError) -> str:

@@ -62,8 +62,6 @@ _INERT = {
 _INERT_CLASSES = re.compile(
     r"(models|utils|yolox|yolo|omegaconf|torch\.nn\.modules|torch\.nn\.parameter)(\.(?!__)[A-Za-z_]\w*)+\Z", re.ASCII
 )
-# What a checkpoint of tensors and plain values needs.
-_PLAIN = {_TENSOR, _PARAMETER, _ORDERED_DICT, *_STORAGES}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 # Opcodes that push the number, text or bytes beside them.
@@ -270,18 +268,6 @@ class Machine:
         if not elements and math.prod(filter(None, size)) >= 2**62:  # of which torch can make none
             raise ValueError(f"an empty tensor of size {size}")
         return flat.as_strided(size, stride, offset) if elements else flat.new_empty(size)
-
-
-def mentions_objects(pickled: bytes) -> bool:
-    """Whether a pickle asks for more than a checkpoint of tensors and plain values needs; runs nothing of it.
-
-    Raises:
-        ValueError: it is no pickle.
-    """
-    return any(
-        (opcode.name == "GLOBAL" and _dotted(argument) not in _PLAIN) or opcode.name in {"STACK_GLOBAL", "INST"}
-        for opcode, argument, _ in pickletools.genops(pickled)
-    )
 
 
 def _dotted(argument: Any) -> str:

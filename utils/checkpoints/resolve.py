@@ -134,16 +134,17 @@ def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
 
 
 def _has_size(known: PublishedWeights, size: int) -> bool:
-    """Whether a file is as large as the published one, as far as that is known; `size` in bytes."""
-    if known.size is not None:
-        return size == known.size
-    return known.megabytes is None or abs(size / 1e6 - known.megabytes) <= _SHARE_OFF * known.megabytes
+    """Whether a file of `size` bytes is as large as the published one, as far as that is known."""
+    allowed = 0 if known.sha256 else _SHARE_OFF
+    return known.size is None or abs(size - known.size) <= allowed * known.size
 
 
 def _expected(known: PublishedWeights) -> str:
-    if known.size is not None:
-        return f"a checkpoint of {known.size:,} bytes"
-    return "a checkpoint" + (f" of about {known.megabytes:.1f} MB" if known.megabytes is not None else "")
+    if known.size is None:
+        return "a checkpoint"
+    return (
+        f"a checkpoint of {known.size:,} bytes" if known.sha256 else f"a checkpoint of about {known.size / 1e6:.1f} MB"
+    )
 
 
 def _check_kept(known: PublishedWeights, cached: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tessera.utils.checkpoints.fitting import moved_classes
 from tessera.utils.checkpoints.folder import newest_last_checkpoint
 from tessera.utils.checkpoints.format import load_checkpoint
-from tessera.utils.checkpoints.state import restore_state
-from tessera.utils.checkpoints.weights import moved_classes
+from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
@@ -99,23 +99,57 @@ class ResumedRun:
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
 
 
-def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """Configuration of the run that `--resume` means: the saved one, overridden by the flags given now.
+def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None]:
+    """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
 
-    Rank 0 reads the checkpoint and sends it to the others, so that it need not lie on their hosts.
+    Args:
+        given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
+        world: this rank.
 
     Raises:
-        UserError: no such checkpoint.
+        UserError: there is no such checkpoint, or this version does not know its flags.
         ConfigError: a flag that would make another model of it.
     """
+    asked, earlier = TrainConfig(**given), world.recall("run")
+    # A checkpoint that was there before this call is not its own.
+    found = _checkpoint_of_restart(Path(earlier), world) if earlier and world.recall("saved") else None
+    restarted = found is not None
+    if found is None and asked.resume:
+        found = _checkpoint_asked_for(given, asked.resume, world)
+    if found is not None:
+        config, hyp, resumed = run_of_checkpoint(given, *found, world, restarted=restarted)
+        check_batch_size(config.batch_size, world.size)
+        return config, hyp, resumed
+    if earlier:
+        folder = Path(earlier)
+        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
+    return asked, load_hyp(asked.hyp) if asked.hyp else None, None
+
+
+def _checkpoint_of_restart(run: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
+    """After the launcher has restarted the ranks: the newest whole checkpoint of their run; None where there is none.
+
+    The rank that has it on its disk sends it to all, for rank 0 may be on another host than before.
+    """
+    last = run / "weights" / "last.pt"
+    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
+    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
+    if max(steps) < 0:
+        return None
+    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
+    assert checkpoint is not None
+    log.info(f"Restarted by the launcher: resuming from {last}")
+    return last, checkpoint
+
+
+def _checkpoint_asked_for(given: Mapping[str, Any], asked: str, world: World) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that `--resume` means; rank 0 reads it and sends it to the others, whose hosts may lack it."""
     for flag in ("weights", "cfg"):
         if given.get(flag):
             raise ConfigError(
                 f"--{flag} with --resume: a resumed run keeps its model. Leave --{flag} out, or start a new run "
-                f"from the checkpoint: --weights {given['resume']}."
+                f"from the checkpoint: --weights {asked}."
             )
-
-    asked = str(given["resume"])
 
     def read() -> tuple[Path, dict[str, Any]]:
         path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == "newest" else Path(asked)
@@ -133,13 +167,16 @@ def resume(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp, Re
     ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", "newest")]
     if ignored:
         log.warning(f"--resume: the run stays in {path.parent.parent}; ignored: --{', --'.join(ignored)}.")
-    return run_of_checkpoint(given, path, checkpoint)
+    return path, checkpoint
 
 
 def run_of_checkpoint(
-    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any]
+    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World, *, restarted: bool = False
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
+
+    Where the launcher has restarted the ranks, the batch size that AutoBatch has chosen stays, unless there are now
+    ranks that do not divide it.
 
     Raises:
         UserError: this version does not know the saved flags.
@@ -149,6 +186,8 @@ def run_of_checkpoint(
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
+    if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
+        config = dataclasses.replace(config, batch_size=before.batch_size)
     kept = Hyp.from_dict(checkpoint["hyp"], str(path))
     hyp = load_hyp(config.hyp) if given.get("hyp") else kept
     named = f"--optimizer {config.optimizer}" if config.optimizer else f"--hyp {shown(config.hyp)}"
@@ -171,7 +210,7 @@ def run_of_checkpoint(
             "state of one with a single rate (1), nor the other way round. Leave --hyp out, or start a new run from "
             "the checkpoint with --weights."
         )
-    return config, hyp, ResumedRun(path.parent.parent, checkpoint)
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint, restarted)
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
@@ -189,46 +228,6 @@ def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
             f"--resume {path}: this version does not take the flags of the run ({one_line(str(error), 150)}). Update "
             f"the program, or start a new run from the checkpoint with --weights."
         ) from error
-
-
-def interrupted_run(given: Mapping[str, Any], run: Path, world: World) -> tuple[TrainConfig, Hyp, ResumedRun] | None:
-    """After the launcher has restarted the ranks: the run that they were in, from its newest whole checkpoint.
-
-    The rank that has the checkpoint on its disk sends it to all, for rank 0 may be on another host than before. The
-    batch size that AutoBatch has chosen stays, unless there are now ranks that do not divide it. None where nothing had
-    been saved.
-    """
-    last = run / "weights" / "last.pt"
-    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
-    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
-    if max(steps) < 0:
-        return None
-    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
-    assert checkpoint is not None
-    log.info(f"Restarted by the launcher: resuming from {last}")
-    chosen = saved_config(checkpoint, last).batch_size
-    if TrainConfig(**given).batch_size < 1 and chosen % world.size == 0:  # as typed, its values are texts
-        given = {**given, "batch_size": chosen}
-    config, hyp, resumed = run_of_checkpoint(given, last, checkpoint)
-    return config, hyp, dataclasses.replace(resumed, restarted=True)
-
-
-def start_of_run(
-    given: Mapping[str, Any], asked: TrainConfig, world: World
-) -> tuple[TrainConfig, Hyp | None, ResumedRun | None]:
-    """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in."""
-    earlier, saved = world.recall("run"), world.recall("saved")
-    # A checkpoint that was there before this call is not its own.
-    before = interrupted_run(given, Path(earlier), world) if earlier and saved else None
-    if before is None and asked.resume:
-        before = resume({**given, "resume": asked.resume}, world)
-    if before is not None:
-        check_batch_size(before[0].batch_size, world.size)
-        return before
-    if earlier:
-        folder = Path(earlier)
-        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-    return asked, load_hyp(asked.hyp) if asked.hyp else None, None
 
 
 def call_in_words(config: TrainConfig) -> str:

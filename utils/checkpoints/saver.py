@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.description import describe_metrics, describe_run, git_revision
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted

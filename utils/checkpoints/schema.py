@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,154 +14,138 @@ from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.text import shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
-
-_Test = Callable[[Any], bool]
 _DEEPEST = 20
-
-
-class _Kind(NamedTuple):
-    """A kind of value: what a message calls it, and whether a value is of it."""
-
-    words: str
-    test: _Test
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value))
-
-
-def _tables_of(test: _Test) -> _Test:
-    return lambda value: _is_table(value) and all(map(test, value.values()))
-
-
-def _lists_of(test: _Test) -> _Test:
-    return lambda value: isinstance(value, (list, tuple)) and all(map(test, value))
-
-
-def _records_of(**fields: _Test) -> _Test:
-    return lambda value: _is_table(value) and all(key in value and test(value[key]) for key, test in fields.items())
-
-
-def _tuples_of(*tests: _Test) -> _Test:
-    return lambda value: (
-        isinstance(value, (list, tuple))
-        and len(value) == len(tests)
-        and all(test(item) for test, item in zip(tests, value, strict=True))
-    )
-
-
-def _either(*tests: _Test) -> _Test:
-    return lambda value: any(test(value) for test in tests)
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
-
-
 def _is_flag(value: Any) -> bool:
-    return value is None or type(value) is bool or _is_number(value) or _is_text(value)
+    return value is None or type(value) is bool or _is_number(value) or type(value) is str
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_moment(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _is_count(index) and _tables_of(_either(_is_tensor, _is_number, _is_none))(kept)
-        for index, kept in value.items()
-    )
+def _is_losses(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and len(value) > 0 and value.is_floating_point()
 
 
-_COUNT = _Kind("a whole number", _is_count)
-_NUMBER = _Kind("a number", _is_number)
-_TENSORS = _Kind("tensors by name", _tables_of(_is_tensor))
-_TABLE = _Kind("values by name", _is_table)
-_TEXT = _Kind("text", _is_text)
-_KINDS: Mapping[str, _Kind] = {
+def _is_anything(value: Any) -> bool:
+    return True
+
+
+class _Each(NamedTuple):
+    """A dict: the shape of its keys, and of its values."""
+
+    key: Any
+    value: Any
+
+
+class _Either(NamedTuple):
+    """A value of one of two shapes."""
+
+    one: Any
+    other: Any
+
+
+_TABLE = _Each(str, _is_anything)
+
+
+def _has_shape(value: Any, shape: Any) -> bool:
+    """Whether a value has a shape.
+
+    A shape is None, str, Tensor or a test; `_Each` or `_Either`; a dict: these names at least, each value of its shape;
+    a tuple: as many items, each of its shape; a list of one shape: any number of items of it. Items may lie in a list
+    or in a tuple.
+    """
+    if shape is None or shape is str or shape is Tensor:
+        return value is None if shape is None else isinstance(value, shape)
+    match shape:
+        case _Either():
+            return any(_has_shape(value, one) for one in shape)
+        case _Each(key_shape, value_shape):
+            return isinstance(value, dict) and all(
+                _has_shape(key, key_shape) and _has_shape(item, value_shape) for key, item in value.items()
+            )
+        case dict():
+            return _has_shape(value, _TABLE) and all(
+                key in value and _has_shape(value[key], shape[key]) for key in shape
+            )
+        case [item_shape] if isinstance(shape, list):
+            return isinstance(value, (list, tuple)) and all(_has_shape(item, item_shape) for item in value)
+        case tuple():
+            return isinstance(value, (list, tuple)) and len(value) == len(shape) and all(map(_has_shape, value, shape))
+    return bool(shape(value))
+
+
+_TENSORS = "tensors by name", _Each(str, Tensor)
+_VALUES = "values by name", _TABLE
+_TEXT = "text", str
+_COUNT = "a whole number", _is_count
+_MOMENTS = _Each(str, _Either(Tensor, _Either(_is_number, None)))
+_SCALE = {
+    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), _is_number),
+    **dict.fromkeys(("growth_interval", "_growth_tracker"), _is_count),
+}
+_RNG = {
+    "python": (_is_count, [_is_count], _Either(_is_number, None)),
+    "numpy": (str, [_is_count], _is_count, _is_count, _is_number),
+    "torch": Tensor,
+    "cuda": _Either(Tensor, None),
+}
+_THRESHOLDS = {"confidence": _is_number, "class_confidences": [_is_number]}
+# What a message calls each key's value, and its shape.
+_KINDS: Mapping[str, tuple[str, Any]] = {
     "model": _TENSORS,
     "ema": _TENSORS,
     "ema_updates": _COUNT,
-    "optimizer": _Kind(
+    "optimizer": (
         "an optimizer's state",
-        _records_of(state=_is_moment, param_groups=_lists_of(_records_of(params=_lists_of(_is_count)))),
+        {"state": _Each(_is_count, _MOMENTS), "param_groups": [{"params": [_is_count]}]},
     ),
-    "scaler": _Kind(
-        "the state of a loss scale",
-        _either(
-            lambda value: value == {},
-            _records_of(
-                scale=_is_number,
-                growth_factor=_is_number,
-                backoff_factor=_is_number,
-                growth_interval=_is_count,
-                _growth_tracker=_is_count,
-            ),
-        ),
-    ),
+    "scaler": ("the state of a loss scale", _Either(lambda value: value == {}, _SCALE)),
     **dict.fromkeys(("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"), _COUNT),
-    "epoch_losses": _Kind(
-        "a row of losses a rank",
-        lambda value: isinstance(value, Tensor) and value.ndim == 2 and len(value) > 0 and value.is_floating_point(),
-    ),
-    "class_maps": _Kind("a list of numbers", _lists_of(_is_number)),
-    "best_fitness": _NUMBER,
-    "stopper": _Kind("the best epoch", _records_of(best_fitness=_is_number, best_epoch=_is_count)),
-    "rng": _Kind(
-        "the states of generators",
-        _records_of(
-            python=_tuples_of(_is_count, _lists_of(_is_count), _either(_is_number, _is_none)),
-            numpy=_tuples_of(_is_text, _lists_of(_is_count), _is_count, _is_count, _is_number),
-            torch=_is_tensor,
-            cuda=_either(_is_tensor, _is_none),
-        ),
-    ),
-    "config": _Kind("flags by name", _tables_of(_either(_is_flag, _lists_of(_is_flag)))),
-    "hyp": _TABLE,
-    "model_yaml": _TABLE,
-    "names": _Kind("a list of text", _lists_of(_is_text)),
-    "stride": _Kind("a list of numbers", _lists_of(_is_number)),
-    "imgsz": _Kind("a whole number, or nothing", _either(_is_count, _is_none)),
-    "anchors": _Kind("a tensor, or nothing", _either(_is_tensor, _is_none)),
-    "pixels": _Kind(
+    "epoch_losses": ("a row of losses a rank", _is_losses),
+    "class_maps": ("a list of numbers", [_is_number]),
+    "best_fitness": ("a number", _is_number),
+    "stopper": ("the best epoch", {"best_fitness": _is_number, "best_epoch": _is_count}),
+    "rng": ("the states of generators", _RNG),
+    "config": ("flags by name", _Each(str, _Either(_is_flag, [_is_flag]))),
+    "hyp": _VALUES,
+    "model_yaml": _VALUES,
+    "names": ("a list of text", [str]),
+    "stride": ("a list of numbers", [_is_number]),
+    "imgsz": ("a whole number, or nothing", _Either(_is_count, None)),
+    "anchors": ("a tensor, or nothing", _Either(Tensor, None)),
+    "pixels": (
         "two limits of levels, or nothing",
-        _either(_tables_of(lambda limits: _lists_of(_is_number)(limits) and len(limits) == 2), _is_none),
+        _Either(_Each(str, (_is_number, _is_number)), None),
     ),
-    "metrics": _Kind("numbers by name, or nothing", _either(_tables_of(_is_number), _is_none)),
-    "thresholds": _Kind(
-        "confidences, or nothing",
-        _either(_records_of(confidence=_is_number, class_confidences=_lists_of(_is_number)), _is_none),
-    ),
+    "metrics": ("numbers by name, or nothing", _Either(_Each(str, _is_number), None)),
+    "thresholds": ("confidences, or nothing", _Either(_THRESHOLDS, None)),
     "dataset_hash": _TEXT,
     "date": _TEXT,
-    "git": _Kind("text, or nothing", _either(_is_text, _is_none)),
+    "git": ("text, or nothing", _Either(str, None)),
 }
 
 
-def check_values(state: Mapping[str, Any]) -> None:
-    """Check the kind of every value that later code relies on.
+def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
+    """Check that a checkpoint holds tensors and plain values alone, and such as later code relies on.
 
     Args:
         state: has every key of a checkpoint, or of one with weights alone.
+        most: values that it may have together.
 
     Raises:
         Damaged: one is of another kind; names it, and what was expected.
     """
-    for key, kind in _KINDS.items():
-        if key in state and not kind.test(state[key]):
-            raise Damaged(f"its `{key}` is a {type(state[key]).__name__} that is not {kind.words}")
+    check_parts(state, most)
+    for key, (words, shape) in _KINDS.items():
+        if key in state and not _has_shape(state[key], shape):
+            raise Damaged(f"its `{key}` is a {type(state[key]).__name__} that is not {words}")
 
 
 def check_detector(
@@ -178,7 +163,7 @@ def check_detector(
         Damaged: a value that no detector has; names it, and what was expected.
     """
     for name in names:
-        if not _is_text(name) or len(name) > LONGEST_CLASS_NAME:
+        if type(name) is not str or len(name) > LONGEST_CLASS_NAME:
             raise Damaged(f"it names a class {shown(name, 60)}, expected text of at most {LONGEST_CLASS_NAME} letters")
     if imgsz is not None and not MIN_IMGSZ <= imgsz <= MAX_IMGSZ:
         raise Damaged(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
@@ -219,6 +204,8 @@ def check_parts(value: Any, most: int) -> None:
                 parts += len(part)
                 if parts > most:
                     raise Damaged("its values contain each other")
+                if isinstance(part, dict) and not all(map(_is_flag, part)):
+                    raise Damaged("it has a name that is no text or number")
                 below += part.values() if isinstance(part, dict) else part
             elif not (_is_flag(part) or type(part) is int or isinstance(part, Tensor)):
                 raise Damaged(f"it holds a {type(part).__name__}, which no checkpoint has")

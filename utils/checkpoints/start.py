@@ -11,15 +11,10 @@ import torch
 from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
+from tessera.utils.checkpoints.fitting import intersect_weights, warn_of_moved_classes
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
-from tessera.utils.checkpoints.weights import (
-    Weights,
-    intersect_weights,
-    load_weights,
-    warn_of_little_in_common,
-    warn_of_moved_classes,
-)
+from tessera.utils.checkpoints.weights import Weights, load_weights
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 
@@ -78,8 +73,7 @@ def build_model(
         fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
         model.load_state_dict(fitting, strict=False)
         log.info(f"{weights.source}: {said}")
-        warn_of_little_in_common(weights, model.state_dict(), fitting)
-        warn_of_moved_classes(weights, names)
+        warn_of_moved_classes(weights.source, weights.names, names)
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
         raise ConfigError(

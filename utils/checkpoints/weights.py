@@ -1,29 +1,29 @@
-"""Weights to start from: what their file holds, and which of it fits a model."""
+"""Weights to start from, and what else their file holds: a checkpoint, another program's file or safetensors."""
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.fitting import differences
 from tessera.utils.checkpoints.foreign.read import read_foreign
 from tessera.utils.checkpoints.format import load_any_checkpoint
 from tessera.utils.checkpoints.inert_pickle import Damaged
-from tessera.utils.checkpoints.safetensors import SUFFIX, read_safetensors
 from tessera.utils.checkpoints.schema import check_detector, check_finite
 from tessera.utils.errors import UserError
+from tessera.utils.files import atomic_write
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.pixels import PixelRule
-from tessera.utils.text import first_of, one_line, shown
+from tessera.utils.text import first_line, shown, strict_json
 
-log = logging.getLogger(__name__)
-
+_SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
 _USUAL_IMGSZ = 640  # of files that do not say at which size they were trained
 # Suffixes of exported files, and what computes them.
 EXPORTED = {
@@ -34,9 +34,6 @@ EXPORTED = {
     ".param": "ncnn",
     ".tflite": "LiteRT",
 }
-_OTHER = "for the weights are of another architecture"
-_LEAST_SHARE = 0.05  # of the numbers in a model's layers: what fits by chance is less
-_ORDINARY_SHARE = 0.5
 
 
 class Weights(NamedTuple):
@@ -94,32 +91,65 @@ def load_weights(path: Path) -> Weights:
 
 
 def _read(path: Path) -> Weights:
-    if path.suffix.lower() == SUFFIX:
-        return Weights(**read_safetensors(path))
+    if path.suffix.lower() == _SAFETENSORS:
+        return _read_safetensors(path)
     if foreign := read_foreign(path):
-        source = f"{path.name} (original {foreign.family})"
-        return Weights(foreign.state_dict, foreign.model_yaml, foreign.names, source, family=foreign.family)
+        family, imported = foreign
+        source = f"{path.name} (original {family})"
+        return Weights(imported.state_dict, imported.model_yaml, imported.names, source, family=family)
     state = load_any_checkpoint(path)
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
-    source = f"{path.name} ({done})"
+    data = state["config"].get("data")
     thresholds = state["thresholds"] or {"confidence": None, "class_confidences": ()}
     return Weights(
         state["ema"],
         state["model_yaml"],
         tuple(state["names"]),
-        source,
-        _data(state),
-        state["imgsz"],
-        thresholds["confidence"],
-        tuple(thresholds["class_confidences"]),
-        PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
+        source=f"{path.name} ({done})",
+        data=data if isinstance(data, str) else "",
+        imgsz=state["imgsz"],
+        confidence=thresholds["confidence"],
+        class_confidences=tuple(thresholds["class_confidences"]),
+        pixels=PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
     )
 
 
-def _data(state: Mapping[str, Any]) -> str:
-    data = state["config"].get("data")
-    return data if isinstance(data, str) else ""
+def _read_safetensors(path: Path) -> Weights:
+    """What `save_safetensors` wrote, floats as float32.
+
+    Raises:
+        UserError: the package is missing; the file is damaged, or another program's.
+    """
+    module = import_extra("safetensors", "safetensors", str(path))
+    try:
+        with module.safe_open(path, "pt") as file:
+            found = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (module.SafetensorError, OSError) as error:
+        raise UserError(f"{path}: no sound safetensors file ({first_line(error)}). Copy or export it again.") from error
+    if found.get("format") != _SAFETENSORS_FORMAT:
+        raise UserError(
+            f"{path}: found {shown(found.get('format'))} as its format, expected {_SAFETENSORS_FORMAT!r}: another "
+            "program wrote it, and it does not say of which model the weights are. Give a file of export.py, or the "
+            "checkpoint."
+        )
+    try:
+        imgsz, confidence = json.loads(found["trained_imgsz"]), json.loads(found["confidence"])
+        return Weights(
+            {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
+            model_yaml=dict(json.loads(found["model_yaml"])),
+            names=tuple(json.loads(found["names"])),
+            source=path.name,
+            data=found["data"],
+            imgsz=None if imgsz is None else int(imgsz),
+            confidence=None if confidence is None else float(confidence),
+            class_confidences=tuple(float(one) for one in json.loads(found["class_confidences"])),
+            pixels=PixelRule.from_plain(json.loads(found["pixels"]), f"{path}: pixels"),
+        )
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path}: its header is damaged ({said}). Export it again.") from error
 
 
 def model_of_weights(weights: Weights, given: str) -> DetectionModel:
@@ -146,149 +176,37 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
     return model
 
 
-def intersect_weights(
-    model_state: Mapping[str, Tensor],
-    checkpoint_state: Mapping[str, Tensor],
-    *,
-    source: str = "the checkpoint",
-    exclude: Iterable[str] = (),
-) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a checkpoint that fit a model by name and shape.
-
-    Another number of classes changes the head's convolutions: the ordinary case of fine-tuning, reported and no error.
+def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str], *, half: bool = False) -> None:
+    """Write weights in the safetensors format: tensors behind a header of plain text, nothing that could be run.
 
     Args:
-        model_state, checkpoint_state: state dictionaries.
-        source: names the checkpoint in the error.
-        exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
-
-    Returns:
-        The fitting tensors, for `load_state_dict(…, strict=False)`, and a report in one line.
+        path: to write, whole or not at all.
+        weights: to write.
+        described: further strings of the header.
+        half: floats as float16.
 
     Raises:
-        UserError: no layer's weights fit, or so few that it is by chance: the architecture is another one.
+        UserError: the package is missing, or the file cannot be written.
     """
-    patterns = [re.compile(pattern) for pattern in exclude]
-    own, offered = (
-        {name: tensor for name, tensor in state.items() if not any(p.search(name) for p in patterns)}
-        for state in (model_state, checkpoint_state)
-    )
-    fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
-    different = differences(own, offered)
-    share, other = share_of_layers(own, fitting), _why_not_all(own, offered) == _OTHER
-    if share == 0 or (other and share < _LEAST_SHARE):
-        among = f"{share:.1%} of the layers' weights" if share else "no layer's weights"
+    module = import_extra("safetensors.torch", "safetensors", str(path))
+    tensors = {
+        name: (tensor.half() if half and tensor.is_floating_point() else tensor).detach().cpu().contiguous().clone()
+        for name, tensor in weights.state_dict.items()
+    }
+    own = {
+        "format": _SAFETENSORS_FORMAT,
+        "model_yaml": strict_json(weights.model_yaml),
+        "names": strict_json(list(weights.names)),
+        "data": weights.data,
+        "trained_imgsz": strict_json(weights.imgsz),
+        "confidence": strict_json(weights.confidence),
+        "class_confidences": strict_json(list(weights.class_confidences)),
+        "pixels": strict_json(None if weights.pixels is None else weights.pixels.as_dict()),
+    }
+    try:
+        with atomic_write(path) as file:
+            file.write(module.save(tensors, {**described, **own}))
+    except OSError as error:
         raise UserError(
-            f"{source}: an architecture that does not fit the weights: {len(fitting)} of {len(model_state)} tensors "
-            f"fit, and {among} among them ({different}). Give the --cfg that belongs to the weights, or no --cfg."
-        )
-    report = f"{len(fitting)} of {len(model_state)} tensors taken"
-    if len(own) < len(model_state):
-        report += f"; {len(model_state) - len(own)} left out as asked"
-    if different:
-        report += f"; the rest starts anew, {_why_not_all(own, offered)}: {different}"
-    return fitting, report
-
-
-def share_of_layers(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
-    """The part of the numbers in a model's layers that some of its tensors have, 0 to 1.
-
-    Counters, norms and a head's anchors have the same shape in several sizes of a family: they do not show a fit.
-
-    Args:
-        model_state: a state dictionary.
-        fitting: names in it.
-    """
-    numbers = {k: t.numel() for k, t in model_state.items() if k.endswith(".weight") and t.ndim >= 2}
-    return sum(numbers.get(name, 0) for name in fitting) / max(1, sum(numbers.values()))
-
-
-def warn_of_little_in_common(weights: Weights, model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> None:
-    """Warn where weights of another architecture start less than half of a model.
-
-    Args:
-        weights: that were taken.
-        model_state: a state dictionary of the model.
-        fitting: names of the tensors that were taken.
-    """
-    share = share_of_layers(model_state, fitting)
-    if share < _ORDINARY_SHARE and _why_not_all(model_state, weights.state_dict) == _OTHER:
-        log.warning(
-            f"{weights.source}: only {share:.0%} of the model's layers start from these weights, for they are of "
-            "another architecture. Give the --cfg that belongs to them, or no --cfg, where that is not meant."
-        )
-
-
-def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:
-    """What is other in a checkpoint that fits a model in part: the number of classes, the head, or more than that."""
-    fitting = {name for name in own if name in offered and own[name].shape == offered[name].shape}
-    unfit = (own.keys() | offered.keys()) - fitting
-    head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
-    if not head or any(_layer(name) not in (_layer(head), -1) for name in unfit):
-        return _OTHER
-    return "as with other classes" if own.keys() == offered.keys() else "for the weights have another kind of head"
-
-
-def _layer(name: str) -> int:
-    """The number of the layer that a tensor such as "model.24.m.0.weight" belongs to; -1 where it belongs to none."""
-    found = re.match(r"model\.(\d+)\.", name)
-    return int(found[1]) if found else -1
-
-
-def warn_of_moved_classes(weights: Weights, names: Sequence[str]) -> None:
-    """Warn where a model for `names` starts with what the weights have learned of others of them, and say of which."""
-    moved = moved_classes(weights.names, names) if len(weights.names) == len(names) else ""
-    if moved:
-        log.warning(
-            f"{weights.source}: the data has the classes in another order ({moved}): what was learned of one class is "
-            "taken for another. Put them in the checkpoint's order where that is not meant."
-        )
-    elif renamed := renamed_classes(weights.names, names):
-        log.info(
-            f"{weights.source}: the data has as many classes, but others ({renamed}): what was learned of one is the "
-            "start of the other."
-        )
-
-
-def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
-
-    "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
-    """
-    if len(before) != len(now) or list(before) == [str(number) for number in range(len(before))]:
-        return ""
-    pairs = enumerate(zip(before, now, strict=True))
-    renamed = [
-        f"{number} is {shown(old)} in the checkpoint and {shown(new)} in the data"
-        for number, (old, new) in pairs
-        if old.strip().casefold() != new.strip().casefold()
-    ]
-    return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
-
-
-def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes that two lists of names give another number, such as "cat is 0 in the checkpoint and 1 in the data".
-
-    A class that one of them names differently has not moved. "" where there are none.
-    """
-    places = {name.strip().casefold(): number for number, name in enumerate(now)}
-    moved = [
-        f"{shown(name)} is {number} in the checkpoint and {place} in the data"
-        for number, name in enumerate(before)
-        if (place := places.get(name.strip().casefold(), number)) != number
-    ]
-    return first_of(moved, 3)
-
-
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
-    """Tensors of a model that a checkpoint lacks or has in another shape, and surplus ones; "" where there are none."""
-    lines = [
-        f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    lines += [f"{name} is not in the checkpoint" for name in expected if name not in found]
-    lines += [
-        f"{one_line(name, 60)} of the checkpoint has no place in the model" for name in found if name not in expected
-    ]
-    return first_of(lines, most, "; ")
+            f"{path}: cannot write the export: {error.strerror or error}. Make room, or the folder writable."
+        ) from error

@@ -84,7 +84,7 @@ class Progress:
 
 @dataclass
 class TrainState(Generic[M]):
-    """All that changes while training; utils/checkpoints/state.py turns it into a checkpoint and back.
+    """All that changes while training; utils/checkpoints/saved_state.py turns it into a checkpoint and back.
 
     Attributes:
         model: the raw model, not a wrapper of it.

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.exporting.formats import Format
 from tessera.utils.exporting.subject import Subject
 

@@ -31,8 +31,7 @@ class PublishedWeights:
         licence: of the weights; an SPDX identifier.
         map: mAP50-95 on COCO val2017, percent, as published.
         imgsz: the size that it was measured at, pixels.
-        size: of the file, bytes; None where it is not known to the byte.
-        megabytes: of the file, 10^6 bytes; None where it is not known.
+        size: of the file, bytes; None where it is not known; to the byte where its digest is known, else about.
         sha256: of the file, in hexadecimal digits; "" where it is not known.
     """
 
@@ -45,7 +44,6 @@ class PublishedWeights:
     map: float
     imgsz: int
     size: int | None = None
-    megabytes: float | None = None
     sha256: str = ""
 
     @property
@@ -61,17 +59,17 @@ class PublishedWeights:
 
 def _yolox(model: str, millions: float, ap: float, size: int, sha256: str, imgsz: int = 640) -> PublishedWeights:
     name, cfg = f"yolox_{model}.pth", f"yolox-{model}.yaml"
-    return PublishedWeights(name, "YOLOX", _YOLOX, cfg, millions, "Apache-2.0", ap, imgsz, size, size / 1e6, sha256)
+    return PublishedWeights(name, "YOLOX", _YOLOX, cfg, millions, "Apache-2.0", ap, imgsz, size, sha256)
 
 
-def _yolov9(model: str, millions: float, ap: float, megabytes: float | None) -> PublishedWeights:
+def _yolov9(model: str, millions: float, ap: float, size: int | None) -> PublishedWeights:
     name, cfg = f"v9-{model}.pt", f"yolov9-{model}.yaml"
-    return PublishedWeights(name, "YOLOv9", _YOLOV9, cfg, millions, "MIT", ap, 640, None, megabytes)
+    return PublishedWeights(name, "YOLOv9", _YOLOV9, cfg, millions, "MIT", ap, 640, size)
 
 
 def _yolov5(model: str, millions: float, ap: float, size: int, sha256: str) -> PublishedWeights:
     name, cfg, imgsz = f"yolov5{model}.pt", f"yolov5{model}.yaml", 1280 if model.endswith("6") else 640
-    return PublishedWeights(name, "YOLOv5", _YOLOV5, cfg, millions, "AGPL-3.0", ap, imgsz, size, size / 1e6, sha256)
+    return PublishedWeights(name, "YOLOv5", _YOLOV5, cfg, millions, "AGPL-3.0", ap, imgsz, size, sha256)
 
 
 PUBLISHED = (
@@ -81,9 +79,9 @@ PUBLISHED = (
     _yolox("l", 54.21, 49.7, 434_357_141, "1e6b7fa6240375370b2a8a8eab9066b3cdd43fd1d0bfa8d2027fd3a51def2917"),
     _yolox("x", 99.07, 51.1, 793_463_373, "5652330b6ae860043f091b8f550a60c10e1129f416edfdb65c259be6caf355cf"),
     _yolov9("t", 2.4, 38.3, None),
-    _yolov9("s", 7.2, 46.8, 39.9),
-    _yolov9("m", 20.1, 51.4, 132.2),
-    _yolov9("c", 25.5, 53.0, 102.9),
+    _yolov9("s", 7.2, 46.8, 39_900_000),
+    _yolov9("m", 20.1, 51.4, 132_200_000),
+    _yolov9("c", 25.5, 53.0, 102_900_000),
     _yolov5("n", 1.9, 28.0, 4_062_133, "4f180cf23ba0717ada0badd6c685026d73d48f184d00fc159c2641284b2ac0a3"),
     _yolov5("s", 7.2, 37.4, 14_808_437, "8b3b748c1e592ddd8868022e8732fde20025197328490623cc16c6f24d0782ee"),
     _yolov5("m", 21.2, 45.4, 42_806_829, "61d933360ba5a7733a36764996c800287d973889d875227f5beedd2473a97a56"),
@@ -159,7 +157,7 @@ def published_table() -> str:
     """Every known file in a line of a table, and below it what the columns mean."""
     rows = [("--weights", "parameters", "file", "licence", "mAP50-95", "at", "model")]
     for weights in PUBLISHED:
-        megabytes = "-" if weights.megabytes is None else f"{weights.megabytes:.1f} MB"
+        megabytes = "-" if weights.size is None else f"{weights.size / 1e6:.1f} MB"
         figures = (f"{weights.millions:.1f} M", megabytes, weights.licence, f"{weights.map:.1f}")
         rows.append((weights.name, *figures, f"{weights.imgsz} px", weights.cfg))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tessera.utils.checkpoints.folder import newest_last_checkpoint, open_run, write_yaml
+from tessera.utils.checkpoints.folder import new_run, newest_last_checkpoint, write_yaml
+from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
 
@@ -32,6 +33,14 @@ class Follower(World):
         if isinstance(self._said, UserError):
             raise self._said
         return self._said
+
+
+def open_run(project: Path, name: str, exist_ok: bool, world: World) -> Path:
+    """The folder of a run that has written something."""
+    with new_run(TrainConfig(project=str(project), name=name, exist_ok=exist_ok), world) as run:
+        if world.is_main:
+            (run / "results.csv").write_text("epoch\n")
+    return run
 
 
 def test_runs_are_numbered_and_none_is_reused(tmp_path: Path) -> None:
@@ -54,9 +63,9 @@ def test_runs_started_at_the_same_instant_get_different_folders(tmp_path: Path) 
 
 def test_exist_ok_keeps_the_folder_and_what_is_in_it(tmp_path: Path) -> None:
     first = open_run(tmp_path, "exp", True, World())
-    (first / "results.csv").write_text("epoch\n")
+    (first / "opt.yaml").touch()
     assert open_run(tmp_path, "exp", True, World()) == first
-    assert [path.name for path in first.iterdir()] == ["results.csv"]
+    assert {path.name for path in first.iterdir()} == {"results.csv", "opt.yaml"}
 
 
 @pytest.mark.parametrize("exist_ok", [False, True])

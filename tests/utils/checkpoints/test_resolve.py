@@ -62,9 +62,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iter
 
 @pytest.fixture
 def unpinned(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> FileServer:
-    """The same with a table that knows no digest, and the size in megabytes alone, as of YOLOv9's."""
-    about = round(len(BODY) / 1e6, 1)
-    known = tuple(replace(weights, size=None, megabytes=about, sha256="") for weights in table.PUBLISHED)
+    """The same with a table that knows no digest, and the size in tenths of a megabyte, as of YOLOv9's."""
+    about = round(len(BODY), -5)
+    known = tuple(replace(weights, size=about, sha256="") for weights in table.PUBLISHED)
     monkeypatch.setattr(table, "PUBLISHED", known)
     return server
 
@@ -190,7 +190,7 @@ def test_another_file_is_refused_where_megabytes_alone_are_known(
 def test_a_file_of_no_known_size_is_taken(
     server: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = tuple(replace(weights, size=None, megabytes=None, sha256="") for weights in table.PUBLISHED)
+    known = tuple(replace(weights, size=None, sha256="") for weights in table.PUBLISHED)
     monkeypatch.setattr(table, "PUBLISHED", known)
     caplog.set_level(logging.INFO)
     assert get("v9-t").read_bytes() == BODY and "(not pinned: " in caplog.text

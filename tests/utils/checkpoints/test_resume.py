@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints import resume as resume_module
-from tessera.utils.checkpoints.resume import ResumedRun, interrupted_run, recall_end, remember_end, run_of_checkpoint
+from tessera.utils.checkpoints.resume import ResumedRun, recall_end, remember_end, run_of_checkpoint, start_of_run
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
@@ -42,7 +42,7 @@ def checkpoint() -> dict[str, Any]:
 def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_path: Path) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     given = {"epochs": 9, "name": "other", "project": "elsewhere"}
-    config, _, resumed = run_of_checkpoint(given, last, checkpoint())
+    config, _, resumed = run_of_checkpoint(given, last, checkpoint(), World())
     assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
     assert resumed.run == tmp_path / "mine"
 
@@ -51,8 +51,8 @@ def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
     older = checkpoint()
     older["config"]["log"] = older["config"].pop("loggers").replace("tensorboard", "wandb")
     last = tmp_path / "mine" / "weights" / "last.pt"
-    assert run_of_checkpoint({}, last, older)[0].loggers == "wandb"
-    assert run_of_checkpoint({"loggers": "none"}, last, older)[0].loggers == "none"
+    assert run_of_checkpoint({}, last, older, World())[0].loggers == "wandb"
+    assert run_of_checkpoint({"loggers": "none"}, last, older, World())[0].loggers == "none"
 
 
 @pytest.mark.parametrize(
@@ -68,38 +68,40 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
 ) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
     with pytest.raises(ConfigError, match=rf"^{named} with --resume: .* Adam.*/last.pt is SGD.* Leave {named} out, or"):
-        run_of_checkpoint(given, last, checkpoint())
-    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint())
+        run_of_checkpoint(given, last, checkpoint(), World())
+    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint(), World())
     assert (config.optimizer, hyp.optimizer) == ("SGD", "AdamW"), "the flag wins"
     older = checkpoint()
     older["config"]["optimizer"] = "Adam"
-    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older)[1].lr0 == 0.002
+    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 12), (3, 12), (5, -1)])
 def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, batch_size: int
 ) -> None:
-    class Ranks(World):
+    class Restarted(World):
+        def recall(self, key: str) -> str | None:
+            return {"run": str(tmp_path / "mine"), "saved": "yes"}.get(key)
+
         def all_gather(self, value: Any) -> list[Any]:
             return [value] * self.size
 
         def broadcast(self, value: Any, source: int = 0) -> Any:
             return value
 
-    world, saved = Ranks(), checkpoint()
+    world, saved = Restarted(), checkpoint()
     world.size = ranks
     saved["config"]["batch_size"], saved["step"] = 12, 4
     last = tmp_path / "mine" / "weights" / "last.pt"
     last.parent.mkdir(parents=True)
     last.touch()
     monkeypatch.setattr(resume_module, "load_checkpoint", lambda _: saved)
-    restarted = interrupted_run({"batch_size": -1}, tmp_path / "mine", world)
-    assert restarted is not None and restarted[0].batch_size == batch_size
-    typed = interrupted_run(TrainConfig.from_args(["--batch", "-1"]), tmp_path / "mine", world)
-    assert typed is not None and typed[0].batch_size == batch_size
-    asked = interrupted_run(TrainConfig.from_args(["--batch", "4"]), tmp_path / "mine", world)
-    assert asked is not None and asked[0].batch_size == 4
+    for given in ({"batch_size": -1}, TrainConfig.from_args(["--batch", "-1"])):
+        config, _, resumed = start_of_run(given, world)
+        assert config.batch_size == batch_size and resumed is not None and resumed.restarted
+    asked = str(4 * ranks)
+    assert start_of_run(TrainConfig.from_args(["--batch", asked]), world)[0].batch_size == int(asked)
 
 
 def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
@@ -128,9 +130,9 @@ def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
 def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
     last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
     older["config"]["freeze"] = [3]
-    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older)[0].frozen_layers == (0, 1, 2), "the same"
+    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older, World())[0].frozen_layers == (0, 1, 2), "the same"
     with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3, and"):
-        run_of_checkpoint({"freeze": 2}, last, older)
+        run_of_checkpoint({"freeze": 2}, last, older, World())
 
 
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
@@ -138,12 +140,12 @@ def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
     file = tmp_path / "decay.yaml"
     file.write_text("\n".join(f"{k}: {v}" for k, v in {**older["hyp"], "layer_decay": 0.9}.items()))
     given = {"hyp": str(file)}
-    assert run_of_checkpoint(given, last, older)[1].layer_decay == 0.9, "from scratch it is not read"
+    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "from scratch it is not read"
     older["config"]["weights"] = "some.pt"
     with pytest.raises(ConfigError, match=r"its layer_decay is 0.9, that of the run of .*/last.pt 1, and"):
-        run_of_checkpoint(given, last, older)
+        run_of_checkpoint(given, last, older, World())
     older["hyp"]["layer_decay"] = 0.8
-    assert run_of_checkpoint(given, last, older)[1].layer_decay == 0.9, "another one is only a rate"
+    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "another one is only a rate"
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
@@ -199,7 +201,7 @@ def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag
     with pytest.raises(
         UserError, match=r"last\.pt: this version does not take the flags of the run \(.*--weights"
     ) as e:
-        run_of_checkpoint({}, last, other)
+        run_of_checkpoint({}, last, other, World())
     assert "\x1b" not in str(e.value) and len(str(e.value)) < 600
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.utils.checkpoints.format import KEYS, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.format import KEYS, load_checkpoint
+from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.checkpoints.schema import check_values
-from tessera.utils.checkpoints.state import restore_state
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import full, make_state, train
 
@@ -26,19 +27,38 @@ def test_what_runs_write_is_taken() -> None:
         check_values(full(state, git="0123-dirty", anchors=None))
 
 
-@pytest.mark.parametrize("key", sorted({*KEYS} - {"version", "hyp", "config", "model_yaml"}))
-def test_a_wrong_value_is_named(tmp_path: Path, key: str) -> None:
+def test_a_wrong_value_is_named(tmp_path: Path) -> None:
     """hyp, config and model_yaml hold values by name, which their own readers check."""
-    state = full(make_state())
-    refused = 0
-    for value in WRONG:
-        save_checkpoint(tmp_path / "last.pt", {**state, key: value})
-        try:
-            load_checkpoint(tmp_path / "last.pt")
-        except UserError as error:
-            assert f"last.pt: damaged: its `{key}` is a {type(value).__name__} that is not " in str(error)
-            refused += 1
-    assert refused >= len(WRONG) - 1  # a number or a tensor is right in a few places
+    for key in sorted({*KEYS} - {"version", "hyp", "config", "model_yaml"}):
+        refused = 0
+        for value in WRONG:
+            try:
+                check_values({key: value})
+            except Damaged as error:
+                assert str(error).startswith(f"its `{key}` is a {type(value).__name__} that is not ")
+                refused += 1
+        assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places
+    torch.save({**full(make_state()), "epoch": "a"}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` is a str that is not a whole number\. Take"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+def test_values_without_end() -> None:
+    """A few bytes of a pickle describe a list that holds itself, or 2**60 items."""
+    itself: list[Any] = []
+    itself.append(itself)
+    deep: Any = ()
+    doubling: Any = []
+    for _ in range(60):
+        deep, doubling = (deep,), [doubling, doubling]
+    for value, complaint in (
+        (itself, "20 deep"),
+        (deep, "20 deep"),
+        (doubling, "contain each other"),
+        ({"x": {1}}, "it holds a set"),
+    ):
+        with pytest.raises(Damaged, match=complaint):
+            check_values({"epoch": value}, 1000)
 
 
 def restored(change: Callable[[dict[str, Any]], object], optimizer: str = "SGD") -> None:

@@ -12,8 +12,7 @@ import torch
 from tessera.commands import detect, export, train, val
 from tessera.utils.checkpoints.archive import Archive
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.safetensors import save_safetensors
-from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
 from tessera.utils.inference.backends.choose import open_exported
 from tessera.utils.inference.network import TorchNetwork

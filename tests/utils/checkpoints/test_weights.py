@@ -8,18 +8,15 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.weights import (
-    EXPORTED,
-    Weights,
+from tessera.utils.checkpoints.fitting import (
     intersect_weights,
-    load_weights,
     moved_classes,
     renamed_classes,
     share_of_layers,
-    warn_of_little_in_common,
     warn_of_moved_classes,
 )
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.weights import EXPORTED, load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 
@@ -35,17 +32,6 @@ def test_weights_of_ours(tmp_path: Path) -> None:
     assert weights.source == "best.pt (after 3 epochs)" and weights.data == "shapes.yaml"
     with pytest.raises(UserError, match="no such checkpoint"):
         load_weights(tmp_path / "none.pt")
-
-
-def test_official_weights_are_weights_only(shared: Path) -> None:
-    path = shared / "weights/yolov5n.pt"
-    weights = load_weights(path)
-    assert (
-        len(weights.state_dict) == 349 and weights.names[0] == "person" and weights.source.endswith("(original YOLOv5)")
-    )
-    assert weights.data == ""
-    with pytest.raises(UserError, match="give it as --weights"):
-        load_checkpoint(path)
 
 
 def test_everything_fits() -> None:
@@ -135,8 +121,7 @@ def test_weights_of_another_size_are_refused_or_warned_of(
         with pytest.raises(UserError, match=r"does not fit the weights.* Give the --cfg that belongs to the weights"):
             intersect_weights(own, offered)
         return
-    fitting, _ = intersect_weights(own, offered)
-    warn_of_little_in_common(Weights(offered, {}, (), "best.pt (after 1 epoch)"), own, fitting)
+    intersect_weights(own, offered)
     assert ("of the model's layers start from these weights" in caplog.text) == (outcome == "warned of")
 
 
@@ -164,18 +149,16 @@ def test_as_many_other_classes_are_found(caplog: pytest.LogCaptureFixture) -> No
     assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
     assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"
     assert renamed_classes(["cat", "dog"], ["pear"]) == ""
-    weights = Weights({}, {}, ("cat", "dog"), "best.pt (after 9 epochs)")
     with caplog.at_level("INFO"):
-        warn_of_moved_classes(weights, ("pear", "plum"))
+        warn_of_moved_classes("best.pt", ("cat", "dog"), ("pear", "plum"))
     assert "0 is 'cat' in the checkpoint and 'pear' in the data, 1 is 'dog'" in caplog.messages[-1]
 
 
 def test_weights_of_classes_in_another_order_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    weights = Weights({}, {}, ("cat", "dog"), "best.pt (after 1 epoch)")
     for names in (["cat", "dog"], ["dog", "cat", "cow"], ["person", "car"]):  # other ones start anew, or are meant
-        warn_of_moved_classes(weights, names)
+        warn_of_moved_classes("best.pt", ["cat", "dog"], names)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-    warn_of_moved_classes(weights, ["dog", "cat"])
+    warn_of_moved_classes("best.pt", ["cat", "dog"], ["dog", "cat"])
     assert "'cat' is 0 in the checkpoint and 1 in the data" in caplog.text
 
 

@@ -14,8 +14,8 @@ from tessera.data.augment.scene import letterbox
 from tessera.data.feed.shapes import loaded_sizes, validation_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import Detections, Sample
 

@@ -8,8 +8,8 @@ import pytest
 
 from tessera.commands import export
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.description import describe_metrics, describe_run
 from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.exporting.metadata import describe
 from tessera.utils.exporting.subject import Subject
 from tessera.utils.flags.export import ExportConfig

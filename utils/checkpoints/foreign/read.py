@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
-from tessera.utils.checkpoints.foreign import yolov9, yolox
+from tessera.utils.checkpoints.foreign import yolov5, yolov9, yolox
 from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, find_name, find_table, loaded
-from tessera.utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
+from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -43,25 +43,10 @@ _FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """Weights of another program's file, in this one's names.
+def read_foreign(path: Path) -> tuple[str, Imported] | None:
+    """The family of another program's file, and its weights; None where it is none, or cannot be read at all.
 
-    Attributes:
-        family: "YOLOv5", "YOLOX" or "YOLOv9".
-        state_dict: float32 tensors, and counters, by name.
-        model_yaml: the architecture, plain.
-        names: class names by index; COCO's where a file of YOLOX or YOLOv9, which have none, has 80 classes, else ().
-    """
-
-    family: str
-    state_dict: dict[str, Tensor]
-    model_yaml: dict[str, Any]
-    names: tuple[str, ...]
-
-
-def read_foreign(path: Path) -> Foreign | None:
-    """Weights of a file of another program; None where it is none, or cannot be read at all.
+    COCO's names are those of a file without names that has 80 classes, as YOLOX's and YOLOv9's are.
 
     Raises:
         UserError: it is damaged, holds what has no place in such a file, or tensors that do not fit the family.
@@ -69,24 +54,19 @@ def read_foreign(path: Path) -> Foreign | None:
     if not path.is_file():
         return None  # to open a FIFO would be to wait for ever
     outline = _outline(path)
-    for family, known in _FAMILIES.items():
-        if find_table(outline, known.marker) is not None:
-            imported = _imported(path, family, known)
-            coco = imported.model_yaml["nc"] == len(COCO_NAMES)
-            if coco:
-                log.info(f"{path.name}: files of {family} name no classes; its {len(COCO_NAMES)} are taken for COCO's.")
-            return Foreign(family, imported.state_dict, imported.model_yaml, COCO_NAMES if coco else ())
+    family = next((name for name, known in _FAMILIES.items() if find_table(outline, known.marker) is not None), None)
+    if family is None and find_module(outline) is not None:
+        family = "YOLOv5"
+    if family is not None:
+        return family, _imported(path, family)
     for family, known in _FAMILIES.items():
         if name := find_name(outline, known.related):
             raise _cannot(path, family, f"it has {name}, but no {known.marker}, as {known.expected_sizes} have")
-    if not is_legacy(path):
-        return None
-    original = load_legacy(path)
-    return Foreign("YOLOv5", original.state_dict, {"name": path.stem, **original.model_yaml}, original.names)
+    return None
 
 
 def _outline(path: Path) -> Any:
-    """What the file holds, with empty tensors; None where it cannot be read, which its reader will say."""
+    """What the file holds, with empty tensors; None where it cannot be read, which the next reader will say."""
     try:
         with Archive.open(path) as archive:
             return archive.outline()
@@ -94,16 +74,27 @@ def _outline(path: Path) -> Any:
         return None
 
 
-def _imported(path: Path, family: str, known: _Family) -> Imported:
+def _imported(path: Path, family: str) -> Imported:
+    limit = path.stat().st_size
     try:
         with Archive.open(path) as archive:
-            table = find_table(archive.content(), known.marker)
+            content = archive.content()
+        if family not in _FAMILIES:
+            module = find_module(content)
+            assert module is not None, "the outline had it"
+            imported = yolov5.convert(module, limit)
+            return replace(imported, model_yaml={"name": path.stem, **imported.model_yaml})
+        table = find_table(content, _FAMILIES[family].marker)
         assert table is not None, "the outline had it"
-        return known.convert(loaded(table, path.stat().st_size))
+        imported = _FAMILIES[family].convert(loaded(table, limit))
     except UnfitWeights as error:
         raise _cannot(path, family, str(error)) from error
     except ARCHIVE_ERRORS as error:
         raise unreadable(path, error) from error
+    if imported.model_yaml["nc"] != len(COCO_NAMES):
+        return imported
+    log.info(f"{path.name}: files of {family} name no classes; its {len(COCO_NAMES)} are taken for COCO's.")
+    return replace(imported, names=COCO_NAMES)
 
 
 def _cannot(path: Path, family: str, found: str) -> UserError:

@@ -27,10 +27,12 @@ class Imported:
     Attributes:
         state_dict: float32 tensors, and counters, by name.
         model_yaml: the architecture, plain.
+        names: class names by index; () where the file has none.
     """
 
     state_dict: dict[str, Tensor]
     model_yaml: dict[str, Any]
+    names: tuple[str, ...] = ()
 
 
 class UnfitWeights(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tessera.utils.checkpoints.safetensors import save_safetensors
+from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.exporting.formats import Format
 from tessera.utils.exporting.metadata import describe
 from tessera.utils.exporting.network import MOST_CELLS, Network, inference_copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,23 @@ def refusal(path: Path) -> str:
     text = checked(str(caught.value))
     assert str(path) in text, text
     return text
+
+
+def archive(path: Path, pickled: bytes, storages: dict[str, bytes] | None = None) -> Path:
+    """A checkpoint file with this pickle, laid out as torch.save does."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickled)
+        for key, content in (storages or {}).items():
+            file.writestr(f"archive/data/{key}", content)
+        file.writestr("archive/version", "3\n")
+    return path
+
+
+class Marking:
+    """Unpickles to a call of `function` with `args`."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.call

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.start import build_model
-from tessera.utils.checkpoints.weights import Weights, intersect_weights, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.config import TrainConfig
 from tests import families
 from tests.utils.checkpoints.foreign.made import V9_HEAD, save, small_yolox, v9_t

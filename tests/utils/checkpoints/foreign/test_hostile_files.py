@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import os
 import pickle
-import time
+import struct
+import subprocess
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.utils.checkpoints.foreign.made import STEM, Tensors, refusal
-from tests.utils.checkpoints.foreign.test_yolov5_hostile import Marking, archive
+from tessera.utils.checkpoints.inert_pickle import Damaged, Machine, Record
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.errors import UserError
+from tests.utils.checkpoints.foreign.made import STEM, Marking, Tensors, archive, refusal
 
 
 @pytest.fixture(scope="module")
@@ -26,66 +31,27 @@ def whole(small: Tensors) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.0001, 0.3, 0.9, 0.999, 1.0])
-def test_cut_files(share: float, whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "yolox_s.pth"
-    path.write_bytes(whole[: min(int(len(whole) * share), len(whole) - 1)])
-    assert "damaged" in refusal(path)
-
-
-def repacked(whole: bytes, path: Path, change: Callable[[str, bytes], bytes], method: int = zipfile.ZIP_STORED) -> Path:
-    """The same archive, its members changed and packed."""
-    with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(path, "w", method) as target:
+def repacked(whole: bytes, path: Path, end: str, content: slice) -> Path:
+    """The same archive with a part alone of the member whose name ends so."""
+    with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(path, "w") as target:
         for name in source.namelist():
-            target.writestr(name, change(name, source.read(name)))
+            target.writestr(name, source.read(name)[content if name.endswith(end) else slice(None)])
     return path
 
 
-def test_a_member_is_cut(whole: bytes, tmp_path: Path) -> None:
-    path = repacked(whole, tmp_path / "cut.pth", lambda n, b: b[:-4] if n.endswith("/data/0") else b)
-    assert "damaged" in refusal(path) and "expected" in refusal(path)
-
-
-def test_a_member_is_missing(whole: bytes, tmp_path: Path) -> None:
-    path = repacked(whole, tmp_path / "cut.pth", lambda n, b: b"" if n.endswith("/data/9") else b)
-    assert "damaged" in refusal(path)
-
-
-def test_a_wrong_bit(whole: bytes, tmp_path: Path) -> None:
+def test_damaged_files(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "yolox_s.pth"
+    for share in (0.0, 0.0001, 0.3, 0.9, 0.999, 1.0):
+        path.write_bytes(whole[: min(int(len(whole) * share), len(whole) - 1)])
+        assert "damaged" in refusal(path)
+    assert "damaged" in (text := refusal(repacked(whole, path, "/data/0", slice(0, -4)))) and "expected" in text
+    assert "damaged" in refusal(repacked(whole, path, "/data/9", slice(0)))
     flipped = bytearray(whole)
     with zipfile.ZipFile(io.BytesIO(whole)) as source:
         largest = max(source.infolist(), key=lambda info: info.file_size)
     flipped[largest.header_offset + 1000] ^= 4
-    (tmp_path / "bit.pth").write_bytes(flipped)
-    assert "damaged" in refusal(tmp_path / "bit.pth") and "checksum" in refusal(tmp_path / "bit.pth")
-
-
-def test_compressed_members(whole: bytes, tmp_path: Path) -> None:
-    path = repacked(whole, tmp_path / "packed.pth", lambda _, b: b, zipfile.ZIP_DEFLATED)
-    assert "compressed" in refusal(path)
-
-
-def tensor_pickle(numel: int, size: int, stride: int) -> bytes:
-    """{"model": {the stem: a tensor}}, its numbers at will."""
-    tensor = (
-        f"ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nL{numel}L\ntQ"
-        f"I0\n(L{size}L\nI12\nI3\nI3\nt(I{stride}\nI9\nI3\nI1\ntI00\nNtR"
-    )
-    return f"}}S'model'\n}}S'{STEM}'\n{tensor}ss.".encode()
-
-
-@pytest.mark.usefixtures("bounded")
-@pytest.mark.parametrize(
-    ("numel", "size", "stride"), [(2**40, 2**32, 108), (2**62, 8, 108), (864, 8, -108), (864, 9, 108), (864, -8, 108)]
-)
-def test_tensors_of_numbers_that_the_file_does_not_have(numel: int, size: int, stride: int, tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.pth", tensor_pickle(numel, size, stride), {"0": bytes(864 * 4)})
-    assert "damaged" in refusal(path) or "refused" in refusal(path)
-
-
-def test_the_hand_made_tensor_is_right(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.pth", tensor_pickle(864, 8, 108), {"0": bytes(864 * 4)})
-    assert "a file of YOLOX" in refusal(path)
+    path.write_bytes(flipped)
+    assert "damaged" in (text := refusal(path)) and "checksum" in text
 
 
 def pretenders(folder: Path) -> dict[str, Path]:
@@ -100,56 +66,230 @@ def pretenders(folder: Path) -> dict[str, Path]:
     torch.save({"model": {STEM: torch.zeros(3)}}, folder / "old.pth", _use_new_zipfile_serialization=False)
     with zipfile.ZipFile(folder / "photos.pth", "w") as file:
         file.writestr("photo.txt", "x")
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(folder / "script.pth"))
     return {path.stem: path for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["page", "empty", "folder", "fifo", "model", "safe", "old", "photos"])
+@pytest.mark.parametrize("name", ["page", "empty", "folder", "fifo", "model", "safe", "old", "photos", "script"])
 def test_other_files_by_that_name(name: str, tmp_path: Path) -> None:
-    path = pretenders(tmp_path)[name]
-    text = refusal(path)
+    text = refusal(pretenders(tmp_path)[name])
     assert "expected" in text.lower() or "Take another" in text or "damaged" in text, text
 
 
-def calls(mark: Path) -> dict[str, tuple[object, int, str]]:
-    """An object whose unpickling leaves a mark, the protocol that writes it, and what the message names."""
-    touch, code = f"touch {mark}", f"open({str(mark)!r}, 'w')"
+def hostile_pickles(mark: Path) -> dict[str, tuple[bytes, str]]:
+    touch = f"touch {mark}"
+    code = f"open({str(mark)!r}, 'w')"
+    posix = os.system.__module__
+
+    def line(text: str) -> bytes:
+        return text.encode() + b"\n"
+
+    in_model = {"epoch": 1, "model": {"weight": Marking(os.system, touch)}}
     return {
-        "os.system": (Marking(os.system, touch), 2, "system"),
-        "os.system by STACK_GLOBAL": (Marking(os.system, touch), 4, "system"),
-        "eval": (Marking(builtins.eval, code), 2, "eval"),
-        "exec": (Marking(builtins.exec, code), 4, "exec"),
-        "getattr": (Marking(getattr, dict, "fromkeys"), 4, "getattr"),
-        "torch.hub": (Marking(torch.hub.load, "x/y", "z"), 2, "torch.hub.load"),
-        "torch.load": (Marking(torch.load, "x.pt"), 4, "torch.serialization.load"),
+        "os.system": (pickle.dumps(Marking(os.system, touch), 2), f"{posix}.system"),
+        "nested": (pickle.dumps(in_model, 2), f"{posix}.system"),
+        "protocol 4": (pickle.dumps(in_model, 4), f"{posix}.system"),
+        "protocol 0": (b"cos\nsystem\n(S" + line(repr(touch)) + b"tR.", "os.system"),
+        "eval": (pickle.dumps(Marking(builtins.eval, code), 2), "__builtin__.eval"),
+        "exec": (pickle.dumps(Marking(builtins.exec, code), 4), "builtins.exec"),
+        "getattr": (pickle.dumps(Marking(getattr, dict, "fromkeys"), 2), "__builtin__.getattr"),
+        "subprocess": (pickle.dumps(Marking(subprocess.Popen, touch), 4), "subprocess.Popen"),
+        "instance opcode": (b"(S" + line(repr(touch)) + b"ios\nsystem\n.", "INST"),
+        "object opcode": (b"(cos\nsystem\nS" + line(repr(touch)) + b"o.", "os.system"),
+        "torch.load": (pickle.dumps(Marking(torch.load, "x.pt"), 2), "torch.serialization.load"),
+        "torch.hub": (pickle.dumps(Marking(torch.hub.load, "x", "y"), 2), "torch.hub.load"),
+        "numpy": (b"cnumpy.testing._private.utils\nrunstring\n(S" + line(repr(code)) + b"}tR.", "runstring"),
+        "function of torch._utils": (b"ctorch._utils\n_import_dotted_name\n(S'os.system'\ntR.", "_import_dotted_name"),
+        "dunder of a record": (b"cmodels.yolo\n__class__\n.", "models.yolo.__class__"),
+        "path through a record": (b"\x80\x04\x8c\x0bmodels.yolo\x8c\x1aModel.__init__.__globals__\x93.", "__globals__"),
+        "extension registry": (b"\x80\x02\x82\x01.", "EXT1"),
+        "module that is a prefix": (b"cmodelsx\nrun\n(tR.", "modelsx.run"),
+        "package and space": (b"cmodels\nx y\n(tR.", "models.x y"),
+        "package and newline": (b"\x80\x04\x8c\x06models\x8c\x02x\n\x93.", r"models.x\n"),
+        "functools": (b"cfunctools\npartial\n(tR.", "functools.partial"),
+        "keyword instantiation": (b"\x80\x04cmodels.yolo\nModel\n)}\x92.", "NEWOBJ_EX"),
+        "space in a name": (b"cos\nsystem x\n.", "os.system x"),
     }
 
 
-@pytest.mark.parametrize("case", [*calls(Path("x"))])
+@pytest.mark.parametrize("case", list(hostile_pickles(Path("x"))))
+def test_hostile_pickles_are_refused_and_named(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "mark"
+    pickled, named = hostile_pickles(mark)[case]
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise AssertionError("an unpickler that runs code was used")
+
+    path = archive(tmp_path / "hostile.pt", pickled)
+    for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "pickle._Unpickler", "torch.load"):
+        monkeypatch.setattr(name, forbidden)
+    text = refusal(path)
+    assert text.startswith(f"{path}: refused") and named in text and "Nothing of it was run" in text
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("place", ["beside the tensors", "among the tensors", "before them"])
-def test_calls_in_a_file_of_the_familys_form_are_refused_and_not_run(
-    case: str, place: str, small: Tensors, tmp_path: Path
+def test_calls_in_a_file_of_a_familys_form_are_refused_and_not_run(
+    place: str, protocol: int, small: Tensors, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    call, protocol, named = calls(mark)[case]
+    call, stem = Marking(os.system, f"touch {mark}"), {STEM: small[STEM]}
     content: dict[str, Any] = {
-        "beside the tensors": {"model": {STEM: small[STEM]}, "optimizer": call},
-        "among the tensors": {"model": {STEM: small[STEM], "head": call}},
-        "before them": {"a": call, "model": {STEM: small[STEM]}},
+        "beside the tensors": {"model": stem, "optimizer": call},
+        "among the tensors": {"model": {**stem, "head": call}},
+        "before them": {"a": call, "model": stem},
     }[place]
     path = tmp_path / "yolox_s.pth"
     torch.save(content, path, pickle_protocol=protocol)
     text = refusal(path)
-    assert "refused" in text and named in text and "Nothing of it was run" in text, text
-    assert not mark.exists() and [*tmp_path.iterdir()] == [path]
+    assert "refused" in text and ".system" in text and "Nothing of it was run" in text, text
+    assert [*tmp_path.iterdir()] == [path]
 
 
-def test_the_marks_work(tmp_path: Path) -> None:
-    """Python's own unpickling does leave them: that they are not there is worth something."""
+def test_the_tests_marks_work(tmp_path: Path) -> None:
+    """The same bytes do leave their mark on an ordinary unpickler: the refusals above are worth something."""
     mark = tmp_path / "mark"
-    for case in ("os.system", "os.system by STACK_GLOBAL", "eval", "exec"):
-        call, protocol, _ = calls(mark)[case]
-        pickle.loads(pickle.dumps(call, protocol))
-        deadline = time.monotonic() + 60
-        while not mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    for case in ("os.system", "eval", "protocol 0", "protocol 4", "exec"):
+        pickle.loads(hostile_pickles(mark)[case][0])
+        assert mark.exists()
         mark.unlink()
+
+
+def test_records_are_inert() -> None:
+    """Calls of, and state for, permitted names are only written down."""
+    pickled = b"cmodels.yolo\nModel\n(S'a'\ntR}S'k'\nI1\nsb."
+    record = Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
+    assert isinstance(record, Record)
+    assert (record.name, record.args, record.state) == ("models.yolo.Model", ("a",), {"k": 1})
+
+
+@pytest.mark.parametrize(
+    ("pickled", "complaint"),
+    [
+        (b"ccollections\nOrderedDict\n}S'__class__'\nI1\nsb.", "state for a Global"),
+        (b"]}b.", "state for a list"),
+        (b"I5\n(tR.", "a call of a int"),
+        (b"cmodels.yolo\nModel\n]R.", "a call of a Global"),
+        (b"}]I1\nsb.", "a key that is a list"),
+        (b"S'x'\nQ.", "persistent id that is no storage"),
+        (b"(S'storage'\ncmodels.yolo\nModel\nS'0'\nS'cpu'\nI4\ntQ.", "persistent id that is no storage"),
+        (b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI-4\ntQ.", "persistent id that is no storage"),
+        (b"ctorch._utils\n_rebuild_tensor_v2\n(I1\nI0\n(t(tI00\nNtR.", "without storage"),
+        (b"ctorch._utils\n_rebuild_parameter\n(I1\nI00\nNtR.", "parameter that is no tensor"),
+        (b"I1\na.", "malformed"),
+        (b"R.", "malformed"),
+        (b"h\x05.", "malformed"),
+        (b"t.", "malformed"),
+        (b"}}S'a'\n", "malformed"),
+        (b"", "malformed"),
+        (b"\x80\x04\x8c\x02os\x93.", "malformed"),
+        (b"\x80\x04]](a\x93.", "malformed"),
+        (b"\xff.", "malformed"),
+    ],
+)
+def test_malformed_pickles(pickled: bytes, complaint: str, tmp_path: Path) -> None:
+    path = archive(tmp_path / "odd.pt", pickled)
+    text = refusal(path)
+    assert text.startswith(f"{path}: damaged") and complaint in text
+
+
+def tensor_pickle(size: tuple[int, ...], stride: tuple[int, ...], offset: int, numel: int, key: str = "0") -> bytes:
+    """{"model": Model with one parameter "w"}, protocol 0, with these numbers in the tensor."""
+
+    def ints(values: tuple[int, ...]) -> str:
+        return "(" + "".join(f"I{v}\n" for v in values) + "t"
+
+    tensor = (
+        f"ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'{key}'\nS'cpu'\nI{numel}\ntQ"
+        f"I{offset}\n{ints(size)}{ints(stride)}I00\nNtR"
+    )
+    rest = "S'yaml'\n}sS'stride'\n" + tensor + "s"
+    return f"}}S'model'\ncmodels.yolo\nModel\n(tR}}S'_parameters'\n}}S'w'\n{tensor}ss{rest}bs.".encode()
+
+
+FOUR = {"0": struct.pack("<4f", 1, 2, 3, 4)}
+
+
+def test_the_hand_made_tensor_is_right(tmp_path: Path) -> None:
+    weights = load_weights(archive(tmp_path / "fine.pt", tensor_pickle((2,), (2,), 1, 4), FOUR))
+    assert weights.family == "YOLOv5" and weights.state_dict["w"].tolist() == [2, 4]
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(
+    ("size", "stride", "offset", "numel", "complaint"),
+    [
+        ((5,), (1,), 0, 4, "in 4 elements"),
+        ((4,), (1,), 1, 4, "in 4 elements"),
+        ((2, 2), (3, 1), 0, 4, "in 4 elements"),
+        ((4,), (-1,), 3, 4, "stride"),
+        ((-1,), (1,), 0, 4, "size"),
+        ((1,), (1,), -1, 4, "at -1"),
+        ((2,), (1, 1), 0, 4, "stride"),
+        ((1000000,), (0,), 0, 4, "in 4 elements"),
+        ((2**40, 0), (1, 1), 9, 4, "in 4 elements"),
+        ((0, 2**62, 2**62), (1, 1, 1), 0, 4, "an empty tensor"),
+        ((2**70,), (1,), 0, 4, "size"),
+        ((4,), (1,), 0, 5, "has 16 bytes, expected 20"),
+        ((2,), (1,), 0, 2, "has 16 bytes, expected 8"),
+        ((4,), (1,), 0, 10**12, "has 16 bytes, expected 4000000000000"),
+        ((10**12,), (1,), 0, 4, "in 4 elements"),
+    ],
+)
+def test_tensors_outside_their_storage(
+    size: tuple[int, ...], stride: tuple[int, ...], offset: int, numel: int, complaint: str, tmp_path: Path
+) -> None:
+    assert complaint in refusal(archive(tmp_path / "odd.pt", tensor_pickle(size, stride, offset, numel), FOUR))
+
+
+@pytest.mark.parametrize("name", ["collections\nOrderedDict", "builtins\nset"])
+def test_a_tensor_is_no_list_of_items(name: str, tmp_path: Path) -> None:
+    """It would unfold into an object for each row: gigabytes, of a file of megabytes."""
+    whole = tensor_pickle((4, 1), (1, 1), 0, 4).decode()
+    tensor = whole[whole.index("ctorch._utils") : whole.index("NtR") + len("NtR")]
+    assert "the items of a Tensor" in refusal(archive(tmp_path / "odd.pt", f"c{name}\n({tensor}tR.".encode(), FOUR))
+
+
+@pytest.mark.parametrize("key", ["missing", "../version", "/etc/passwd"])
+def test_storages_come_from_the_archive_only(key: str, tmp_path: Path) -> None:
+    assert "is missing" in refusal(archive(tmp_path / "odd.pt", tensor_pickle((4,), (1,), 0, 4, key), FOUR))
+
+
+MODEL = b"}S'model'\ncmodels.yolo\nModel\n(tR"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "complaint"),
+    [
+        (MODEL + b"p1\n}S'yaml'\n}sS'_modules'\n}S'm'\ng1\nssbs.", "modules contain each other"),
+        (
+            MODEL
+            + b"}S'yaml'\n}S'x'\n((lp0\n"
+            + b"".join(b"(g%d\ng%d\nlp%d\n" % (k, k, k + 1) for k in range(45))
+            + b"tssbs.",
+            "values contain each other",
+        ),
+        (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "more than 20 deep"),
+        (b"\x80\x02" + b"(" * 3 + b"]" + b"\x85" * 200_000 + b".", "found a tuple"),
+        # To hash it ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not.
+        (b"\x80\x02}N" + b"\x85" * 200_000 + b"K\x01s.", "a key that is a tuple"),
+        (b"\x80\x04\x8f(N" + b"\x85" * 200_000 + b"\x90.", "a key that is a tuple"),
+    ],
+    ids=["its own child", "2**45 items", "deep", "deep mark", "deep key", "deep item"],
+)
+def test_values_without_end(pickled: bytes, complaint: str, tmp_path: Path) -> None:
+    assert complaint in refusal(archive(tmp_path / "a.pt", pickled))
+
+
+def test_a_memo_takes_no_more_memory_than_the_file() -> None:
+    """In `pickle.Unpickler` the memo is an array, which this index would make 32 GiB long."""
+    assert Machine(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_safe(pickled: bytes) -> None:
+    """The machine ends, on any bytes, with a value or an error of its own."""
+    with contextlib.suppress(UserError, Damaged):
+        Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.utils.checkpoints.foreign.yolov5 import is_legacy, load_legacy
+from tessera.utils.checkpoints.format import load_checkpoint
+from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 
 
@@ -65,42 +66,32 @@ def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_official_file(shared: Path) -> None:
-    path = shared / "weights/yolov5n.pt"
-    assert is_legacy(path)
-    checkpoint = load_legacy(path)
-    state = checkpoint.state_dict
-    assert len(state) == 349
+    weights = load_weights(shared / "weights/yolov5n.pt")
+    state = weights.state_dict
+    assert len(state) == 349 and weights.family == "YOLOv5" and weights.data == ""
     assert {t.dtype for t in state.values()} == {torch.float32, torch.int64}
     learned = {k: t for k, t in state.items() if k.endswith(("weight", "bias"))}
     assert sum(t.numel() for t in learned.values()) == 1_872_157
-    assert state["model.0.conv.weight"].shape == (16, 3, 6, 6)
     assert state["model.24.m.2.weight"].shape == (255, 256, 1, 1)
     assert state["model.9.cv2.bn.num_batches_tracked"].shape == ()
-    assert all(t.isfinite().all() for t in state.values())
-    assert checkpoint.nc == len(checkpoint.names) == 80
-    assert checkpoint.names[0] == "person" and checkpoint.names[79] == "toothbrush"
-    assert checkpoint.stride == (8.0, 16.0, 32.0)
-    assert checkpoint.anchors is not None and checkpoint.anchors.shape == (3, 3, 2)
-    pixels = checkpoint.anchors * torch.tensor(checkpoint.stride).view(3, 1, 1)
+    assert len(weights.names) == 80 and weights.names[0] == "person" and weights.names[79] == "toothbrush"
+    pixels = state["model.24.anchors"] * torch.tensor([8.0, 16, 32]).view(3, 1, 1)
     assert pixels[0].tolist() == [[10, 13], [16, 30], [33, 23]]
-    assert checkpoint.model_yaml["width_multiple"] == 0.25 and len(checkpoint.model_yaml["head"]) == 15
-    assert checkpoint.epoch == -1
-    assert checkpoint.hyp is not None and checkpoint.hyp["lr0"] == 0.01
+    assert weights.model_yaml["width_multiple"] == 0.25 and len(weights.model_yaml["head"]) == 15
+    with pytest.raises(UserError, match=r"it holds pickled objects, .* give it as --weights"):
+        load_checkpoint(shared / "weights/yolov5n.pt")
 
 
 @pytest.mark.parametrize("half", [True, False])
 def test_reads_what_torch_wrote(original: Any, half: bool) -> None:
     path, model = original(half=half)
-    checkpoint = load_legacy(path)
+    weights = load_weights(path)
     expected = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    assert list(checkpoint.state_dict) == list(expected)
+    assert list(weights.state_dict) == list(expected)
     for name, tensor in expected.items():
-        assert torch.equal(checkpoint.state_dict[name], tensor) and checkpoint.state_dict[name].dtype == tensor.dtype
-    assert checkpoint.names == ("class0", "class1", "class2") and checkpoint.nc == 3 and checkpoint.epoch == 7
-    assert checkpoint.stride == (8.0, 16.0)
-    assert torch.equal(checkpoint.anchors, torch.arange(8.0).view(2, 2, 2))
-    assert checkpoint.hyp == {"lr0": 0.01}
-    assert checkpoint.model_yaml == model.yaml
+        assert torch.equal(weights.state_dict[name], tensor) and weights.state_dict[name].dtype == tensor.dtype
+    assert weights.names == ("class0", "class1", "class2") and weights.source == "original.pt (original YOLOv5)"
+    assert weights.model_yaml == {"name": "original", **model.yaml}
 
 
 def test_prefers_the_ema_and_reads_unfinished_runs(original: Any) -> None:
@@ -120,7 +111,7 @@ def test_prefers_the_ema_and_reads_unfinished_runs(original: Any) -> None:
         device=torch.device("cpu"),
         dtype=torch.float16,
     )
-    state = load_legacy(path).state_dict
+    state = load_weights(path).state_dict
     assert (state["model.0.conv.weight"] == 2).all() and state["model.0.conv.weight"].dtype == torch.float32
 
 
@@ -128,18 +119,18 @@ def test_names_as_a_dict(original: Any, tmp_path: Path) -> None:
     path, model = original()
     model.names = {2: "c", 0: "a", 1: "b"}
     torch.save({"model": model}, path)
-    assert load_legacy(path).names == ("a", "b", "c")
+    assert load_weights(path).names == ("a", "b", "c")
     model.names = {0: "a", 2: "c"}
     torch.save({"model": model}, path)
     with pytest.raises(UserError, match="without a gap"):
-        load_legacy(path)
+        load_weights(path)
 
 
 def test_tensors_own_their_memory(original: Any) -> None:
     path, model = original(half=False)
     model.model[1].m[1].weight = model.model[1].m[0].weight
     torch.save({"model": model}, path)
-    state = load_legacy(path).state_dict
+    state = load_weights(path).state_dict
     state["model.1.m.0.weight"].fill_(9)
     assert not (state["model.1.m.1.weight"] == 9).any()
 
@@ -148,39 +139,24 @@ def test_tensors_own_their_memory(original: Any) -> None:
 def test_all_protocols(original: Any, protocol: int) -> None:
     path, model = original()
     torch.save({"model": model}, path, pickle_protocol=protocol)
-    assert is_legacy(path)
-    assert torch.equal(load_legacy(path).state_dict["model.0.bn.weight"], model.model[0].bn.weight.float())
+    assert torch.equal(load_weights(path).state_dict["model.0.bn.weight"], model.model[0].bn.weight.float())
 
 
-def test_plain_checkpoints_are_not_legacy(tmp_path: Path) -> None:
-    torch.save({"model": {"w": torch.zeros(2)}, "cfg": "models.yolo Model"}, tmp_path / "ours.pt")
-    assert not is_legacy(tmp_path / "ours.pt")
-    assert not is_legacy(tmp_path / "missing.pt")
-    (tmp_path / "text.pt").write_text("hello")
-    assert not is_legacy(tmp_path / "text.pt")
-    with pytest.raises(UserError, match=r"ours\.pt: not a YOLOv5 checkpoint: .* found a dict with model, cfg"):
-        load_legacy(tmp_path / "ours.pt")
-
-
-def test_files_that_are_something_else(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.pt: no such file"):
-        load_legacy(tmp_path / "none.pt")
-    (tmp_path / "text.pt").write_text("<html>rate limit</html>")
-    with pytest.raises(
-        UserError,
-        match=r"text\.pt: damaged, or not a checkpoint: found text: '<html>rate limit</html>'\. Take another or",
-    ):
-        load_legacy(tmp_path / "text.pt")
-    torch.save({"a": torch.zeros(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(UserError, match=r"torch before 1\.6"):
-        load_legacy(tmp_path / "old.pt")
-    with zipfile.ZipFile(tmp_path / "zip.pt", "w") as file:
-        file.writestr("photo.txt", "x")
-    with pytest.raises(UserError, match="found 0"):
-        load_legacy(tmp_path / "zip.pt")
-    torch.jit.script(nn.Linear(1, 1)).save(str(tmp_path / "script.pt"))
-    with pytest.raises(UserError, match="TorchScript"):
-        load_legacy(tmp_path / "script.pt")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: delattr(model, "yaml"), "a file of YOLOv5 that cannot be taken: its model has no `yaml`"),
+        (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged, .* it holds a Record"),
+        (lambda model: model.model[0].bn.running_var.neg_(), "'model.0.bn.running_var' has a variance below 0"),
+        (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has numbers that"),
+    ],
+)
+def test_models_that_cannot_be_taken(original: Any, change: Any, said: str) -> None:
+    path, model = original()
+    change(model)
+    torch.save({"model": model}, path)
+    with pytest.raises(UserError, match=said):
+        load_weights(path)
 
 
 def test_flipped_bytes_never_escape(original: Any, tmp_path: Path) -> None:
@@ -197,7 +173,7 @@ def test_flipped_bytes_never_escape(original: Any, tmp_path: Path) -> None:
             damaged[position] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
         try:
-            load_legacy(path)
+            load_weights(path)
             readable += 1
         except UserError:
             pass

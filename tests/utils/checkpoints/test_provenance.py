@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.checkpoints.description import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints import provenance
 from tessera.utils.checkpoints.format import KEYS, STATE_KEYS
-from tessera.utils.checkpoints.state import dump_state
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.saved_state import dump_state
 from tests.utils.checkpoints.made_state import make_state
 
 
-def test_git_revision(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) is None
+def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "REPO", tmp_path)
+    assert git_revision() is None
     (tmp_path / ".git").mkdir()
-    assert git_revision(tmp_path) is None  # not a repository after all
+    assert git_revision() is None  # not a repository after all
     (tmp_path / ".git").rmdir()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     if subprocess.run([*git, "init", "-q"], check=False, capture_output=True).returncode:
@@ -24,16 +26,12 @@ def test_git_revision(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     subprocess.run([*git, "add", "file"], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
-    revision = git_revision(tmp_path)
+    revision = git_revision()
     assert revision is not None and len(revision) == 40
     (tmp_path / "file").write_text("2")
-    assert git_revision(tmp_path) == f"{revision}-dirty"
-
-
-def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".git").mkdir()
+    assert git_revision() == f"{revision}-dirty"
     monkeypatch.setenv("PATH", "")
-    assert git_revision(tmp_path) is None
+    assert git_revision() is None
 
 
 def test_description_and_state_share_no_key() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.weights import differences
+from tessera.utils.checkpoints.fitting import differences
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -85,16 +85,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
     progress.losses = parts[rank].to(progress.losses.device, copy=True)
     if rank == 0:
-        _restore_generators(saved["rng"], state.precision.accelerator)
-
-
-def _restore_generators(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
-    try:
-        set_rng_state(saved, accelerator)
-    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
-        raise UserError(
-            f"The checkpoint is damaged: its generators' states are none ({first_line(error)}). Take another one."
-        ) from error
+        set_rng_state(saved["rng"], state.precision.accelerator)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -148,11 +139,20 @@ def rng_state(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def set_rng_state(state: Mapping[str, Any], accelerator: Accelerator) -> None:
-    """Put this process's generators where `rng_state` found them."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    algorithm, keys, *rest = state["numpy"]
-    np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(state["torch"].cpu())
-    accelerator.set_rng_state(state["cuda"])
+def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
+    """Put this process's generators where `rng_state` found them.
+
+    Raises:
+        UserError: what is saved are no states of generators.
+    """
+    try:
+        version, internal, gauss = saved["python"]
+        random.setstate((version, tuple(internal), gauss))
+        algorithm, keys, *rest = saved["numpy"]
+        np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+        torch.set_rng_state(saved["torch"].cpu())
+        accelerator.set_rng_state(saved["cuda"])
+    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"The checkpoint is damaged: its generators' states are none ({first_line(error)}). Take another one."
+        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from tessera.models.detector import DetectionModel
@@ -64,21 +63,18 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
     }
 
 
-def git_revision(folder: Path = REPO) -> str | None:
+def git_revision() -> str | None:
     """Commit of the program, with "-dirty" where files differ from it; None outside a git checkout or without git."""
-    if not (folder / ".git").exists():  # a repository further up would be another project's
+    if not (REPO / ".git").exists():  # a repository further up would be another project's
         return None
     try:
-        commit, changed = (
-            _git(folder, "rev-parse", "HEAD"),
-            _git(folder, "status", "--porcelain", "--untracked-files=no"),
-        )
+        commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}-dirty" if changed else commit
 
 
-def _git(folder: Path, *words: str) -> str:
+def _git(*words: str) -> str:
     """What a git command says; without optional locks, it writes nothing into the repository."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    command = ["git", "--no-optional-locks", "-C", str(REPO), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
