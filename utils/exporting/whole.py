@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tessera.utils.exporting.bare_network import BareNetwork, network_graph
 from tessera.utils.exporting.graph import Nodes, Value, described
-from tessera.utils.exporting.network import OPSET, Network, export_network
-from tessera.utils.exporting.postprocessing import Thresholds, detect, in_pictures, of_each, of_one
+from tessera.utils.exporting.postprocessing import Limits, detect, in_pictures, of_each, of_one
 from tessera.utils.exporting.preprocessing import preprocess
 
 
-def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: int = OPSET) -> Value:
+def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
     """A model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in that picture's pixels.
 
     The thresholds `conf`, `iou` and `max_det` are inputs without a default. ONNX knows one, an initializer of an
@@ -29,11 +29,11 @@ def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: 
     """
     import onnx_ir as ir
 
-    model = export_network(network, output="decoded", opset=opset)
+    model = network_graph(network, None, output="decoded", opset=opset)
     graph = model.graph
     (images,), (decoded,) = graph.inputs, graph.outputs
     head = network.model.head
-    limits = Thresholds(
+    limits = Limits(
         described("conf", np.float32, [1]),
         described("iou", np.float32, [1]) if head.needs_suppression else None,
         described("max_det", np.int64, [1]),

@@ -15,9 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tessera.utils.exporting.writers.openvino import openvino_model, save_openvino
+from tessera.utils.exporting.writers.openvino import openvino_model
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
+from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.opencv import cv2
 from tests.system.launch import run_command
 from tests.utils.exporting.browser import printed_in_browser
@@ -125,7 +126,10 @@ def test_python(folder: Path, expected: dict[Limits, Result]) -> None:
 
 def test_openvino(folder: Path, expected: dict[Limits, Result]) -> None:
     pytest.importorskip("openvino")
-    save_openvino(openvino_model((folder / "best.onnx").read_bytes()), folder / "best.xml")
+    openvino = import_extra("openvino", "openvino", "a test")
+    openvino.save_model(
+        openvino_model((folder / "best.onnx").read_bytes()), folder / "best.xml", compress_to_fp16=False
+    )
     (folder / "best.onnx").unlink()
     code = program("OpenVINO", "python")
     assert_equal(run_python(code, folder), expected[WRITTEN], WRITTEN, NUMBERS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.utils.exporting.graph import Nodes, described
-from tessera.utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
+from tessera.utils.exporting.postprocessing import Limits, detect, of_each, of_one
 from tessera.utils.types import Detections
 from tests.utils.exporting.made import thresholds, unmatched
 
@@ -30,7 +30,7 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
     """Decoded predictions and thresholds to detections, in ONNX Runtime."""
     nodes = Nodes("after")
     decoded = described("decoded", np.float32, ["b", "a", "n"])
-    limits = Thresholds(
+    limits = Limits(
         described("conf", np.float32, [1]),
         described("iou", np.float32, [1]) if suppress else None,
         described("max_det", np.int64, [1]),

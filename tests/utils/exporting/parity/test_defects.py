@@ -16,9 +16,9 @@ from tessera.data.feed.shapes import loaded_sizes, resized
 from tessera.data.source.decode import read_image
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
-from tessera.utils.exporting.parity.pictures import Pictures
-from tessera.utils.exporting.parity.trial import Trial, agreement, try_out
+from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Difference, Tolerance
+from tessera.utils.exporting.parity.samples import Samples
+from tessera.utils.exporting.parity.trial import Findings, difference_of, try_out
 from tessera.utils.inference.backend import Backend, PictureBackend
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.inference.pipeline import Pipeline, picture_size, suppression_of
@@ -35,14 +35,14 @@ def network(shared: Path) -> TorchNetwork:
 
 
 @pytest.fixture(scope="module")
-def pictures(shared: Path) -> Pictures:
+def pictures(shared: Path) -> Samples:
     """Real ones, not square."""
     found = [read_image(path) for path in sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))[:24]]
-    return Pictures(tuple(picture for picture in found if picture.shape[0] != picture.shape[1])[:8], "coco128")
+    return Samples(tuple(picture for picture in found if picture.shape[0] != picture.shape[1])[:8], "coco128")
 
 
 @pytest.fixture(scope="module")
-def reference(network: TorchNetwork, pictures: Pictures) -> Trial:
+def reference(network: TorchNetwork, pictures: Samples) -> Findings:
     trial = try_out(network, pictures.pictures, IMGSZ)
     assert all(sum(map(len, found)) >= 8 for found in trial.found), "enough to tell"
     return trial
@@ -148,13 +148,13 @@ class Concatenated(Backend):
 
 
 def judged(
-    reference: Trial, file: Backend | PictureBackend, pictures: Pictures, network: TorchNetwork, allowed: Tolerance
-) -> Agreement:
+    reference: Findings, file: Backend | PictureBackend, pictures: Samples, network: TorchNetwork, allowed: Tolerance
+) -> Difference:
     trial = try_out(file, pictures.pictures, IMGSZ, reference.rounds)
-    return agreement(reference, trial, pictures.pictures, IMGSZ, allowed, network)
+    return difference_of(reference, trial, pictures.pictures, IMGSZ, allowed, network)
 
 
-def test_a_sound_file_is_not_refused(network: TorchNetwork, reference: Trial, pictures: Pictures) -> None:
+def test_a_sound_file_is_not_refused(network: TorchNetwork, reference: Findings, pictures: Samples) -> None:
     for allowed in (EXACT, HALF, INT8):
         exact = judged(reference, Whole(network, Whole.sound), pictures, network, allowed)
         assert not exact.exceeds(allowed)
@@ -175,8 +175,8 @@ def test_a_sound_file_is_not_refused(network: TorchNetwork, reference: Trial, pi
 )
 def test_a_defect_is_refused(
     network: TorchNetwork,
-    reference: Trial,
-    pictures: Pictures,
+    reference: Findings,
+    pictures: Samples,
     defect: Callable[[Whole, NDArray[np.uint8], Suppression], Detections],
     allowed: Tolerance,
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_defect_is_refused(
 
 
 def test_outputs_that_were_joined_before_they_became_bytes_are_refused(
-    network: TorchNetwork, reference: Trial, pictures: Pictures
+    network: TorchNetwork, reference: Findings, pictures: Samples
 ) -> None:
     """Even by the tolerance of int8: scores of at most 1 vanish beside boxes of hundreds of pixels."""
     assert judged(reference, Concatenated(network), pictures, network, INT8).exceeds(INT8)

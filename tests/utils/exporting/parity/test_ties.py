@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.models.suppression import Suppression
-from tessera.utils.exporting.parity.agreement import EXACT
+from tessera.utils.exporting.parity.difference import EXACT
 from tessera.utils.exporting.parity.ties import Candidates, without_ties
 from tessera.utils.types import Detections
 

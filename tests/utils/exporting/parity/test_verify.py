@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from tessera.commands import export
 from tessera.data.source.shapes import render_image
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.errors import UserError
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
 from tessera.utils.exporting.parity.accuracy import Accuracy
 from tessera.utils.exporting.parity.content import precision_of
-from tessera.utils.exporting.parity.pictures import ASPECTS, gather
-from tessera.utils.exporting.parity.verify import Original, comparison_index, verify
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.parity.samples import ASPECTS, gather
+from tessera.utils.exporting.parity.verify import verify
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine import extras
 from tessera.utils.machine.extras import import_extra
@@ -32,9 +33,12 @@ IMGSZ = 96
 
 
 @pytest.fixture(scope="module")
-def original(made_pt: Path) -> Original:
-    subject = Subject.read(ExportConfig(weights=str(made_pt), imgsz=[IMGSZ]))
-    return Original(subject.path, subject.model, subject.weights, subject.imgsz)
+def job(made_pt: Path) -> ExportJob:
+    return ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=[IMGSZ]))
+
+
+def with_flags(job: ExportJob, **flags: Any) -> ExportJob:
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, **flags))
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +88,9 @@ def damaged(path: Path, target: Path, factor: float = 1.05) -> Path:
 
 
 def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
-    original: Original, made_onnx: Path, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World(), None)
+    verify(job, [made_onnx], World(), None)
     said = capsys.readouterr().out.splitlines()
     assert "drawn shapes" in said[0] and len(said) == 4
     assert said[2].startswith("best.pt") and said[3].startswith("best.onnx")
@@ -94,54 +98,54 @@ def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
 
 
 def test_map_and_what_is_lost_are_in_the_table_where_the_data_is_there(
-    original: Original, made_onnx: Path, data: Path, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World(), comparison_index(original, str(data)))
+    verify(job, [made_onnx], World(), with_flags(job, data=str(data)).images("val"))
     first, _, network, file = capsys.readouterr().out.splitlines()
     assert "6 pictures of val, and 7 crops" in first
     assert network.count(" to ") == 1 and file.count(" to ") == 2, "its interval, and that of what it lost"
 
 
-def test_data_of_other_classes_is_a_mistake(original: Original, data: Path, tmp_path: Path) -> None:
+def test_data_of_other_classes_is_a_mistake(job: ExportJob, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": ["a", "b", "c", "d"]}))
     with pytest.raises(UserError, match=r"--data .*other\.yaml: names 4 classes, but best\.pt knows 3"):
-        comparison_index(original, str(other))
+        with_flags(job, data=str(other)).images("val")
 
 
-def test_a_file_with_other_weights_is_refused(original: Original, made_onnx: Path, tmp_path: Path) -> None:
+def test_a_file_with_other_weights_is_refused(job: ExportJob, made_onnx: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
-        verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
+        verify(job, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
 
 
 def test_two_networks_that_predict_no_number_do_not_agree(
-    original: Original, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = copy.deepcopy(original.model)
+    model = copy.deepcopy(job.model)
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
     broken = damaged(made_onnx, tmp_path / "broken.onnx", np.nan)
     with pytest.raises(UserError, match=r"best\.pt: predicts what is not a finite number for 13 of 13 pictures"):
-        verify(dataclasses.replace(original, model=model), [broken], World(), None)
+        verify(dataclasses.replace(job, model=model), [broken], World(), None)
     said = capsys.readouterr().out
     assert "100.0%" not in said
     assert "broken.onnx: not verified here: on these pictures neither it nor best.pt finds anything" in said
 
 
 def test_a_file_that_loses_more_than_is_allowed_is_refused(
-    original: Original, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    job: ExportJob, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
     monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
-    index = comparison_index(original, str(data))
-    verify(original, [made_onnx], World(), index, max_drop=0.03)
+    index = with_flags(job, data=str(data)).images("val")
+    verify(with_flags(job, max_drop=0.03), [made_onnx], World(), index)
     with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 may be lost \(--max-drop\)"):
-        verify(original, [made_onnx], World(), index)
+        verify(job, [made_onnx], World(), index)
 
 
 def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
-    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = extras.importlib.import_module
 
@@ -151,16 +155,16 @@ def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
         return real(module)
 
     monkeypatch.setattr(extras.importlib, "import_module", without)
-    verify(original, [made_onnx], World(), None)
+    verify(job, [made_onnx], World(), None)
     assert "best.onnx: not verified here: " in capsys.readouterr().out
 
 
 def test_a_file_whose_runtime_lacks_the_device_is_not_verified_and_said_so(
-    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World()
     monkeypatch.setattr(world.accelerator, "onnx_providers", ("NoSuchExecutionProvider", "CPUExecutionProvider"))
-    verify(original, [made_onnx], world, None)
+    verify(job, [made_onnx], world, None)
     assert "best.onnx: not verified here: " in (said := capsys.readouterr().out) and "NoSuchExecutionProvider" in said
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.exporting.parity.agreement import EXACT, Agreement, compare, joined
+from tessera.utils.exporting.parity.difference import EXACT, Difference, compare, joined
 from tessera.utils.types import Detections
 
 
@@ -18,7 +18,7 @@ def made(*rows: tuple[float, float, float, float, float, int]) -> Detections:
     return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
 
 
-def compared(a: Detections, b: Detections, conf: float = 0.1, max_det: int = 300, scale: float = 1.0) -> Agreement:
+def compared(a: Detections, b: Detections, conf: float = 0.1, max_det: int = 300, scale: float = 1.0) -> Difference:
     return compare(a, b, conf=conf, max_det=max_det, scale=scale, margin=2e-3)
 
 
@@ -70,7 +70,7 @@ def test_what_a_threshold_should_have_cut_counts() -> None:
 def test_nothing_agrees_with_nothing_and_not_with_something() -> None:
     assert compared(made(), made()).share == 1 and not compared(made(), made()).exceeds(EXACT)
     assert compared(made(), made(CAT)).exceeds(EXACT) and compared(made(CAT), made()).exceeds(EXACT)
-    assert joined([]).share == 1
+    assert joined([compared(made(), made(CAT)), compared(made(CAT), made(CAT))])[:2] == (3, 2)
 
 
 @settings(max_examples=50, deadline=None)
