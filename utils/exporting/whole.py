@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tessera.utils.exporting.bare_network import BareNetwork, network_graph
@@ -52,18 +50,19 @@ def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) 
     after = Nodes("after")
     found = detect(after, decoded, limits, has_objectness=head.has_objectness)
     found = found._replace(boxes=in_pictures(after, found.boxes, placed))
+    n: list[int | str] = ["batch", "n"] if batched else ["n"]
     if batched:
         count = after.Slice(after.Shape(given), [0], [1])
         boxes, scores, classes, counts = of_each(after, found, limits.max_det, count)
-        n: list[int | str] = ["batch", "n"]
-        outputs = [boxes, scores, classes, _named(counts, "counts", np.int64, ["batch"])]
+        more = [described("counts", np.int64, ["batch"], counts)]
     else:
-        boxes, scores, classes, _ = of_one(after, found, limits.max_det)
-        n = ["n"]
-        outputs = [boxes, scores, classes]
-    _named(boxes, "boxes", np.float32, [*n, 4])
-    _named(scores, "scores", np.float32, n)
-    _named(classes, "classes", np.int64, n)
+        (boxes, scores, classes, _), more = of_one(after, found, limits.max_det), []
+    outputs = [
+        described("boxes", np.float32, [*n, 4], boxes),
+        described("scores", np.float32, n, scores),
+        described("classes", np.int64, n, classes),
+        *more,
+    ]
 
     graph.insert_before(graph[0], before.nodes)
     graph.extend(after.nodes)
@@ -73,12 +72,3 @@ def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) 
         graph.register_initializer(value)
     graph.name = "detector"
     return model
-
-
-def _named(value: Value, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> Value:
-    """The value as an output of the graph."""
-    import onnx_ir as ir
-
-    value.name = name
-    value.dtype, value.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))
-    return value
