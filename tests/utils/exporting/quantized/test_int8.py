@@ -17,9 +17,8 @@ from tessera.utils.exporting.quantized.onnx_int8 import nodes_between
 from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
-from tests.system.tiny import make_data
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import FREE, NAMES, checkpoint
+from tests.utils.exporting.made import FREE, checkpoint, dataset
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
@@ -49,15 +48,10 @@ def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> No
 @pytest.mark.slow
 def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`."""
-    data = make_data(tmp_path, train=4, val=2, size=64)
-    for label in tmp_path.rglob("*.txt"):
-        label.write_text("0 0.5 0.5 0.4 0.4")
-    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": list(NAMES)}))
+    data = dataset(tmp_path, train=4, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
-    job, written = (
-        ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True)),
-        tmp_path / "best.onnx",
-    )
+    job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
+    written = tmp_path / "best.onnx"
     write_onnx(job, written)
     assert {value.name for value in open_session(written).get_inputs()} == {"image", "conf", "max_det"}
     assert precision_of(written).startswith("int8")
