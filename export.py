@@ -28,35 +28,16 @@ if __name__ == "__main__":
     check_command_line(ExportConfig)
 
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.formats import Format, chosen
+from tessera.utils.exporting.formats import FORMATS, chosen
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import size_of
-from tessera.utils.exporting.parity.verify import Original, comparison_index, verify
-from tessera.utils.exporting.quantized.calibration import calibration_index
-from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx
-from tessera.utils.exporting.small_pt import SmallPt
-from tessera.utils.exporting.subject import Subject
-from tessera.utils.exporting.writers.litert import LiteRt
-from tessera.utils.exporting.writers.ncnn import Ncnn
-from tessera.utils.exporting.writers.openvino import OpenVino
-from tessera.utils.exporting.writers.torch_files import Pt2, Safetensors, TorchScript
+from tessera.utils.exporting.parity.verify import verify
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
-from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
-
-FORMATS: tuple[Format, ...] = (
-    QuantizedOnnx(),
-    OpenVino(),
-    TorchScript(),
-    Pt2(),
-    Safetensors(),
-    Ncnn(),
-    LiteRt(),
-    SmallPt(),
-)
 
 
 def export(config: ExportConfig, world: World) -> list[Path]:
@@ -68,21 +49,19 @@ def export(config: ExportConfig, world: World) -> list[Path]:
     setup_logging(world.rank, world.size)
     if world.size > 1:
         raise ConfigError("export.py is one process: start it without a launcher.")
-    formats = chosen(config.include, FORMATS)
-    subject = Subject.read(config)
+    formats = chosen(config.include)
     for one in formats:
-        one.require(subject)
-    original = Original(subject.path, subject.model, subject.weights, subject.imgsz)
-    index = find_data(subject, original)
-    make_output(subject.folder)
+        one.require(config)
+    job = ExportJob.read(config)
+    index = job.images("val")
+    make_output(job.folder)
     written = []
     for one in formats:
-        target = subject.file(one.suffix)
-        earlier = ", in place of an earlier one" if target.exists() else ""
-        path = one.write(subject, target)
+        earlier = ", in place of an earlier one" if job.file(one.suffix).exists() else ""
+        path = one.export(job)
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
         written.append(path)
-    verify(original, written, world, index, max_drop=config.max_drop)
+    verify(job, written, world, index)
     return written
 
 
@@ -92,7 +71,8 @@ def make_output(folder: Path) -> None:
     Raises:
         UserError: it cannot be made, or not be written to.
     """
-    if folder.name.endswith(tuple(one.suffix for one in FORMATS)) and not folder.is_dir():
+    is_of_files = folder.suffix and any(one.suffix.endswith(folder.suffix) for one in FORMATS)
+    if is_of_files and not folder.is_dir():
         raise ConfigError(
             f"--output {folder}: found the name of a file, expected a folder: files are named after the checkpoint."
         )
@@ -105,22 +85,6 @@ def make_output(folder: Path) -> None:
             f"{folder}: exports cannot be written there ({error.strerror}). Name another folder with --output, or "
             "change its permissions."
         ) from error
-
-
-def find_data(subject: Subject, original: Original) -> DatasetIndex | None:
-    """The images to measure on, found before any work; None where there are none.
-
-    Raises:
-        UserError: `--data` is not there or has a mistake; there is nothing to calibrate a quantisation on.
-    """
-    if subject.config.int8 and not (subject.config.data or subject.weights.data):
-        raise ConfigError(
-            f"--int8: no --data given, and {subject.config.weights} does not say which dataset it was trained on. Give "
-            "its YAML, such as --data coco128.yaml: quantisation is calibrated on the training pictures."
-        )
-    if subject.config.int8:
-        calibration_index(subject)
-    return comparison_index(original, subject.config.data)
 
 
 def run(**kwargs: Any) -> list[Path]:

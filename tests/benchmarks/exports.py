@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.exporting.parity.pictures import gather
-from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx
-from tessera.utils.exporting.subject import Subject
-from tessera.utils.exporting.writers.openvino import OpenVino
+from tessera.utils.exporting.formats import Format, chosen
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.parity.samples import gather
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.inference.backend import Backend, PictureBackend
 from tessera.utils.inference.backends.choose import open_exported
@@ -102,13 +101,11 @@ def main() -> None:
         checkpoint = Path(folder) / "best.pt"
         shutil.copy(resolve_weights(given.weights), checkpoint)
 
-        def written(kind: QuantizedOnnx | OpenVino, **variant: bool) -> Path:
-            subject = Subject.read(
-                ExportConfig(weights=str(checkpoint), imgsz=[given.imgsz], data=given.data, **variant)
-            )
-            return kind.write(subject, subject.file(kind.suffix))
+        def written(kind: Format, **variant: bool) -> Path:
+            config = ExportConfig(weights=str(checkpoint), imgsz=[given.imgsz], data=given.data, **variant)
+            return kind.export(ExportJob.read(config))
 
-        onnx, xml = QuantizedOnnx(), OpenVino()
+        onnx, xml = chosen(["onnx", "openvino"])
         raw = open_exported(written(onnx, raw=True), cpu)
         assert isinstance(raw, Backend)
         float_xml = written(xml)

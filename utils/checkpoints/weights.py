@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.fitting import differences
 from tessera.utils.checkpoints.foreign.read import read_foreign
-from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import check_detector, check_finite
 from tessera.utils.errors import UserError
@@ -50,6 +50,7 @@ class Weights(NamedTuple):
         class_confidences: where the F1 of each class is best; () where the file does not say.
         pixels: how levels of more than 8 bits became 8 in training.
         family: whose file it is, where not this program's: "YOLOv5", "YOLOX" or "YOLOv9".
+        checkpoint: all that best.pt holds, of a checkpoint of this program; None of other files.
     """
 
     state_dict: dict[str, Tensor]
@@ -62,6 +63,7 @@ class Weights(NamedTuple):
     class_confidences: tuple[float, ...] = ()
     pixels: PixelRule | None = None
     family: str = ""
+    checkpoint: Mapping[str, Any] | None = None
 
     @property
     def usual_imgsz(self) -> int:
@@ -112,6 +114,7 @@ def _read(path: Path) -> Weights:
         confidence=thresholds["confidence"],
         class_confidences=tuple(thresholds["class_confidences"]),
         pixels=PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
+        checkpoint={key: state[key] for key in WEIGHTS_KEYS},
     )
 
 

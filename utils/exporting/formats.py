@@ -2,59 +2,64 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.parity.content import files_of
+from tessera.utils.exporting.writers.litert import write_litert
+from tessera.utils.exporting.writers.ncnn import write_ncnn
+from tessera.utils.exporting.writers.onnx_file import write_onnx
+from tessera.utils.exporting.writers.openvino import write_openvino
+from tessera.utils.exporting.writers.torch_files import (
+    write_pt2,
+    write_safetensors,
+    write_small_pt,
+    write_torchscript,
+)
+from tessera.utils.files import atomic_write
+from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.text import shown
 
 VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 
-class Format(ABC):
+@dataclass(frozen=True)
+class Format:
     """A kind of file that a checkpoint can be exported to.
 
     Attributes:
         name: in `--include`.
-        suffix: of the file.
+        suffix: that the name of the checkpoint, with its variants, gets.
+        variants: the flags of `VARIANTS` that it follows.
+        write: writes the file, and those that belong to it, to a path in an empty folder; raises UserError where it
+            cannot be.
         extra: of pyproject.toml, that installs its packages; "" where it needs none.
         packages: modules that must be there.
-        variants: the flags of `VARIANTS` that it follows.
+        quantiser: the module that must be there for `--int8`.
     """
 
-    name: ClassVar[str]
-    suffix: ClassVar[str]
-    extra: ClassVar[str] = ""
-    packages: ClassVar[tuple[str, ...]] = ()
-    variants: ClassVar[frozenset[str]] = frozenset()
+    name: str
+    suffix: str
+    variants: tuple[str, ...]
+    write: Callable[[ExportJob, Path], None]
+    extra: str = ""
+    packages: tuple[str, ...] = ()
+    quantiser: str = ""
 
-    @abstractmethod
-    def write(self, subject: Subject, path: Path) -> Path:
-        """Write the file, whole or not at all.
-
-        Args:
-            subject: what is exported.
-            path: the file to write, `Subject.file(suffix)`.
-
-        Returns:
-            The file or folder that was written.
-
-        Raises:
-            UserError: it cannot be.
-        """
-
-    def require(self, subject: Subject) -> None:
+    def require(self, config: ExportConfig) -> None:
         """Check what can be checked before any work.
 
         Raises:
             ConfigError: a flag that this format does not follow.
             UserError: a package is missing.
         """
-        asked = [flag for flag in VARIANTS if getattr(subject.config, flag) and flag not in self.variants]
+        asked = [flag for flag in VARIANTS if getattr(config, flag) and flag not in self.variants]
         if asked:
             raise ConfigError(
                 f"--include {self.name} --{asked[0]}: {self.name} has no such variant. Leave --{asked[0]} out, or "
@@ -62,15 +67,75 @@ class Format(ABC):
             )
         for package in self.packages:
             import_extra(package, self.extra, f"--include {self.name}")
+        if config.int8:
+            import_extra(self.quantiser, self.extra, "--int8")
+
+    def export(self, job: ExportJob) -> Path:
+        """Write the file beside what is there, then put it in place whole; after those that belong to it.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        path = job.file(self.suffix)
+        with tempfile.TemporaryDirectory() as folder:
+            staged = Path(folder) / path.name
+            self.write(job, staged)
+            for made, target in reversed([*zip(files_of(staged), files_of(path), strict=True)]):
+                try:
+                    with made.open("rb") as source, atomic_write(target) as file:
+                        shutil.copyfileobj(source, file)
+                except OSError as error:
+                    raise UserError(
+                        f"{target}: cannot write the export: {error.strerror or error}. Make room, or the folder "
+                        "writable."
+                    ) from error
+        return path
 
 
-def chosen(names: Sequence[str], known: Sequence[Format]) -> list[Format]:
+_BARE = ("raw", "end2end")  # variants of formats that hold the bare network
+FORMATS = (
+    # Read by ONNX Runtime, OpenVINO, TensorRT, Triton and others.
+    Format(
+        "onnx",
+        ".onnx",
+        VARIANTS,
+        write_onnx,
+        "export",
+        ("onnx", "onnx_ir", "onnxscript"),
+        quantiser="onnxruntime",
+    ),
+    # Intel's processors and graphics.
+    Format(
+        "openvino",
+        ".xml",
+        ("raw", "half", "int8", "end2end"),
+        write_openvino,
+        "openvino",
+        ("onnx", "onnxscript", "openvino"),
+        quantiser="nncf",
+    ),
+    # The bare network, for programs that load such files; torch itself recommends torch.export.
+    Format("torchscript", ".torchscript", _BARE, write_torchscript),
+    # The bare network as a program of torch.export: exact, and loaded without Tessera.
+    Format("pt2", ".pt2", _BARE, write_pt2),
+    # Weights and what a model needs to be built from them, without a line of code: `--weights best.safetensors`.
+    Format("safetensors", ".safetensors", ("half",), write_safetensors, "safetensors", ("safetensors",)),
+    # Phones and small boards. The network takes one size, as that of LiteRT: square, or `--raw --imgsz H W`.
+    Format("ncnn", ".ncnn.param", _BARE, write_ncnn, "ncnn", ("pnnx",)),
+    # Phones; once TensorFlow Lite.
+    Format("litert", ".tflite", _BARE, write_litert, "litert", ("litert_torch",)),
+    # The weights, without the optimizer, and all that detection and fine-tuning need; never the checkpoint's own name.
+    Format("pt", "-weights.pt", ("half",), write_small_pt),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Format]:
     """The formats that `--include` names, each once, in its order; commas between names do too.
 
     Raises:
         ConfigError: a name is unknown.
     """
-    by_name = {one.name: one for one in known}
+    by_name = {one.name: one for one in FORMATS}
     words = [word for name in names for word in name.lower().replace(",", " ").split()]
     for word in words:
         if word not in by_name:

@@ -106,14 +106,18 @@ def _array(value: Any) -> Any:
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
 
 
-def described(name: str, dtype: type[np.generic], shape: Sequence[int | str | None]) -> Any:
+def described(name: str, dtype: type[np.generic], shape: Sequence[int | str | None], value: Value = None) -> Any:
     """A value to be an input or output of a graph.
 
     Args:
         name: of the value.
         dtype: of its elements.
         shape: a number, or a word for a size that varies.
+        value: that a node made; None = a new one.
     """
     import onnx_ir as ir
 
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype))), shape=ir.Shape(list(shape)))
+    value = ir.Value() if value is None else value
+    value.name = name
+    value.dtype, value.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))
+    return value

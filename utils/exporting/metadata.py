@@ -25,9 +25,7 @@ from typing import Any
 import torch
 
 from tessera import __version__
-from tessera.utils.checkpoints.format import load_any_checkpoint
-from tessera.utils.exporting.subject import Subject
-from tessera.utils.files import sha256
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.flags.published import licence_of, published
 from tessera.utils.inference.backends.exported import BARE, WHOLE
 from tessera.utils.text import one_line, strict_json
@@ -35,37 +33,35 @@ from tessera.utils.text import one_line, strict_json
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
 
 
-def describe(subject: Subject, *, whole: bool) -> dict[str, str]:
+def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
     """The strings of a file.
 
     Args:
-        subject: what is exported.
+        job: what is exported.
         whole: the file takes pictures, not the network's images.
     """
-    family = subject.weights.family
-    state: dict[str, Any] = {} if family else load_any_checkpoint(subject.path)
-    thresholds = subject.measured["thresholds"] or {}
+    weights, state = job.weights, job.weights.checkpoint or {}
     values: dict[str, Any] = {
-        "names": list(subject.model.names),
+        "names": list(job.model.names),
         "format": WHOLE if whole else BARE,
         "color": "RGB",
-        "imgsz": subject.imgsz,
-        "stride": subject.model.stride,
-        "size_hw": None if whole else subject.size_hw,
-        "batched": whole and subject.config.batched,
-        "end2end": not subject.model.head.needs_suppression,
-        "conf": subject.defaults.conf,
-        "iou": subject.defaults.iou,
-        "max_det": subject.defaults.max_det,
-        "conf_per_class": thresholds.get("class_confidences"),
-        "metrics": subject.measured["metrics"],
+        "imgsz": job.imgsz,
+        "stride": job.model.stride,
+        "size_hw": None if whole else job.size_hw,
+        "batched": whole and job.config.batched,
+        "end2end": not job.model.head.needs_suppression,
+        "conf": job.conf,
+        "iou": job.config.iou_thres,
+        "max_det": job.config.max_det,
+        "conf_per_class": list(weights.class_confidences) or None,
+        "metrics": state.get("metrics"),
         "pixels": state.get("pixels"),
-        "weights_sha256": sha256(subject.path),
-        "data": subject.weights.data,
+        "weights_sha256": job.sha256,
+        "data": weights.data,
         "data_hash": state.get("dataset_hash", ""),
         "tessera_version": __version__,
         "torch_version": torch.__version__,
-        "license": subject.config.license or f"{_GRAPH_LICENSE}; {_of_weights(family, state)}",
+        "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
     }
     return {key: value if isinstance(value, str) else strict_json(value) for key, value in values.items()}
 

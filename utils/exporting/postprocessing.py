@@ -13,7 +13,7 @@ from tessera.utils.exporting.graph import Nodes, Value
 from tessera.utils.exporting.preprocessing import Placed
 
 
-class Thresholds(NamedTuple):
+class Limits(NamedTuple):
     """conf, iou: float32 (1,); max_det: int64 (1,). Without iou nothing is suppressed: a prediction is an object."""
 
     conf: Value
@@ -21,7 +21,7 @@ class Thresholds(NamedTuple):
     max_det: Value
 
 
-class Found(NamedTuple):
+class FoundValues(NamedTuple):
     """Detections of all pictures, descending by score.
 
     Attributes:
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     pictures: Value
 
 
-def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool) -> Found:
+def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) -> FoundValues:
     """What is found: every class above `conf` of every prediction, without those that a better one overlaps.
 
     Predictions are sorted out first by a score that none of their classes exceeds, and with them nearly all: the rest
@@ -75,7 +75,7 @@ def detect(g: Nodes, decoded: Value, limits: Thresholds, *, has_objectness: bool
     order = _descending(g, values)
     pictures, classes, places, values = (g.Gather(part, order) for part in (pictures, classes, places, values))
     boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(pictures, of_rows), places))
-    return Found(boxes, values, classes, pictures)
+    return FoundValues(boxes, values, classes, pictures)
 
 
 def _descending(g: Nodes, values: Value) -> Value:
@@ -85,12 +85,12 @@ def _descending(g: Nodes, values: Value) -> Value:
     return g.Slice(order, [0], g.Shape(values))
 
 
-def of_one(g: Nodes, found: Found, most: Value) -> Found:
+def of_one(g: Nodes, found: FoundValues, most: Value) -> FoundValues:
     """The best of a single picture."""
-    return Found(*(g.Slice(part, [0], most) for part in found))
+    return FoundValues(*(g.Slice(part, [0], most) for part in found))
 
 
-def of_each(g: Nodes, found: Found, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
+def of_each(g: Nodes, found: FoundValues, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
     """The best of every picture, side by side.
 
     Args:

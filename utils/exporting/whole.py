@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from tessera.utils.exporting.bare_network import BareNetwork, network_graph
 from tessera.utils.exporting.graph import Nodes, Value, described
-from tessera.utils.exporting.network import OPSET, Network, export_network
-from tessera.utils.exporting.postprocessing import Thresholds, detect, in_pictures, of_each, of_one
+from tessera.utils.exporting.postprocessing import Limits, detect, in_pictures, of_each, of_one
 from tessera.utils.exporting.preprocessing import preprocess
 
 
-def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: int = OPSET) -> Value:
+def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
     """A model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in that picture's pixels.
 
     The thresholds `conf`, `iou` and `max_det` are inputs without a default. ONNX knows one, an initializer of an
@@ -29,11 +27,11 @@ def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: 
     """
     import onnx_ir as ir
 
-    model = export_network(network, output="decoded", opset=opset)
+    model = network_graph(network, None, output="decoded", opset=opset)
     graph = model.graph
     (images,), (decoded,) = graph.inputs, graph.outputs
     head = network.model.head
-    limits = Thresholds(
+    limits = Limits(
         described("conf", np.float32, [1]),
         described("iou", np.float32, [1]) if head.needs_suppression else None,
         described("max_det", np.int64, [1]),
@@ -52,18 +50,19 @@ def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: 
     after = Nodes("after")
     found = detect(after, decoded, limits, has_objectness=head.has_objectness)
     found = found._replace(boxes=in_pictures(after, found.boxes, placed))
+    n: list[int | str] = ["batch", "n"] if batched else ["n"]
     if batched:
         count = after.Slice(after.Shape(given), [0], [1])
         boxes, scores, classes, counts = of_each(after, found, limits.max_det, count)
-        n: list[int | str] = ["batch", "n"]
-        outputs = [boxes, scores, classes, _named(counts, "counts", np.int64, ["batch"])]
+        more = [described("counts", np.int64, ["batch"], counts)]
     else:
-        boxes, scores, classes, _ = of_one(after, found, limits.max_det)
-        n = ["n"]
-        outputs = [boxes, scores, classes]
-    _named(boxes, "boxes", np.float32, [*n, 4])
-    _named(scores, "scores", np.float32, n)
-    _named(classes, "classes", np.int64, n)
+        (boxes, scores, classes, _), more = of_one(after, found, limits.max_det), []
+    outputs = [
+        described("boxes", np.float32, [*n, 4], boxes),
+        described("scores", np.float32, n, scores),
+        described("classes", np.int64, n, classes),
+        *more,
+    ]
 
     graph.insert_before(graph[0], before.nodes)
     graph.extend(after.nodes)
@@ -73,12 +72,3 @@ def export_whole(network: Network, imgsz: int, *, batched: bool = False, opset: 
         graph.register_initializer(value)
     graph.name = "detector"
     return model
-
-
-def _named(value: Value, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> Value:
-    """The value as an output of the graph."""
-    import onnx_ir as ir
-
-    value.name = name
-    value.dtype, value.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))
-    return value

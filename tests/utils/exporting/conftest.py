@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 from tessera.commands import export
+from tessera.utils.exporting.graph import Nodes
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
 
@@ -30,9 +33,17 @@ def session(made_onnx: Path) -> Any:
     return open_session(made_onnx)
 
 
-def open_session(path: Path) -> Any:
+def session_of(nodes: Nodes, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """Nodes from inputs to outputs, in ONNX Runtime."""
+    graph = ir.Graph(
+        inputs, outputs, nodes=nodes.nodes, initializers=nodes.initializers, opset_imports={"": 18}, name="part"
+    )
+    return open_session(ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString())
+
+
+def open_session(file: Path | bytes) -> Any:
     """A file in ONNX Runtime, one thread."""
     onnxruntime = pytest.importorskip("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return onnxruntime.InferenceSession(str(path), options)
+    return onnxruntime.InferenceSession(file if isinstance(file, bytes) else str(file), options)

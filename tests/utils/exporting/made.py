@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 
 from tessera.data.augment.scene import letterbox
@@ -18,6 +20,7 @@ from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import Detections, Sample
+from tests.system.tiny import make_data
 
 BODY = [[-1, 1, "Conv", [8, 6, 2, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [-1, 1, "Conv", [32, 3, 2]]]
 ANCHORED = {
@@ -61,6 +64,21 @@ def checkpoint(path: Path, described: Mapping[str, Any], data: str = "shapes.yam
     run = describe_run(model, {"data": data}, {}, 96, "c0ffee")
     save_checkpoint(path, {**run, **metrics, "ema": model.state_dict(), "epoch": 3})
     return path
+
+
+def dataset(folder: Path, *, train: int = 2, val: int = 6, size: int = 120) -> Path:
+    """The YAML of a few drawn pictures of the checkpoint's classes."""
+    data = make_data(folder, train=train, val=val, size=size)
+    for labels in folder.rglob("*.txt"):
+        labels.write_text(re.sub(r"(?m)^\d+", lambda number: str(int(number[0]) % len(NAMES)), labels.read_text()))
+    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": list(NAMES)}))
+    return data
+
+
+def found_rows(*rows: tuple[float, float, float, float, float, int]) -> Detections:
+    """Detections of x1, y1, x2, y2, score, class."""
+    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
+    return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
 
 
 def picture(height: int, width: int, seed: int = 0, *, gray: bool = False) -> NDArray[np.uint8]:

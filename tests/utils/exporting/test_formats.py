@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,11 @@ from tessera.commands import export
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import Format, chosen
-from tessera.utils.exporting.onnx_file import Onnx
-from tessera.utils.exporting.small_pt import SmallPt
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.flags.export import ExportConfig
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class Missing(Format):
-    """Of a package that nobody has."""
-
-    name, suffix, extra, packages = "absent", ".absent", "export", ("no_such_package",)
-
-    def write(self, subject: Subject, path: Path) -> Path:
-        raise AssertionError("must not be reached")
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +32,11 @@ def refusal(**flags: object) -> str:
 
 
 def test_names_of_formats() -> None:
-    known = [Onnx(), SmallPt()]
-    assert [one.name for one in chosen(["pt,onnx", "PT"], known)] == ["pt", "onnx"]
-    with pytest.raises(ConfigError, match=r"no such format\. Did you mean 'onnx'.*Known: onnx, pt"):
-        chosen(["onx"], known)
+    assert [one.name for one in chosen(["pt,onnx", "PT"])] == ["pt", "onnx"]
+    with pytest.raises(ConfigError, match=r"no such format\. Did you mean 'onnx'.*Known: onnx, openvino"):
+        chosen(["onx"])
     with pytest.raises(ConfigError, match="found nothing"):
-        chosen([""], known)
+        chosen([""])
 
 
 def test_each_mistake_is_one_message(weights: Path, tmp_path: Path) -> None:
@@ -68,15 +57,28 @@ def test_each_mistake_is_one_message(weights: Path, tmp_path: Path) -> None:
     assert list(weights.parent.glob("*")) == [weights]
 
 
-def test_a_missing_package_names_its_extra(weights: Path) -> None:
-    subject = Subject.read(ExportConfig(weights=str(weights)))
-    with pytest.raises(UserError, match=r"needs the package no-such-package.*uv sync --extra export"):
-        Missing().require(subject)
+def test_a_missing_package_names_its_extra() -> None:
+    missing = Format("absent", ".absent", ("int8",), print, "export", quantiser="no_such_package")
+    missing.require(ExportConfig())
+    wanted = r": needs the package no-such-package.*uv sync --extra export"
+    with pytest.raises(UserError, match="--include absent" + wanted):
+        dataclasses.replace(missing, packages=("no_such_package",)).require(ExportConfig())
+    with pytest.raises(UserError, match="--int8" + wanted):
+        missing.require(ExportConfig(int8=True))
+
+
+def test_a_format_that_cannot_be_written_leaves_what_was_there(weights: Path, tmp_path: Path) -> None:
+    job = ExportJob.read(ExportConfig(weights=str(weights), output=str(tmp_path)))
+    (tmp_path / "best.tflite").mkdir()
+    taken = Format("taken", ".tflite", (), lambda _, path: path.write_bytes(b"new") and None)
+    with pytest.raises(UserError, match=r"best\.tflite: cannot write the export: .*folder writable"):
+        taken.export(job)
+    assert list(tmp_path.iterdir()) == [tmp_path / "best.tflite"]
 
 
 def test_files_are_named_for_what_they_are(weights: Path) -> None:
     def name(**flags: object) -> str:
-        return Subject.read(ExportConfig(weights=str(weights), **flags)).file(".onnx").name  # type: ignore[arg-type]
+        return ExportJob.read(ExportConfig(weights=str(weights), **flags)).file(".onnx").name  # type: ignore[arg-type]
 
     assert name() == "best.onnx"
     assert name(imgsz=(64,)) == "best.onnx"
@@ -90,7 +92,7 @@ def test_output_is_a_folder_and_made(weights: Path, tmp_path: Path) -> None:
     (path,) = export.run(weights=str(weights), include=["pt"], output=str(there), device="cpu")
     assert path == there / "best-weights.pt" and list(there.iterdir()) == [path]
     assert list(weights.parent.iterdir()) == [weights] and weights.read_bytes() == before
-    assert Subject.read(ExportConfig(weights=str(weights), output=str(there))).file(".onnx") == there / "best.onnx"
+    assert ExportJob.read(ExportConfig(weights=str(weights), output=str(there))).file(".onnx") == there / "best.onnx"
 
 
 def test_an_output_that_is_no_folder_is_refused_before_any_work(weights: Path, tmp_path: Path) -> None:

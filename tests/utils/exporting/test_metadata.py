@@ -10,8 +10,8 @@ from tessera.commands import export
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
-from tessera.utils.exporting.subject import Subject
 from tessera.utils.flags.export import ExportConfig
 from tests.utils.checkpoints.foreign.made import save, small_yolox
 from tests.utils.exporting.made import ANCHORED, NAMES
@@ -21,8 +21,8 @@ YOLOV9 = "YOLOv9 (published weights of YOLOv9: MIT; NOTICE goes with them)"
 
 
 def licence(path: Path, asked: str = "") -> str:
-    subject = Subject.read(ExportConfig(weights=str(path), license=asked))
-    return describe(subject, whole=False)["license"]
+    job = ExportJob.read(ExportConfig(weights=str(path), license=asked))
+    return describe(job, whole=False)["license"]
 
 
 def test_an_original_file_has_the_licence_of_its_family(shared: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.exporting.onnx_file import Onnx
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.files import sha256
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.inference.backends.onnxruntime import open_onnx
@@ -252,7 +252,8 @@ def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
 def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: DetectionModel, tmp_path: Path) -> None:
     # Without the command's verdict: in ten bits an untrained network may prefer another of two boxes.
     config = ExportConfig(weights=str(made_pt), imgsz=(IMGSZ,), half=True)
-    path = Onnx().write(Subject.read(config), tmp_path / "best-half.onnx")
+    path = tmp_path / "best-half.onnx"
+    write_onnx(ExportJob.read(config), path)
     graph = onnx.load(str(path)).graph
     weights = {node.input[1] for node in graph.node if node.op_type == "Conv"}
     types = [tensor.data_type for tensor in graph.initializer if tensor.name in weights]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,23 +12,19 @@ from hypothesis import strategies as st
 
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.utils.exporting.graph import Nodes, described
-from tessera.utils.exporting.postprocessing import Thresholds, detect, of_each, of_one
+from tessera.utils.exporting.postprocessing import Limits, detect, of_each, of_one
 from tessera.utils.types import Detections
+from tests.utils.exporting.conftest import session_of
 from tests.utils.exporting.made import thresholds, unmatched
 
-OUTPUTS = (
-    ("boxes", ir.DataType.FLOAT, 2),
-    ("scores", ir.DataType.FLOAT, 1),
-    ("classes", ir.DataType.INT64, 1),
-    ("counts", ir.DataType.INT64, 1),
-)
+OUTPUTS = (("boxes", np.float32, 2), ("scores", np.float32, 1), ("classes", np.int64, 1), ("counts", np.int64, 1))
 
 
 def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> Any:
     """Decoded predictions and thresholds to detections, in ONNX Runtime."""
     nodes = Nodes("after")
     decoded = described("decoded", np.float32, ["b", "a", "n"])
-    limits = Thresholds(
+    limits = Limits(
         described("conf", np.float32, [1]),
         described("iou", np.float32, [1]) if suppress else None,
         described("max_det", np.int64, [1]),
@@ -38,22 +32,14 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
     found = detect(nodes, decoded, limits, has_objectness=has_objectness)
     if batched:
         count = nodes.Slice(nodes.Shape(decoded), [0], [1])
-        named = list(of_each(nodes, found, limits.max_det, count))
+        values = list(of_each(nodes, found, limits.max_det, count))
     else:
-        named = list(of_one(nodes, found, limits.max_det))[:3]
-    for value, (name, dtype, sides) in zip(named, OUTPUTS, strict=False):
-        value.name, value.dtype = name, dtype
-        value.shape = ir.Shape([None] * (sides + batched * (name != "counts")))
-    graph = ir.Graph(
-        [decoded, *(limit for limit in limits if limit is not None)],
-        named,
-        nodes=nodes.nodes,
-        initializers=nodes.initializers,
-        opset_imports={"": 18},
-        name="after",
-    )
-    content = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
-    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        values = list(of_one(nodes, found, limits.max_det))[:3]
+    outputs = [
+        described(name, dtype, [None] * (sides + batched * (name != "counts")), value)
+        for value, (name, dtype, sides) in zip(values, OUTPUTS, strict=False)
+    ]
+    return session_of(nodes, [decoded, *(limit for limit in limits if limit is not None)], outputs)
 
 
 @pytest.fixture(scope="module")

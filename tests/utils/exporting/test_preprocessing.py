@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.exporting.graph import Nodes, described
 from tessera.utils.exporting.preprocessing import preprocess
+from tests.utils.exporting.conftest import session_of
 from tests.utils.exporting.made import picture, placed
 
 IMGSZ, STRIDE = 96, 32
@@ -23,12 +22,7 @@ def graph_of(imgsz: int) -> Any:
     nodes = Nodes("before")
     pictures = described("pictures", np.uint8, ["b", "h", "w", 3])
     images = preprocess(nodes, pictures, imgsz, STRIDE).images
-    images.name, images.dtype, images.shape = "images", ir.DataType.FLOAT, ir.Shape([None] * 4)
-    graph = ir.Graph(
-        [pictures], [images], nodes=nodes.nodes, initializers=nodes.initializers, opset_imports={"": 18}, name="before"
-    )
-    content = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
-    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return session_of(nodes, [pictures], [described("images", np.float32, [None] * 4, images)])
 
 
 @pytest.fixture(scope="module")

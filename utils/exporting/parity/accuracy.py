@@ -12,7 +12,7 @@ from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.evaluation.subject import Measurable
+from tessera.utils.inference.backend import Backend, PictureBackend
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex
@@ -33,24 +33,14 @@ class Accuracy(NamedTuple):
     drop_interval: tuple[float, float]
 
 
-def measure(
-    model: Measurable, index: DatasetIndex, world: World, imgsz: int, stride: int, size_hw: tuple[int, int] | None
-) -> Evaluation:
-    """A validation as val.py's.
-
-    Args:
-        model: raw and fused, or a file.
-        index: the images.
-        world: this process.
-        imgsz: long side of an image.
-        stride: sides are multiples of it.
-        size_hw: the one size of a network that takes no other.
-    """
+def measure(backend: Backend | PictureBackend, index: DatasetIndex, world: World, imgsz: int) -> Evaluation:
+    """A validation as val.py's; `imgsz` is the long side of an image."""
+    size_hw = backend.size_hw if isinstance(backend, Backend) else None
     with (
         open_images(index, imgsz, "none", "area", world) as store,
-        build_val_loader(store, world, batch_size=_BATCH, stride=stride, workers=0, size_hw=size_hw) as loader,
+        build_val_loader(store, world, batch_size=_BATCH, stride=backend.stride, workers=0, size_hw=size_hw) as loader,
     ):
-        return evaluate(model, loader, world, Settings())
+        return evaluate(backend, loader, world, Settings())
 
 
 def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:

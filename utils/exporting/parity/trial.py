@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.models.suppression import Suppression
-from tessera.utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
+from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
 from tessera.utils.inference.backend import Backend, PictureBackend
 from tessera.utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
@@ -21,20 +21,24 @@ from tessera.utils.types import Detections
 Picture = NDArray[np.uint8]
 
 
-class Thresholds(NamedTuple):
-    """Of one round: on every picture, or on every `step`-th."""
+class Round(NamedTuple):
+    """Thresholds, on every picture or on every `step`-th."""
 
     conf: float
     iou: float
     max_det: int
     step: int = 1
 
+    def rules(self, backend: Backend | PictureBackend) -> Suppression:
+        """The suppression of a round."""
+        return suppression_of(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
 
-ROUNDS = (Thresholds(0.05, 0.6, 300), Thresholds(0.35, 0.3, 3, 2))
-UNSURE_ROUNDS = (Thresholds(0.001, 0.6, 300), Thresholds(0.003, 0.3, 3, 2))  # of a model that is sure of nothing
+
+ROUNDS = (Round(0.05, 0.6, 300), Round(0.35, 0.3, 3, 2))
+UNSURE_ROUNDS = (Round(0.001, 0.6, 300), Round(0.003, 0.3, 3, 2))  # of a model that is sure of nothing
 
 
-class Trial(NamedTuple):
+class Findings(NamedTuple):
     """What a network found, round by round and picture by picture.
 
     Attributes:
@@ -45,7 +49,7 @@ class Trial(NamedTuple):
             exceeded by such a score, so that two networks of nothing else agree: neither finds anything.
     """
 
-    rounds: tuple[Thresholds, ...]
+    rounds: tuple[Round, ...]
     found: tuple[tuple[Detections, ...], ...]
     milliseconds: float
     broken: int
@@ -57,34 +61,31 @@ class Trial(NamedTuple):
 
 
 def try_out(
-    backend: Backend | PictureBackend,
-    pictures: Sequence[Picture],
-    imgsz: int,
-    thresholds: tuple[Thresholds, ...] = ROUNDS,
-) -> Trial:
+    backend: Backend | PictureBackend, pictures: Sequence[Picture], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+) -> Findings:
     """Let a network find what it finds; its first round also compiles what it compiles for each shape.
 
     Args:
         backend: what computes.
         pictures: uint8 (H, W, 3) RGB.
         imgsz: their long side becomes this.
-        thresholds: of the rounds.
+        rounds: thresholds of each.
 
     Raises:
         UserError: it cannot be computed.
     """
-    rounds = []
+    found_by_round = []
     times: list[float] = []
-    for asked in thresholds:
-        pipeline = Pipeline(backend, rules_of(backend, asked), imgsz)
+    for asked in rounds:
+        pipeline = Pipeline(backend, asked.rules(backend), imgsz)
         found, times = [], []
         for picture in pictures[:: asked.step]:
             started = time.perf_counter()
             found.append(pipeline(picture).detections)
             times.append(1000 * (time.perf_counter() - started))
-        rounds.append(tuple(found))
+        found_by_round.append(tuple(found))
     broken = 0 if isinstance(backend, PictureBackend) else _broken(backend, pictures, imgsz)
-    return Trial(thresholds, tuple(rounds), statistics.median(times), broken)
+    return Findings(rounds, tuple(found_by_round), statistics.median(times), broken)
 
 
 def _broken(backend: Backend, pictures: Sequence[Picture], imgsz: int) -> int:
@@ -94,32 +95,27 @@ def _broken(backend: Backend, pictures: Sequence[Picture], imgsz: int) -> int:
     return sum(not bool(torch.isfinite(predicted).all()) for predicted in rows)
 
 
-def rules_of(backend: Backend | PictureBackend, asked: Thresholds) -> Suppression:
-    """The suppression of a round."""
-    return suppression_of(backend, conf=asked.conf, iou=asked.iou, max_det=asked.max_det)
-
-
-def agreement(
-    reference: Trial, trial: Trial, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance, network: Backend
-) -> Agreement:
-    """How far two trials on the same pictures agree.
+def difference_of(
+    reference: Findings, other: Findings, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance, network: Backend
+) -> Difference:
+    """How far two trials on the same pictures are apart.
 
     Args:
-        reference, trial: of the network and of a file.
+        reference, other: of the network and of a file.
         pictures, imgsz: of both.
         allowed: how far they may be apart.
         network: that of `reference`; its candidates are looked at where the two suppressions differ.
     """
     parts = []
-    for asked, expected, found in zip(reference.rounds, reference.found, trial.found, strict=True):
-        for picture, one, other in zip(pictures[:: asked.step], expected, found, strict=True):
+    for asked, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
+        for picture, one, two in zip(pictures[:: asked.step], expected, found, strict=True):
             scale = imgsz / max(picture.shape[:2])
             limits = {"conf": asked.conf, "max_det": asked.max_det, "scale": scale, "margin": allowed.margin}
-            compared = compare(one, other, **limits)
+            compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
-                rules = rules_of(network, asked)
+                rules = asked.rules(network)
                 candidates = candidates_of(network, rules, imgsz, picture)
-                chosen = compare(*without_ties(one, other, candidates, rules, scale, allowed), **limits)
-                compared = compared if chosen.exceeds(allowed) else chosen
+                untied = compare(*without_ties(one, two, candidates, rules, scale, allowed), **limits)
+                compared = compared if untied.exceeds(allowed) else untied
             parts.append(compared)
     return joined(parts)

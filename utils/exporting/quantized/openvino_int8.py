@@ -6,49 +6,38 @@ the rest: it does not read the branches that the suppression has.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
-from tessera.utils.exporting.quantized.calibration import (
-    PICTURES,
-    calibration_index,
-    calibration_inputs,
-    quantized_weights,
-)
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.quantized.calibration import calibration_inputs, quantized_weights
+from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
-def quantize(model: Any, subject: Subject) -> Any:
-    """The model with its convolutions in 8 bits; `model` is used up.
+def quantize_openvino(model: Any, job: ExportJob) -> None:
+    """Bring the convolutions of a model to 8 bits, in place.
 
     Args:
         model: of OpenVINO, float32.
-        subject: what it was made of.
-
-    Raises:
-        UserError: a package or the pictures are missing.
+        job: what it was made of.
     """
     openvino = import_extra("openvino", "openvino", "--int8")
     nncf = import_extra("nncf", "openvino", "--int8")
-    index = calibration_index(subject)
-    weights = quantized_weights(subject)
+    weights = quantized_weights(job)
     network, last = _network(openvino, model.clone(), weights)
-    inputs = list(calibration_inputs(subject, index))
-    with _quiet():
+    inputs = list(calibration_inputs(job))
+    with quiet("nncf"):
         quantized = nncf.quantize(
             network,
             nncf.Dataset(inputs),
             preset=nncf.QuantizationPreset.MIXED,
-            subset_size=min(PICTURES, len(inputs)),
+            subset_size=len(inputs),
             ignored_scope=nncf.IgnoredScope(names=last),
         )
     _put_back(model, quantized, weights)
-    return model
 
 
 def _network(openvino: Any, model: Any, weights: Collection[str]) -> tuple[Any, list[str]]:
@@ -89,15 +78,3 @@ def _weights_of(node: Any) -> set[str]:
         names.add(source.get_friendly_name())
         waiting += [value.get_node() for value in source.input_values()]
     return names
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without NNCF's account of its steps."""
-    log = logging.getLogger("nncf")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

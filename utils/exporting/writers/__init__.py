@@ -1,1 +1,1 @@
-"""Files beside ONNX: of other runtimes, and of torch itself."""
+"""What writes the files of each format."""

@@ -7,31 +7,20 @@ from pathlib import Path
 
 import torch
 
-from tessera.utils.exporting.formats import Format
-from tessera.utils.exporting.subject import Subject
-from tessera.utils.exporting.writers.ncnn import fixed_network
-from tessera.utils.exporting.writers.staged import staged_file
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.writers.ncnn import network_of_one_size
 from tessera.utils.inference.backends.litert import METADATA
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.text import strict_json
 
 
-class LiteRt(Format):
-    """LiteRT (TensorFlow Lite): phones. The network takes one size: square, or `--raw --imgsz H W`."""
-
-    name, suffix, extra = "litert", ".tflite", "litert"
-    packages = ("litert_torch",)
-    variants = frozenset({"raw", "end2end"})
-
-    def write(self, subject: Subject, path: Path) -> Path:
-        """As Format."""
-        litert_torch = import_extra("litert_torch", "litert", "--include litert")
-        network, images, metadata = fixed_network(subject)
-        with staged_file(path) as staged:
-            with torch.no_grad():
-                litert_torch.convert(network, (images,)).export(str(staged))
-            append_metadata(staged, metadata)
-        return path
+def write_litert(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    litert_torch = import_extra("litert_torch", "litert", "--include litert")
+    network, images, metadata = network_of_one_size(job)
+    with torch.no_grad():
+        litert_torch.convert(network, (images,)).export(str(path))
+    append_metadata(path, metadata)
 
 
 def append_metadata(path: Path, metadata: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Files of torch itself: TorchScript, programs of torch.export, and weights in safetensors."""
+"""Files of torch itself: TorchScript, programs of torch.export, and weights alone, as .pt and in safetensors."""
 
 from __future__ import annotations
 
@@ -8,76 +8,60 @@ from typing import Any
 
 import torch
 
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.weights import save_safetensors
-from tessera.utils.exporting.formats import Format
+from tessera.utils.exporting.bare_network import BareNetwork
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
-from tessera.utils.exporting.network import MOST_CELLS, Network, inference_copy
-from tessera.utils.exporting.subject import Subject
-from tessera.utils.exporting.writers.staged import staged_file
 from tessera.utils.inference.backends.torch_files import METADATA
 from tessera.utils.text import strict_json
 
-_CELLS = 5, 4  # of the example's sides, in strides: unequal, and none that a model would treat as special
+
+def write_torchscript(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    network = BareNetwork(job.model)
+    images, _ = network.example(job.size_hw)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated, and that Python's numbers are traced
+        traced = torch.jit.trace(network, images, check_trace=False)
+        torch.jit.save(traced, path, _extra_files=_metadata(job))
 
 
-class TorchScript(Format):
-    """The bare network in TorchScript, for programs that load such files; torch itself recommends torch.export."""
-
-    name, suffix = "torchscript", ".torchscript"
-    variants = frozenset({"raw", "end2end"})
-
-    def write(self, subject: Subject, path: Path) -> Path:
-        """As Format."""
-        network, images = _network(subject)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is deprecated, and that Python's numbers are traced
-            traced = torch.jit.trace(network, images, check_trace=False)
-            with staged_file(path) as staged:
-                torch.jit.save(traced, staged, _extra_files={METADATA: _metadata(subject)})
-        return path
+def write_pt2(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    network = BareNetwork(job.model)
+    images, free = network.example(job.size_hw)
+    with torch.no_grad():
+        program = torch.export.export(network, (images,), dynamic_shapes=(free,))
+    torch.export.save(program, path, extra_files=_metadata(job))
 
 
-class Pt2(Format):
-    """The bare network as a program of torch.export: exact, and loaded without Tessera."""
-
-    name, suffix = "pt2", ".pt2"
-    variants = frozenset({"raw", "end2end"})
-
-    def write(self, subject: Subject, path: Path) -> Path:
-        """As Format."""
-        network, images = _network(subject)
-        free: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-        if subject.size_hw is None:
-            stride = subject.model.stride
-            for axis, name in ((2, "height_cells"), (3, "width_cells")):
-                free[axis] = stride * torch.export.Dim(name, min=1, max=MOST_CELLS)
-        with torch.no_grad():
-            program = torch.export.export(network, (images,), dynamic_shapes=(free,))
-        with staged_file(path) as staged:
-            torch.export.save(program, staged, extra_files={METADATA: _metadata(subject)})
-        return path
+def write_safetensors(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    save_safetensors(path, job.weights, describe(job, whole=False), half=job.config.half)
 
 
-class Safetensors(Format):
-    """Weights and what a model needs to be built from them, without a line of code: `--weights best.safetensors`."""
-
-    name, suffix, extra = "safetensors", ".safetensors", "safetensors"
-    packages = ("safetensors",)
-    variants = frozenset({"half"})
-
-    def write(self, subject: Subject, path: Path) -> Path:
-        """As Format."""
-        save_safetensors(path, subject.weights, describe(subject, whole=False), half=subject.config.half)
-        return path
+def write_small_pt(job: ExportJob, path: Path) -> None:
+    """As `Format.write`: what best.pt is, of any checkpoint; with `--half` in float16, half as large."""
+    content: dict[str, Any] = dict(job.weights.checkpoint or _described(job))
+    if job.config.half:
+        floats = {name: tensor for name, tensor in content["ema"].items() if tensor.is_floating_point()}
+        content["ema"] = {**content["ema"], **{name: tensor.half() for name, tensor in floats.items()}}
+    save_checkpoint(path, content)
 
 
-def _network(subject: Subject) -> tuple[Network, torch.Tensor]:
-    """The network and an example of its input."""
-    network = Network(inference_copy(subject.model), joined=True).eval()
-    stride = subject.model.stride
-    height, width = subject.size_hw or (stride * _CELLS[0], stride * _CELLS[1])
-    return network, torch.zeros(2, subject.model.channels, height, width)
+def _described(job: ExportJob) -> dict[str, Any]:
+    """What best.pt is, of a file of another program; its name is what says which licence its weights have."""
+    return {
+        **describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, ""),
+        **describe_metrics(None),
+        "ema": dict(job.weights.state_dict),
+        "epoch": 0,
+        "imgsz": job.weights.imgsz,
+        "git": None,
+    }
 
 
-def _metadata(subject: Subject) -> str:
-    return strict_json(describe(subject, whole=False))
+def _metadata(job: ExportJob) -> dict[str, str]:
+    return {METADATA: strict_json(describe(job, whole=False))}

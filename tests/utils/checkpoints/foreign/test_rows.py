@@ -12,8 +12,8 @@ from torch import Tensor
 from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.exporting.onnx_file import Onnx
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.inference.backend import Backend
 from tessera.utils.inference.backends.choose import open_exported
@@ -84,7 +84,8 @@ def test_rows_of_the_exported_onnx(
     reference: str, family_files: Callable[[str], Path], shared: Path, tmp_path: Path
 ) -> None:
     config = ExportConfig(weights=str(family_files(reference)), raw=True, imgsz=families.SIZE_HW)
-    path = Onnx().write(Subject.read(config), tmp_path / "raw.onnx")
+    path = tmp_path / "raw.onnx"
+    write_onnx(ExportJob.read(config), path)
     backend = open_exported(str(path), accelerator_of(torch.device("cpu")))
     assert isinstance(backend, Backend)
     assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tessera.models.suppression import Suppression
-from tessera.utils.exporting.parity.agreement import EXACT
+from tessera.utils.exporting.parity.difference import EXACT
 from tessera.utils.exporting.parity.ties import Candidates, without_ties
-from tessera.utils.types import Detections
+from tests.utils.exporting.made import found_rows
 
 # Two boxes that overlap by two thirds with scores as good as equal, a third beside the second alone, one far away.
 LEFT, RIGHT, FURTHER, ALONE = (
@@ -21,16 +20,13 @@ WEAK = (0, 5, 50, 55, 0.5, 0)  # as good as on LEFT
 Row = tuple[float, float, float, float, float, int]
 
 
-def made(*rows: Row) -> Detections:
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
-    return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
-
-
 def left(reference: list[Row], found: list[Row], max_det: int = 300) -> tuple[int, int]:
     """How many of each are left."""
-    everything = made(LEFT, RIGHT, FURTHER, ALONE, WEAK)
+    everything = found_rows(LEFT, RIGHT, FURTHER, ALONE, WEAK)
     rules = Suppression(0.1, 0.5, max_det)
-    rest = without_ties(made(*reference), made(*found), Candidates(everything, everything), rules, 1.0, EXACT)
+    rest = without_ties(
+        found_rows(*reference), found_rows(*found), Candidates(everything, everything), rules, 1.0, EXACT
+    )
     return len(rest[0]), len(rest[1])
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,49 +15,34 @@ import torch
 import yaml
 
 from tessera.commands import export
-from tessera.data.source.shapes import render_image
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.errors import UserError
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
 from tessera.utils.exporting.parity.accuracy import Accuracy
 from tessera.utils.exporting.parity.content import precision_of
-from tessera.utils.exporting.parity.pictures import ASPECTS, gather
-from tessera.utils.exporting.parity.verify import Original, comparison_index, verify
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.parity.samples import ASPECTS, gather
+from tessera.utils.exporting.parity.verify import verify
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine import extras
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
-from tests.utils.exporting.made import FREE, NAMES, checkpoint
+from tests.utils.exporting.made import FREE, checkpoint, dataset
 
 IMGSZ = 96
 
 
 @pytest.fixture(scope="module")
-def original(made_pt: Path) -> Original:
-    subject = Subject.read(ExportConfig(weights=str(made_pt), imgsz=[IMGSZ]))
-    return Original(subject.path, subject.model, subject.weights, subject.imgsz)
+def job(made_pt: Path) -> ExportJob:
+    return ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=[IMGSZ]))
+
+
+def with_flags(job: ExportJob, **flags: Any) -> ExportJob:
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, **flags))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few drawn pictures of three classes."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "images").mkdir()
-    (folder / "labels").mkdir()
-    for number in range(6):
-        image, classes, boxes = render_image("val", number, size=120)
-        height, width = image.shape[:2]
-        cv2.imwrite(str(folder / "images" / f"{number}.png"), image[..., ::-1])
-        rows = [
-            f"{c % 3} {(x1 + x2) / 2 / width} {(y1 + y2) / 2 / height} {(x2 - x1) / width} {(y2 - y1) / height}"
-            for c, (x1, y1, x2, y2) in zip(classes.tolist(), boxes.tolist(), strict=True)
-        ]
-        (folder / "labels" / f"{number}.txt").write_text("\n".join(rows))
-    path = folder / "three.yaml"
-    path.write_text(yaml.safe_dump({"path": str(folder), "train": "images", "val": "images", "names": list(NAMES)}))
-    return path
+    return dataset(tmp_path_factory.mktemp("data"))
 
 
 def test_a_half_file_whose_numbers_overflow_is_a_row_that_says_so(
@@ -83,85 +71,66 @@ def damaged(path: Path, target: Path, factor: float = 1.05) -> Path:
     return target
 
 
-def test_a_sound_file_passes_on_drawn_pictures_where_no_dataset_is_at_hand(
-    original: Original, made_onnx: Path, capsys: pytest.CaptureFixture[str]
+def test_on_drawn_pictures_a_sound_file_passes_and_one_with_other_weights_is_refused(
+    job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World(), None)
-    said = capsys.readouterr().out.splitlines()
-    assert "drawn shapes" in said[0] and len(said) == 4
-    assert said[2].startswith("best.pt") and said[3].startswith("best.onnx")
-    assert said[3].split()[-2:] == ["100.0%", "float32"]
+    with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
+        verify(job, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
+    assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
+    first, _, network, sound, other = capsys.readouterr().out.splitlines()
+    assert "drawn shapes" in first
+    assert [line.split()[0] for line in (network, sound, other)] == ["best.pt", "best.onnx", "other.onnx"]
+    assert sound.split()[-2:] == ["100.0%", "float32"]
 
 
-def test_map_and_what_is_lost_are_in_the_table_where_the_data_is_there(
-    original: Original, made_onnx: Path, data: Path, capsys: pytest.CaptureFixture[str]
+def test_map_and_what_is_lost_are_in_the_table_and_a_file_that_loses_too_much_is_refused(
+    job: ExportJob, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(original, [made_onnx], World(), comparison_index(original, str(data)))
+    index = with_flags(job, data=str(data)).images("val")
+    verify(job, [made_onnx], World(), index)
     first, _, network, file = capsys.readouterr().out.splitlines()
     assert "6 pictures of val, and 7 crops" in first
     assert network.count(" to ") == 1 and file.count(" to ") == 2, "its interval, and that of what it lost"
+    lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
+    monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
+    verify(with_flags(job, max_drop=0.03), [made_onnx], World(), index)
+    with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 .*--max-drop"):
+        verify(job, [made_onnx], World(), index)
 
 
-def test_data_of_other_classes_is_a_mistake(original: Original, data: Path, tmp_path: Path) -> None:
+def test_data_of_other_classes_is_a_mistake(job: ExportJob, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": ["a", "b", "c", "d"]}))
     with pytest.raises(UserError, match=r"--data .*other\.yaml: names 4 classes, but best\.pt knows 3"):
-        comparison_index(original, str(other))
-
-
-def test_a_file_with_other_weights_is_refused(original: Original, made_onnx: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
-        verify(original, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
-    assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
+        with_flags(job, data=str(other)).images("val")
 
 
 def test_two_networks_that_predict_no_number_do_not_agree(
-    original: Original, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = copy.deepcopy(original.model)
+    model = copy.deepcopy(job.model)
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
     broken = damaged(made_onnx, tmp_path / "broken.onnx", np.nan)
     with pytest.raises(UserError, match=r"best\.pt: predicts what is not a finite number for 13 of 13 pictures"):
-        verify(dataclasses.replace(original, model=model), [broken], World(), None)
+        verify(dataclasses.replace(job, model=model), [broken], World(), None)
     said = capsys.readouterr().out
     assert "100.0%" not in said
     assert "broken.onnx: not verified here: on these pictures neither it nor best.pt finds anything" in said
 
 
-def test_a_file_that_loses_more_than_is_allowed_is_refused(
-    original: Original, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
-    monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
-    index = comparison_index(original, str(data))
-    verify(original, [made_onnx], World(), index, max_drop=0.03)
-    with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 may be lost \(--max-drop\)"):
-        verify(original, [made_onnx], World(), index)
-
-
-def test_a_file_whose_runtime_is_missing_is_not_verified_and_said_so(
-    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = extras.importlib.import_module
-
-    def without(module: str) -> object:
-        if module == "onnxruntime":
-            raise ModuleNotFoundError("No module named 'onnxruntime'")
-        return real(module)
-
-    monkeypatch.setattr(extras.importlib, "import_module", without)
-    verify(original, [made_onnx], World(), None)
-    assert "best.onnx: not verified here: " in capsys.readouterr().out
-
-
-def test_a_file_whose_runtime_lacks_the_device_is_not_verified_and_said_so(
-    original: Original, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("lacks", ["the runtime", "the device"])
+def test_a_file_that_cannot_be_run_here_is_not_verified_and_said_so(
+    job: ExportJob, made_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: str
 ) -> None:
     world = World()
-    monkeypatch.setattr(world.accelerator, "onnx_providers", ("NoSuchExecutionProvider", "CPUExecutionProvider"))
-    verify(original, [made_onnx], world, None)
-    assert "best.onnx: not verified here: " in (said := capsys.readouterr().out) and "NoSuchExecutionProvider" in said
+    if lacks == "the device":
+        monkeypatch.setattr(world.accelerator, "onnx_providers", ("NoSuchExecutionProvider", "CPUExecutionProvider"))
+    else:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    verify(job, [made_onnx], world, None)
+    reason = "NoSuchExecutionProvider" if lacks == "the device" else "needs the package onnxruntime"
+    assert re.search(rf"best\.onnx: not verified here: .*{reason}", capsys.readouterr().out)
 
 
 def test_numbers_are_read_from_the_file_itself(made_onnx: Path, tmp_path: Path) -> None:

@@ -10,21 +10,21 @@ import yaml
 from tessera.commands import export
 from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.utils.errors import UserError
+from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import precision_of
 from tessera.utils.exporting.quantized.calibration import quantized_weights
-from tessera.utils.exporting.quantized.onnx_int8 import QuantizedOnnx, nodes_between
-from tessera.utils.exporting.subject import Subject
+from tessera.utils.exporting.quantized.onnx_int8 import nodes_between
+from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
-from tests.system.tiny import make_data
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import FREE, NAMES, checkpoint
+from tests.utils.exporting.made import FREE, checkpoint, dataset
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
     """Everything from the first convolution to those before the last ones, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
-    weights = quantized_weights(Subject.read(ExportConfig(weights=str(made_pt))))
+    weights = quantized_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
     graph = onnx.load(made_onnx).graph
     inside = set(nodes_between(graph, weights))
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
@@ -48,13 +48,11 @@ def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> No
 @pytest.mark.slow
 def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`."""
-    data = make_data(tmp_path, train=4, val=2, size=64)
-    for label in tmp_path.rglob("*.txt"):
-        label.write_text("0 0.5 0.5 0.4 0.4")
-    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": list(NAMES)}))
+    data = dataset(tmp_path, train=4, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
-    subject = Subject.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
-    written = QuantizedOnnx().write(subject, tmp_path / "best-int8-end2end.onnx")
+    job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
+    written = tmp_path / "best.onnx"
+    write_onnx(job, written)
     assert {value.name for value in open_session(written).get_inputs()} == {"image", "conf", "max_det"}
     assert precision_of(written).startswith("int8")
 

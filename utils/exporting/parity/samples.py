@@ -9,10 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.decode import UndecodableImage, read_image
-from tessera.data.source.index import build_index
 from tessera.data.source.shapes import render_image
-from tessera.data.source.spec import load_spec
-from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -23,7 +20,7 @@ ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the cro
 WHOLE = 6  # pictures as they are
 
 
-class Pictures(NamedTuple):
+class Samples(NamedTuple):
     """What exports are compared on.
 
     Attributes:
@@ -35,29 +32,7 @@ class Pictures(NamedTuple):
     origin: str
 
 
-def find_index(data: str, trained_on: str, split: str = "val") -> DatasetIndex | None:
-    """A split of the dataset that was asked for, or else of the one that was trained on, where it is there.
-
-    Args:
-        data: `--data`; "" where none was given.
-        trained_on: as the checkpoint says; it is not downloaded.
-        split: "val" or "train".
-
-    Raises:
-        UserError: of `data` alone: it is not there, or has a mistake.
-    """
-    if data:
-        return build_index(load_spec(data), split)
-    if not trained_on:
-        return None
-    try:
-        return build_index(load_spec(trained_on, obtain=False), split)
-    except UserError as error:
-        log.warning(f"{error} It is what the weights were trained on; give another with --data.")
-        return None
-
-
-def gather(index: DatasetIndex | None, size: int) -> Pictures:
+def gather(index: DatasetIndex | None, size: int) -> Samples:
     """Pictures of at least six aspects.
 
     Args:
@@ -65,12 +40,13 @@ def gather(index: DatasetIndex | None, size: int) -> Pictures:
         size: long side of drawn ones, in pixels.
     """
     found = [] if index is None else _decoded(index)
-    if not found:
-        drawn = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
-        return Pictures((*drawn, *_crops(drawn)), "drawn shapes: no dataset is at hand (--data)")
-    assert index is not None
-    origin = f"{len(found)} pictures of {index.split}, and {len(ASPECTS)} crops of them"
-    return Pictures((*found, *_crops(found)), origin)
+    if index is not None and found:
+        origin = f"{len(found)} pictures of {index.split}, and {len(ASPECTS)} crops of them"
+    else:
+        found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
+        origin = "drawn shapes: no dataset is at hand (--data)"
+    crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
+    return Samples((*found, *crops), origin)
 
 
 def _decoded(index: DatasetIndex) -> list[Picture]:
@@ -87,12 +63,8 @@ def _decoded(index: DatasetIndex) -> list[Picture]:
     return found
 
 
-def _crops(pictures: list[Picture]) -> list[Picture]:
-    """The middle of a picture in each of `ASPECTS`."""
-    return [_crop(pictures[number % len(pictures)], aspect) for number, aspect in enumerate(ASPECTS)]
-
-
 def _crop(picture: Picture, aspect: float) -> Picture:
+    """The middle of a picture."""
     height, width = picture.shape[:2]
     new_h = max(min(height, round(width / aspect)), 1)
     new_w = max(min(width, round(height * aspect)), 1)

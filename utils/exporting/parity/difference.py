@@ -5,7 +5,7 @@ Legend: R detections of the reference, F of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.types import Detections
 
 _LEAST_IOU = 0.5  # of two boxes that can be the same
-_NONE: NDArray[np.float64] = np.zeros(0)
 
 
 class Tolerance(NamedTuple):
@@ -23,11 +22,11 @@ class Tolerance(NamedTuple):
 
     Attributes:
         box_px, score: the largest difference of a box's side, in pixels of the network's input, and of a score.
-        typical_px, typical_score: half of the differences are below.
-        matched: least share of the detections away from thresholds that both find.
-        margin: how close to a threshold a score may be on either side of it.
-        overlap: how far beyond a suppression's threshold the IoU of two boxes may be, for its choice between them to be
-            a matter of rounding; None = every difference counts.
+        typical_px, typical_score: the largest median of these differences.
+        matched: least share of the detections, those near a threshold left out, that both find.
+        margin: a score this close to a threshold may lie on either side of it.
+        overlap: where the IoU of two boxes is this close to the suppression's threshold, the suppression may keep or
+            drop the weaker one; None = no such difference is excused.
     """
 
     box_px: float
@@ -41,12 +40,12 @@ class Tolerance(NamedTuple):
 
 # A resize that rounds a few pixels the other way moves few boxes, and those little; a shift moves all of them.
 EXACT = Tolerance(0.5, 0.02, 0.01, 1e-4, 0.98, 2e-3, overlap=0.005)
-# What rounding of weights and features does to single detections; that all of them are as good is mAP's to tell.
+# What rounding of weights and features does to single detections; whether all of them are as good, mAP tells.
 HALF = Tolerance(8.0, 0.1, 0.5, 0.01, 0.95, 0.03)
 INT8 = Tolerance(320.0, 0.8, 4.0, 0.08, 0.6, 0.1)
 
 
-class Agreement(NamedTuple):
+class Difference(NamedTuple):
     """What was compared.
 
     Attributes:
@@ -56,10 +55,10 @@ class Agreement(NamedTuple):
         scores: differences of matched scores.
     """
 
-    detections: int = 0
-    matched: int = 0
-    boxes_px: NDArray[np.float64] = _NONE
-    scores: NDArray[np.float64] = _NONE
+    detections: int
+    matched: int
+    boxes_px: NDArray[np.float64]
+    scores: NDArray[np.float64]
 
     @property
     def share(self) -> float:
@@ -95,25 +94,20 @@ class Agreement(NamedTuple):
         return "; ".join(found)
 
 
-def joined(parts: Iterable[Agreement]) -> Agreement:
+def joined(parts: Sequence[Difference]) -> Difference:
     """Of several pictures together."""
-    parts = list(parts)
-    return Agreement(
+    return Difference(
         sum(part.detections for part in parts),
         sum(part.matched for part in parts),
-        np.concatenate([_NONE, *(part.boxes_px for part in parts)]),
-        np.concatenate([_NONE, *(part.scores for part in parts)]),
+        np.concatenate([part.boxes_px for part in parts]),
+        np.concatenate([part.scores for part in parts]),
     )
 
 
 def compare(
     reference: Detections, found: Detections, *, conf: float, max_det: int, scale: float, margin: float
-) -> Agreement:
+) -> Difference:
     """Match what both found on one picture.
-
-    A detection whose score is within `margin` of a threshold may be there or not: of the confidence, and, where as many
-    were found as are allowed, of the last one's score. It is matched where it has a partner, and does not count where
-    it has none.
 
     Args:
         reference, found: in pixels of the picture.
@@ -121,21 +115,12 @@ def compare(
         scale: pixels of the network's input a pixel of the picture.
         margin: that scores may differ by.
     """
-    partners = _pairs(reference, found, scale)
-    sides = (reference, found)
-    counts = [
-        int((_clear(one, conf, max_det, margin) & ~_taken(len(one), rows)).sum())
-        for one, rows in zip(sides, partners, strict=True)
-    ]
-    matched = 2 * len(partners[0])
-    boxes = [to_host(one.boxes_xyxy)[rows] for one, rows in zip(sides, partners, strict=True)]
-    scores = [to_host(one.scores)[rows] for one, rows in zip(sides, partners, strict=True)]
-    return Agreement(
-        matched + sum(counts),
-        matched,
-        np.abs(boxes[0].astype(np.float64) - boxes[1]).max(1, initial=0) * scale,
-        np.abs(scores[0].astype(np.float64) - scores[1]),
-    )
+    mine, theirs = _pairs(reference, found, scale)
+    alone = _alone(reference, mine, conf, max_det, margin) + _alone(found, theirs, conf, max_det, margin)
+    boxes = to_host(reference.boxes_xyxy)[mine].astype(np.float64) - to_host(found.boxes_xyxy)[theirs]
+    scores = to_host(reference.scores)[mine].astype(np.float64) - to_host(found.scores)[theirs]
+    matched = len(mine) + len(theirs)
+    return Difference(matched + alone, matched, np.abs(boxes).max(1, initial=0) * scale, np.abs(scores))
 
 
 def _pairs(reference: Detections, found: Detections, scale: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -149,25 +134,25 @@ def _pairs(reference: Detections, found: Detections, scale: float) -> tuple[NDAr
     likeness = np.where(apart < 1, 2 - apart, iou) * same
     rows, columns = np.nonzero(likeness >= _LEAST_IOU)
     order = np.argsort(-likeness[rows, columns], kind="stable")
-    free_rows, free_columns = np.ones(len(reference), bool), np.ones(len(found), bool)
-    pairs: list[tuple[int, int]] = []
+    partners: dict[int, int] = {}
+    taken: set[int] = set()
     for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
-        if free_rows[row] and free_columns[column]:
-            free_rows[row] = free_columns[column] = False
-            pairs.append((row, column))
-    array = np.array(pairs, np.int64).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
+        if row not in partners and column not in taken:
+            partners[row] = column
+            taken.add(column)
+    return np.array([*partners], np.int64), np.array([*partners.values()], np.int64)
 
 
-def _clear(found: Detections, conf: float, max_det: int, margin: float) -> NDArray[np.bool_]:
-    """Which detections need a partner: no rounding made them, or they break a rule (`conf`, `max_det`)."""
+def _alone(found: Detections, partnered: NDArray[np.int64], conf: float, max_det: int, margin: float) -> int:
+    """How many detections have no partner and need one.
+
+    A score within `margin` of the confidence may be there or not; where as many were found as are allowed, so may one
+    within `margin` of the last one's. Without a partner such a detection does not count; one that the thresholds should
+    have cut does.
+    """
     scores = to_host(found.scores)
     limit = max(conf, float(scores[max_det - 1])) if len(scores) >= max_det else conf
-    surplus = ~(scores >= conf - margin) | (np.arange(len(scores)) >= max_det)  # the first also where it is no number
-    return np.asarray((scores > limit + margin) | surplus)
-
-
-def _taken(count: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    taken = np.zeros(count, bool)
-    taken[rows] = True
-    return taken
+    should_be_cut = ~(scores >= conf - margin) | (np.arange(len(scores)) >= max_det)  # also where it is no number
+    counts = (scores > limit + margin) | should_be_cut
+    counts[partnered] = False
+    return int(counts.sum())

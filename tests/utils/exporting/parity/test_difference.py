@@ -8,17 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.exporting.parity.agreement import EXACT, Agreement, compare, joined
+from tessera.utils.exporting.parity.difference import EXACT, Difference, compare, joined
 from tessera.utils.types import Detections
+from tests.utils.exporting.made import found_rows
 
 
-def made(*rows: tuple[float, float, float, float, float, int]) -> Detections:
-    """x1, y1, x2, y2, score, class."""
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
-    return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
-
-
-def compared(a: Detections, b: Detections, conf: float = 0.1, max_det: int = 300, scale: float = 1.0) -> Agreement:
+def compared(a: Detections, b: Detections, conf: float = 0.1, max_det: int = 300, scale: float = 1.0) -> Difference:
     return compare(a, b, conf=conf, max_det=max_det, scale=scale, margin=2e-3)
 
 
@@ -26,13 +21,13 @@ CAT, DOG = (10, 10, 50, 50, 0.9, 0), (12, 10, 50, 50, 0.8, 1)
 
 
 def test_the_same_detections_agree_in_any_order_of_equal_scores() -> None:
-    a, b = made(CAT, DOG, (200, 0, 220, 9, 0.5, 0)), made(CAT, DOG, (200, 0, 220, 9, 0.5, 0))
+    a, b = found_rows(CAT, DOG, (200, 0, 220, 9, 0.5, 0)), found_rows(CAT, DOG, (200, 0, 220, 9, 0.5, 0))
     found = compared(a, b)
     assert (found.detections, found.matched, found.box_px, found.score) == (6, 6, 0, 0)
 
 
 def test_differences_are_in_pixels_of_the_network() -> None:
-    found = compared(made(CAT), made((10, 10.5, 50, 50, 0.88, 0)), scale=0.25)
+    found = compared(found_rows(CAT), found_rows((10, 10.5, 50, 50, 0.88, 0)), scale=0.25)
     assert found.box_px == pytest.approx(0.125) and found.score == pytest.approx(0.02, abs=1e-6)
     assert found.exceeds(EXACT) == (
         "half of the boxes differ by more than 0.125 px, at most 0.01 is allowed; "
@@ -42,35 +37,37 @@ def test_differences_are_in_pixels_of_the_network() -> None:
 
 
 def test_another_class_and_another_place_are_no_partners() -> None:
-    found = compared(made(CAT, DOG), made((10, 10, 50, 50, 0.9, 1), (90, 10, 130, 50, 0.8, 1)))
+    found = compared(found_rows(CAT, DOG), found_rows((10, 10, 50, 50, 0.9, 1), (90, 10, 130, 50, 0.8, 1)))
     assert (found.detections, found.matched) == (4, 2), "the dog with the box on it"
     assert "50.0% of the detections are found by both" in found.exceeds(EXACT)
 
 
 def test_boxes_without_an_area_have_partners() -> None:
     flat = (10, 0, 40, 0, 0.9, 0), (10, 0, 40, 0, 0.7, 0)
-    assert compared(made(*flat), made(*flat)).share == 1
+    assert compared(found_rows(*flat), found_rows(*flat)).share == 1
 
 
 def test_what_a_threshold_may_cut_does_not_count() -> None:
     weak = (300, 300, 340, 340, 0.101, 0)
-    assert compared(made(CAT, weak), made(CAT))[:2] == (2, 2)
-    assert compared(made(CAT, (300, 300, 340, 340, 0.11, 0)), made(CAT)).share < 1
+    assert compared(found_rows(CAT, weak), found_rows(CAT))[:2] == (2, 2)
+    assert compared(found_rows(CAT, (300, 300, 340, 340, 0.11, 0)), found_rows(CAT)).share < 1
     last, other = (300, 300, 340, 340, 0.5, 0), (400, 300, 440, 340, 0.4995, 0)
-    assert compared(made(CAT, last), made(CAT, other), max_det=2).share == 1, "one of two that nearly tie"
-    assert compared(made(CAT, last), made(CAT, other), max_det=3).share < 1
+    assert compared(found_rows(CAT, last), found_rows(CAT, other), max_det=2).share == 1, "one of two that nearly tie"
+    assert compared(found_rows(CAT, last), found_rows(CAT, other), max_det=3).share < 1
 
 
 def test_what_a_threshold_should_have_cut_counts() -> None:
     weak, more = (300, 300, 340, 340, 0.05, 0), (400, 300, 440, 340, 0.6, 0)
-    assert compared(made(CAT), made(CAT, weak)).share < 1
-    assert compared(made(CAT), made(CAT, more), max_det=1).share < 1
+    assert compared(found_rows(CAT), found_rows(CAT, weak)).share < 1
+    assert compared(found_rows(CAT), found_rows(CAT, more), max_det=1).share < 1
 
 
 def test_nothing_agrees_with_nothing_and_not_with_something() -> None:
-    assert compared(made(), made()).share == 1 and not compared(made(), made()).exceeds(EXACT)
-    assert compared(made(), made(CAT)).exceeds(EXACT) and compared(made(CAT), made()).exceeds(EXACT)
-    assert joined([]).share == 1
+    assert compared(found_rows(), found_rows()).share == 1 and not compared(found_rows(), found_rows()).exceeds(EXACT)
+    assert compared(found_rows(), found_rows(CAT)).exceeds(EXACT) and compared(found_rows(CAT), found_rows()).exceeds(
+        EXACT
+    )
+    assert joined([compared(found_rows(), found_rows(CAT)), compared(found_rows(CAT), found_rows(CAT))])[:2] == (3, 2)
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,150 @@
+"""What is exported, and how: read once, given to every format."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.models.detector import DetectionModel
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import sha256, user_path
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.types import DatasetIndex
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """A checkpoint that is exported.
+
+    Attributes:
+        path: of the checkpoint.
+        sha256: of that file.
+        model: raw, in training mode on the CPU; its head keeps what inference needs.
+        weights: what else the file says.
+        config: the flags.
+        imgsz: long side in pixels that pictures are brought to, a multiple of the stride.
+        size_hw: the one height and width of the bare network; None = any.
+        conf: the confidence that a file recommends in its metadata.
+        training: the images that a quantisation is calibrated on; None without `--int8`.
+    """
+
+    path: Path
+    sha256: str
+    model: DetectionModel
+    weights: Weights
+    config: ExportConfig
+    imgsz: int
+    size_hw: tuple[int, int] | None
+    conf: float
+    training: DatasetIndex | None = None
+
+    @classmethod
+    def read(cls, config: ExportConfig) -> ExportJob:
+        """Read `--weights`, and decide sizes and thresholds.
+
+        Raises:
+            UserError: no such file, or none that can be exported; sizes that do not fit the model; no images to
+                calibrate on.
+        """
+        given = Path(config.weights)
+        if given.suffix not in ("", ".pt", ".pth"):
+            raise UserError(
+                f"--weights {config.weights}: found a {given.suffix} file, expected the .pt that it was exported from, "
+                "such as runs/train/exp/weights/best.pt."
+            )
+        path = resolve_weights(config.weights)
+        weights = load_weights(path)
+        model = model_of_weights(weights, config.weights)
+        if model.channels != 3:
+            raise UserError(
+                f"--weights {config.weights}: reads images of {model.channels} channels, expected 3: exports are for "
+                "RGB."
+            )
+        model.head.keep_inference(end2end=config.end2end)
+        size_hw = _fixed(config, model)
+        asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
+        imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
+        conf = float(config.conf_thres) if config.conf_thres else weights.confidence or DEFAULT_CONF
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
+        return replace(job, training=job._training_images()) if config.int8 else job
+
+    @property
+    def folder(self) -> Path:
+        """Where files go."""
+        return user_path(self.config.output, "--output") if self.config.output else self.path.parent
+
+    def file(self, suffix: str) -> Path:
+        """Where a format with this suffix goes, with what it is a variant of in its name."""
+        variants = [word for word in ("raw", "half", "int8", "end2end", "batched") if getattr(self.config, word)]
+        size = [] if self.size_hw is None else ["{}x{}".format(*self.size_hw)]
+        return self.folder / ("-".join((self.path.stem, *variants, *size)) + suffix)
+
+    def images(self, split: str) -> DatasetIndex | None:
+        """A split of `--data`, or else of the dataset that was trained on, where it is there: it is not downloaded.
+
+        Raises:
+            UserError: of `--data` alone: it is not there, has a mistake, or other classes than the model.
+        """
+        given = self.config.data
+        if not (given or self.weights.data):
+            return None
+        try:
+            index = build_index(load_spec(given or self.weights.data, obtain=bool(given)), split)
+        except UserError as error:
+            if given:
+                raise
+            log.warning(f"{error} It is what the weights were trained on; give another with --data.")
+            return None
+        fits = len(index.names) == self.model.nc
+        if given and not fits:
+            raise ConfigError(
+                f"--data {given}: names {len(index.names)} classes, but {self.path.name} knows {self.model.nc}. Give "
+                "the YAML that it was trained with."
+            )
+        return index if fits else None
+
+    def _training_images(self) -> DatasetIndex:
+        """What a quantisation is calibrated on.
+
+        Raises:
+            UserError: it is not there.
+        """
+        if not (self.config.data or self.weights.data):
+            raise ConfigError(
+                f"--int8: no --data given, and {self.config.weights} does not say which dataset it was trained on. "
+                "Give its YAML, such as --data coco128.yaml: quantisation is calibrated on the training pictures."
+            )
+        index = self.images("train")
+        if index is None:
+            raise UserError(
+                f"--int8: the dataset that {self.path.name} was trained on is not here, or names other classes now, "
+                "and quantisation is calibrated on its pictures. Give its YAML with --data."
+            )
+        return index
+
+
+def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:
+    """The height and width that the bare network is fixed to.
+
+    Raises:
+        ConfigError: no multiples of the stride.
+    """
+    if not config.raw or not config.imgsz:
+        return None
+    height, width = config.imgsz * 2 if len(config.imgsz) == 1 else config.imgsz
+    if height % model.stride or width % model.stride:
+        near = [-(-side // model.stride) * model.stride for side in (height, width)]
+        raise ConfigError(
+            f"--imgsz {height} {width}: expected multiples of {model.stride}, the stride of {model.name}, such as "
+            f"{near[0]} {near[1]}."
+        )
+    return height, width
