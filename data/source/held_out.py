@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.decode import REDUCTIONS, Pixels, decode_levels
-from tessera.data.source.headers import BadImage, image_size
+from tessera.data.source.decode import REDUCTIONS, BadImage, Pixels, decode_levels, image_size
 from tessera.data.source.listing import Listing
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError

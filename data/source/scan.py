@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco import parse_coco
 from tessera.data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.headers import BadImage, Size, image_size
+from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing
+from tessera.data.source.probe import Size
 from tessera.utils.files import open_plain
 from tessera.utils.machine.stretches import in_stretches
 

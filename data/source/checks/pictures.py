@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +12,10 @@ from tqdm import tqdm
 
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, counted
-from tessera.data.source.decode import read_levels
-from tessera.data.source.headers import breaks_off
+from tessera.data.source.decode import decode_levels
+from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import UserError
+from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.pixels import PixelRule, to_uint8
 
@@ -68,8 +68,9 @@ def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[byte
 def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
     """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
     try:
-        levels = read_levels(Path(path))
-        raw = Path(path).read_bytes()
+        with open_plain(path) as file:
+            raw = file.read()
+        levels = decode_levels(np.frombuffer(raw, np.uint8), path)
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:

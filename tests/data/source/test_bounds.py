@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 from tessera.data.source import decode
-from tessera.data.source.bounds import refuse_large, stated
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.decode import TooLarge, UndecodableImage, read_image
-from tessera.data.source.headers import BadImage, image_size
+from tessera.data.source.decode import BadImage, TooLarge, UndecodableImage, image_size, read_image
 from tessera.data.source.index import build_index
+from tessera.data.source.probe import read_header, refuse_large
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
@@ -59,14 +58,16 @@ def tiff(side: int) -> bytes:
 def test_what_a_picture_states(tmp_path: Path, suffix: str) -> None:
     pixels = np.zeros((48, 64, 3), np.float32 if suffix == ".pfm" else np.uint8)
     encoded = cv2.imencode(suffix, pixels)[1].tobytes()
-    found = stated(encoded)
+    found = read_header(encoded)
     assert found is not None and found.pixels == 48 * 64 and found.least_bytes <= len(encoded)
 
 
 def test_a_picture_of_one_colour_fits_its_file() -> None:
     for suffix, options in ((".png", [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_BILEVEL, 1]), (".jpg", [])):
         encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()
-        assert refuse_large(encoded) == 6000**2
+        header = read_header(encoded)
+        assert header is not None and header.pixels == 6000**2
+        refuse_large(header, len(encoded))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
-from tessera.utils.inference.sources.magic import HEAD, holds_picture, holds_video
 from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES, without_password
 from tessera.utils.network import Pace, TransientError, broken, check_address, open_address
 from tessera.utils.text import one_line
@@ -89,7 +89,7 @@ def _answer(address: str, suffix: str, pace: Pace) -> bytes | tempfile._Temporar
         blocks, head = _blocks(response, address, total), b""
         for block in blocks:
             head += block
-            if len(head) >= HEAD:
+            if len(head) >= KIND_BYTES:
                 break
         if holds_picture(head) or what.startswith("image/") or suffix in IMAGE_SUFFIXES:
             _refuse(max(total or 0, len(head)), MOST_PICTURE_BYTES, address)

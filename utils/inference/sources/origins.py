@@ -13,9 +13,9 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
-from tessera.utils.inference.sources.magic import holds_picture, holds_video
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES
 
@@ -183,7 +183,7 @@ def _of_file(path: str) -> Origin | None:
         return Origin("video", path)
     try:
         with open_plain(path) as file:
-            head = file.read(64)
+            head = file.read(KIND_BYTES)
     except OSError:
         return None
     if holds_picture(head):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tessera.data.source.headers import breaks_off
+from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.addresses import ask
