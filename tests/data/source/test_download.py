@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.download import Patience, fetch
+from tessera.data.source.download import fetch
 from tessera.utils.errors import UserError
+from tessera.utils.network import NetworkLimits
 from tests.at_once import at_once
 from tests.file_server import FileServer
 
 BODY = np.random.default_rng(0).bytes(300_000)
-QUICK: dict[str, Any] = {"progress": False, "patience": Patience(backoff_s=0.01, timeout_s=5.0)}
+QUICK: dict[str, Any] = {"progress": False, "limits": NetworkLimits(pause_s=0.01, timeout_s=5.0)}
 
 
 def patient(attempts: int) -> dict[str, Any]:
     """As QUICK, with another number of attempts."""
-    return {**QUICK, "patience": replace(QUICK["patience"], attempts=attempts)}
+    return {**QUICK, "limits": replace(QUICK["limits"], attempts=attempts)}
 
 
 @pytest.fixture

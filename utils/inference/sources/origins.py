@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
+from tessera.utils.network import without_password
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES
 
@@ -122,19 +123,6 @@ def of_line(line: str, base: str = "") -> Origin:
     return _of_file(path) or Origin(
         "unreadable", path, why=f"{one_line(path, 200)}: neither a picture nor a video that exists."
     )
-
-
-def without_password(address: str) -> str:
-    """An address as it may be printed and written down."""
-    try:
-        parts = urlsplit(address)
-        password = parts.password
-    except ValueError:  # not an address; nothing will be read from it
-        return address
-    if password is None:
-        return address
-    account, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{account.partition(':')[0]}:***@{host}").geturl()
 
 
 def _of_text(text: str) -> list[Origin]:

@@ -13,12 +13,12 @@ from typing import IO
 from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
-from tessera.utils.inference.sources.addresses import ask
+from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stdin import read_stdin
-from tessera.utils.inference.sources.stream import PATIENCE, Patience
+from tessera.utils.inference.sources.stream import TIMEOUTS, StreamTimeouts
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.text import one_line
 
@@ -35,7 +35,7 @@ def open_sources(
     vid_stride: int = 1,
     every_frame: bool = False,
     stdin: IO[bytes] | None = None,
-    patience: Patience = PATIENCE,
+    timeouts: StreamTimeouts = TIMEOUTS,
 ) -> Sources:
     """Find what `--source` names; nothing is read before the first iteration.
 
@@ -47,7 +47,7 @@ def open_sources(
         vid_stride: of videos and streams, each `vid_stride`-th frame.
         every_frame: of streams, all frames in order instead of the newest one.
         stdin: what "-" reads; None = the process's.
-        patience: when a stream is given up, for a time or for good.
+        timeouts: when a stream is given up, for a time or for good.
 
     Raises:
         UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
@@ -57,7 +57,7 @@ def open_sources(
     origins = find_origins(specs)
     if not origins:
         raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
-    return Sources(origins, read, vid_stride, every_frame, stdin, patience)
+    return Sources(origins, read, vid_stride, every_frame, stdin, timeouts)
 
 
 class Sources:
@@ -67,7 +67,7 @@ class Sources:
 
     Args:
         origins: what to read.
-        read, vid_stride, every_frame, stdin, patience: as in `open_sources`.
+        read, vid_stride, every_frame, stdin, timeouts: as in `open_sources`.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Sources:
         vid_stride: int,
         every_frame: bool,
         stdin: IO[bytes] | None,
-        patience: Patience,
+        timeouts: StreamTimeouts,
     ) -> None:
         assert vid_stride >= 1, vid_stride
         self.origins = origins
         self._read, self._vid_stride, self._every_frame = read, vid_stride, every_frame
-        self._stdin, self._patience = stdin, patience
+        self._stdin, self._timeouts = stdin, timeouts
         self._stack = ExitStack()
 
     @property
@@ -115,9 +115,9 @@ class Sources:
                 streams.append(origin)
             else:
                 yield from self._items(origin, streams)
-        alone = {origin.source: origin for origin in streams}  # one that is named twice is read once
+        by_source = {origin.source: origin for origin in streams}  # one that is named twice is read once
         yield from read_streams(
-            [*alone.values()], every_frame=self._every_frame, vid_stride=self._vid_stride, patience=self._patience
+            [*by_source.values()], every_frame=self._every_frame, vid_stride=self._vid_stride, timeouts=self._timeouts
         )
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
@@ -151,7 +151,7 @@ class Sources:
 
     def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         try:
-            found = ask(origin.where)
+            found = read_address(origin.where)
         except UserError as error:
             yield _unreadable(origin, str(error))
             return
