@@ -26,7 +26,7 @@ Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)
 NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
-_STRETCH = 1024  # files
+_FILES_AT_A_TIME = 1024  # files
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -46,6 +46,7 @@ class Listing:
         is_complete: False where annotations were not read because the COCO file was remembered.
         notes: what is unusual about the list itself, "file: what".
         orphans: XML files of no image, which a note counts.
+        ownerless: a message for each annotation of a COCO file that belongs to no image: training refuses them.
     """
 
     root: str
@@ -58,6 +59,7 @@ class Listing:
     is_complete: bool
     notes: list[str]
     orphans: frozenset[str]
+    ownerless: list[str]
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
@@ -130,6 +132,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         is_complete=found.is_complete,
         notes=found.notes,
         orphans=frozenset(found.orphans),
+        ownerless=found.ownerless,
     )
 
 
@@ -139,7 +142,7 @@ def stats(paths: Sequence[str]) -> NDArray[np.int64]:
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
 
-    return np.concatenate([np.zeros((0, 2), np.int64), *in_stretches(read, len(paths), _STRETCH, _SLOW_S)])
+    return np.concatenate([np.zeros((0, 2), np.int64), *in_stretches(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
 
 
 def _stat(path: str) -> Stat:
@@ -171,6 +174,7 @@ class _Found:
     coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
+    ownerless: list[str] = field(default_factory=list)
     repeats: int = 0
     is_complete: bool = True
 
@@ -282,6 +286,7 @@ class _Found:
                     f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
                     "an object."
                 )
+            self.ownerless += content.ownerless
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.listing import Listing
-from tessera.data.source.scan import Stretch
+from tessera.data.source.scan import Scan
 from tessera.utils.types import DatasetSpec
 
 
@@ -25,7 +25,7 @@ class Part:
     spec: DatasetSpec
     split: str
     listing: Listing
-    scanned: Stretch
+    scanned: Scan
     single_cls: bool
 
     @cached_property

@@ -215,7 +215,7 @@ def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.Mon
     expected = build(yaml)
     cache_file(tmp_path).unlink()
     for reader in (scan_module, listing_module):
-        monkeypatch.setattr(reader, "_STRETCH", 4)
+        monkeypatch.setattr(reader, "_FILES_AT_A_TIME", 4)
         monkeypatch.setattr(reader, "_SLOW_S", 0.0)
     threads = set()
     stat = listing_module._stat
