@@ -1,13 +1,13 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH122, PTH207
+# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
 import glob
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ MISSING: Stat = (-1, -1)
 NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _FILES_AT_A_TIME = 1024  # files
+_LONGEST_LIST = 1 << 30  # bytes
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -244,28 +245,19 @@ class _Found:
         return shown(folder.relative_to(self.spec.root) if inside else folder)
 
     def _add_list(self, file: Path) -> None:
-        try:
-            with open_plain(file) as content:
-                lines = content.read().decode("utf-8-sig", errors="surrogateescape").splitlines()
-        except OSError as error:
-            raise UserError(f"{shown(file)}: cannot be read ({error.strerror}).") from error
-        lines = [line for text in lines if (line := text.strip())]
+        lines = read_list(file)
         if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
-        base = self._base_of_list(file, lines)
+        base = base_of_list(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
         for line in lines:
-            path = line if is_address(line) else _from_base(line.replace("\\", "/"), file, base)
+            text = line if is_address(line) else line.replace("\\", "/")
+            start = file.parent if text.startswith("./") else base
+            path = text if is_address(line) else os.path.normpath(os.path.join(start, text))
             if suffix_of(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
                 self.notes.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
-
-    def _base_of_list(self, file: Path, lines: Sequence[str]) -> Path:
-        """Where relative lines without `./` start: the first folder in which the first of them exists."""
-        bases = (file.parent, self.spec.root, Path.cwd())
-        first = next((line for line in lines if not line.startswith(("./", "/")) and not is_address(line)), None)
-        return next((base for base in bases if first and os.path.exists(base / first)), file.parent)
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
@@ -301,6 +293,29 @@ class _Found:
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
 
 
+def read_list(file: str | Path) -> list[str]:
+    """The lines of a list of files, stripped; blank ones are passed over.
+
+    Raises:
+        UserError: it cannot be read, or is larger than any list.
+    """
+    try:
+        with open_plain(file) as content:
+            raw = content.read(_LONGEST_LIST + 1)
+    except OSError as error:
+        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
+    if len(raw) > _LONGEST_LIST:
+        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
+    text = raw.decode("utf-8-sig", errors="surrogateescape")
+    return [line for row in text.splitlines() if (line := row.strip())]
+
+
+def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
+    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
+    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
+    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
+
+
 def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     """The entry itself where it exists, else what it matches as a glob, in order.
 
@@ -329,12 +344,6 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
     for path in files_below(folder, IMAGE_SUFFIXES | {".xml"}):
         (xmls if suffix_of(path) == ".xml" else images).append(path)
     return images, sorted(xmls)
-
-
-def _from_base(path: str, file: Path, base: Path) -> str:
-    """The absolute path of a line of a list: from the list's own folder after `./`, else from `base`."""
-    path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
-    return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
 def _stem(path: str) -> str:
