@@ -73,8 +73,9 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
     ranges = in_stretches(
         lambda start, end: scan_range(listing, start, end, names), len(listing.images), _FILES_AT_A_TIME, _SLOW_S
     )
-    columns: Any = zip(*(ranges or [scan_range(listing, 0, 0, names)]), strict=True)
-    return Scan(*(np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [*chain(*parts)] for parts in columns))
+    columns = zip(*(ranges or [scan_range(listing, 0, 0, names)]), strict=True)
+    merged: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
+    return Scan(*merged)
 
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:

@@ -70,33 +70,28 @@ def test_a_picture_of_one_colour_fits_its_file() -> None:
         refuse_large(header, len(encoded))
 
 
+MANY = r"[\d,]+ pixels, expected at most 268,435,456"
+TOO_FEW = "it states 144,000,000 pixels, which its {:,} bytes cannot hold"
+
+
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "said"),
     [
-        *(png(HUGE), bmp(HUGE), jpeg(HUGE), jpeg(HUGE, b"\xff" * 5000), jpeg(HUGE, b"garbage"), tiff(HUGE)),
-        *(f"P6\n{HUGE} {HUGE}\n255\n".encode(), f"PF\n{HUGE} {HUGE}\n-1\n".encode(), b"GIF89a" + b"\xff" * 20),
+        *((raw, MANY) for raw in (png(HUGE), bmp(HUGE), jpeg(HUGE), jpeg(HUGE, b"\xff" * 5000), tiff(HUGE))),
+        *((raw, MANY) for raw in (jpeg(HUGE, b"garbage"), f"P6\n{HUGE} {HUGE}\n255\n".encode())),
+        *((raw, MANY) for raw in (f"PF\n{HUGE} {HUGE}\n-1\n".encode(), b"GIF89a" + b"\xff" * 20)),
+        *((raw, TOO_FEW.format(len(raw))) for raw in (png(12_000), bmp(12_000), jpeg(12_000))),
     ],
-    ids=["png", "bmp", "jpg", "jpg-fill", "jpg-garbage", "tiff", "ppm", "pfm", "gif"],
 )
-def test_the_budget_holds_before_decoding(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_not_decoded(
+    tmp_path: Path, raw: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     path = tmp_path / "a.png"
     path.write_bytes(raw)
-    with pytest.raises(TooLarge, match=r"a\.png: [\d,]+ pixels, expected at most 268,435,456; set TESSERA_MAX_PIXELS"):
+    with pytest.raises(TooLarge, match=rf"a\.png: {said}"):
         read_image(path)
-    with pytest.raises(BadImage, match=r"^[\d,]+ pixels, expected at most 268,435,456"):
-        image_size(str(path), len(raw))
-
-
-@pytest.mark.parametrize("raw", [png(12_000), bmp(12_000), jpeg(12_000)], ids=["png", "bmp", "jpg"])
-def test_what_the_file_cannot_hold_is_not_decoded(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
-    path = tmp_path / "a.png"
-    path.write_bytes(raw)
-    said = f"it states 144,000,000 pixels, which its {len(raw):,} bytes cannot hold"
-    with pytest.raises(TooLarge, match=said):
-        read_image(path)
-    with pytest.raises(BadImage, match=said):
+    with pytest.raises(BadImage, match=f"^{said}"):
         image_size(str(path), len(raw))
 
 

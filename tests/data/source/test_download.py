@@ -103,9 +103,14 @@ def test_shorter_file_starts_over(server: FileServer, tmp_path: Path) -> None:
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
 
 
-def test_server_without_ranges_starts_over(server: FileServer, tmp_path: Path) -> None:
-    server.ranges = False
-    server.break_after = [100_000]
+@pytest.mark.parametrize(
+    "manners",
+    [{"ranges": False, "break_after": [100_000]}, {"length": False}, {"status": [503, 429]}],
+    ids=["no ranges", "unknown length", "transient answers"],
+)
+def test_servers_that_make_it_hard(server: FileServer, tmp_path: Path, manners: dict[str, Any]) -> None:
+    for name, value in manners.items():
+        setattr(server, name, value)
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
 
 
@@ -115,16 +120,6 @@ def test_server_without_ranges_does_not_keep_us_for_ever(server: FileServer, tmp
     with pytest.raises(UserError, match="connection"):
         fetch(server.url, tmp_path / "data.zip", **QUICK)
     assert len(server.seen) <= 4
-
-
-def test_unknown_length(server: FileServer, tmp_path: Path) -> None:
-    server.length = False
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
-
-
-def test_transient_answers_are_tried_again(server: FileServer, tmp_path: Path) -> None:
-    server.status = [503, 429]
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
 
 
 @pytest.mark.parametrize(("status", "what"), [(404, "404.*Check the address"), (403, "403.*your access")])
