@@ -17,9 +17,7 @@ from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
-from tessera.utils.pixels import PixelRule, to_uint8
-
-_DARK = 128  # a split whose deep pictures become no brighter uses seven bits of eight, or fewer
+from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
 
 
 class _Decoded(NamedTuple):
@@ -56,7 +54,7 @@ def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[byte
             if decoded.brightest is not None:
                 deep.append(decoded.brightest)
     level, byte = max(deep, default=(0.0, 0))
-    if level > 0 and max(byte for _, byte in deep) < _DARK:
+    if level > 0 and max(byte for _, byte in deep) < DARK:
         check.notes.append(
             f"{part.split}: of {counted(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
             f"which becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in "
@@ -78,6 +76,5 @@ def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
     digest = hashlib.blake2b(raw, digest_size=16).digest()
     brightest = None
     if levels.dtype != np.uint8:
-        largest = float(np.max(levels, where=np.isfinite(levels), initial=0))
-        brightest = largest, int(to_uint8(levels, rule).max())
+        brightest = brightest_level(levels), int(to_uint8(levels, rule).max())
     return _Decoded(digest, (levels.shape[0], levels.shape[1]), breaks_off(raw), brightest)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from tessera.data.source.probe import breaks_off
@@ -60,30 +59,24 @@ def open_sources(
     return Sources(origins, read, vid_stride, every_frame, stdin, timeouts)
 
 
+@dataclass
 class Sources:
     """Frames and events of sources: iterate over it, once, inside `with`.
 
     Pictures and videos come first, in the order in which they were named; streams and cameras after them, all at once.
 
-    Args:
+    Attributes:
         origins: what to read.
         read, vid_stride, every_frame, stdin, timeouts: as in `open_sources`.
     """
 
-    def __init__(
-        self,
-        origins: Sequence[Origin],
-        read: ReadPicture,
-        vid_stride: int,
-        every_frame: bool,
-        stdin: IO[bytes] | None,
-        timeouts: StreamTimeouts,
-    ) -> None:
-        assert vid_stride >= 1, vid_stride
-        self.origins = origins
-        self._read, self._vid_stride, self._every_frame = read, vid_stride, every_frame
-        self._stdin, self._timeouts = stdin, timeouts
-        self._stack = ExitStack()
+    origins: Sequence[Origin]
+    read: ReadPicture
+    vid_stride: int
+    every_frame: bool
+    stdin: IO[bytes] | None
+    timeouts: StreamTimeouts
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def pictures(self) -> int | None:
@@ -103,9 +96,7 @@ class Sources:
     def __enter__(self) -> Sources:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _all(self) -> Generator[Item, None, None]:
@@ -117,7 +108,7 @@ class Sources:
                 yield from self._items(origin, streams)
         by_source = {origin.source: origin for origin in streams}  # one that is named twice is read once
         yield from read_streams(
-            [*by_source.values()], every_frame=self._every_frame, vid_stride=self._vid_stride, timeouts=self._timeouts
+            [*by_source.values()], every_frame=self.every_frame, vid_stride=self.vid_stride, timeouts=self.timeouts
         )
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
@@ -131,13 +122,13 @@ class Sources:
         elif origin.form in ("stream", "camera"):  # named over standard input
             streams.append(origin)
         elif origin.form == "video":
-            yield from read_video(origin, self._vid_stride)
+            yield from read_video(origin, self.vid_stride)
         else:
             yield _unreadable(origin, origin.why)
 
     def _picture(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
         try:
-            frame = Frame(self._read(encoded), origin.source, name=origin.place)
+            frame = Frame(self.read(encoded), origin.source, name=origin.place)
         except ConfigError:  # of the whole run
             raise
         except UserError as error:
@@ -161,10 +152,10 @@ class Sources:
             yield from self._picture(origin, found)
         else:
             with found:
-                yield from read_video(origin, self._vid_stride, found.name)
+                yield from read_video(origin, self.vid_stride, found.name)
 
     def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
-        stdin = self._stdin
+        stdin = self.stdin
         if stdin is None and sys.stdin is not None:
             stdin = sys.stdin.buffer
         if stdin is None:
