@@ -106,21 +106,21 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         have = ", ".join(spec.splits)
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
-    found = _Found(spec, split, remembered or {})
+    collected = _Collector(spec, split, remembered or {})
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
-            found.add(path)
-    if not found.labels:
+            collected.add(path)
+    if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    images = sorted(found.labels)
-    labels = [found.labels[image] for image in images]
-    if found.repeats:
-        found.notes.append(
-            f"{spec.yaml_path.name}: {split} lists {found.repeats:,} images more than once; each is used once"
+    images = sorted(collected.labels)
+    labels = [collected.labels[image] for image in images]
+    if collected.repeats:
+        collected.notes.append(
+            f"{spec.yaml_path.name}: {split} lists {collected.repeats:,} images more than once; each is used once"
         )
     return Listing(
         root=str(spec.root),
@@ -128,12 +128,12 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         labels=labels,
         image_stats=stats(images),
         label_stats=stats(labels),
-        coco={place: found.coco[image] for place, image in enumerate(images) if image in found.coco},
-        coco_images=found.coco_images,
-        is_complete=found.is_complete,
-        notes=found.notes,
-        orphans=frozenset(found.orphans),
-        ownerless=found.ownerless,
+        coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
+        coco_images=collected.coco_images,
+        is_complete=collected.is_complete,
+        notes=collected.notes,
+        orphans=frozenset(collected.orphans),
+        ownerless=collected.ownerless,
     )
 
 
@@ -164,7 +164,7 @@ def label_path(image: str) -> str:
 
 
 @dataclass
-class _Found:
+class _Collector:
     """Collects the images of all entries of a split."""
 
     spec: DatasetSpec

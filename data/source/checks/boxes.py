@@ -16,7 +16,7 @@ _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may 
 _FAR = 0.05  # share of a side that no rounding explains
 _LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far where corners are read as centre and size
 
-Found = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
+BoxRows = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
 
 
 class Written(NamedTuple):
@@ -97,7 +97,7 @@ def _written(part: Part) -> Written:
     return Written(owners, (out / np.maximum(sides, 1)).max(1, initial=0), out.max(1, initial=0), as_corners)
 
 
-def _of_text(part: Part) -> Found:
+def _of_text(part: Part) -> BoxRows:
     """Owners, corners in pixels and `as_corners` of label files, which nothing is cut off from when they are read."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
@@ -109,7 +109,7 @@ def _of_text(part: Part) -> Found:
     return part.owners[mine], boxes, np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
 
 
-def _of_records(part: Part) -> Found:
+def _of_records(part: Part) -> BoxRows:
     """The same of COCO and VOC, as the files have them."""
     owners: list[int] = []
     boxes: list[list[float]] = []
