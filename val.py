@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import build_val_loader
-from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
@@ -80,7 +80,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config, weights)
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
-    for text in doubts(index):
+    for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)

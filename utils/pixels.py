@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
+DARK = 128  # deep pictures that become no brighter use seven bits of eight, or fewer
 Unit = Literal["range", "percentile"]
 DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
@@ -67,6 +68,11 @@ class PixelRule:
     def __str__(self) -> str:
         """Short, for messages and the names of caches."""
         return f"{self.unit}-{self.low:.15g}-{self.high:.15g}"
+
+
+def brightest_level(levels: NDArray[Any]) -> float:
+    """The largest finite level; 0 where there is none above."""
+    return float(np.max(levels, where=np.isfinite(levels), initial=0))
 
 
 def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.uint8]:

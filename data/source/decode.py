@@ -1,4 +1,7 @@
-"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied, by one rule for all readers."""
+"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied, by one rule for all readers.
+
+And their sizes without decoding, where the header is enough.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from tessera.data.source.bounds import LARGE, refuse_large
-from tessera.utils.errors import UserError
-from tessera.utils.files import open_plain
+from tessera.data.source.probe import (
+    JPEG_END,
+    JPEG_START,
+    KIND_BYTES,
+    LARGE,
+    Size,
+    has_8_bits,
+    read_file_header,
+    read_header,
+    refuse_large,
+)
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import is_address, open_plain
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import PixelRule, to_uint8
 from tessera.utils.streams import words_of_libraries
@@ -28,10 +41,10 @@ Pixels = NDArray[np.uint8]
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 _LEVELS = (np.uint8, np.uint16, np.float32, np.float64)
+MIN_SIDE = 10  # pixels
 REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
 # Threads decode side by side, but one large picture at a time. No process is forked while they do.
 _ONE_LARGE = threading.Lock()
-_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # How the warnings of libjpeg begin (its jerror.h), and those of libpng, which leave the pixels whole.
 _WARNINGS = re.compile(
     b"Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression |Invalid SOS parameters |"
@@ -45,6 +58,47 @@ class UndecodableImage(UserError):
 
 class TooLarge(UndecodableImage):
     """A picture has more pixels than TESSERA_MAX_PIXELS allows, or than its file can hold."""
+
+
+class BadImage(Exception):
+    """The image cannot be trained on; the message says why."""
+
+
+def image_size(path: str, length: int) -> Size:
+    """Height and width of the decoded image, EXIF orientation applied.
+
+    The header gives them; whatever is unusual about it (a rotation that OpenCV may or may not know, a missing end, a
+    rare coding) is settled by decoding the file.
+
+    Args:
+        path: the file.
+        length: its size in bytes; -1 where it does not exist, less where it is no plain file.
+
+    Raises:
+        BadImage: missing, unreadable, no plain file, not an image, a side below 10 pixels, or more pixels than
+            TESSERA_MAX_PIXELS allows or the file can hold.
+    """
+    if length == -1 and is_address(path):
+        raise BadImage("it is an address, expected a file")
+    if length in (0, -1):
+        raise BadImage("the file is empty" if length == 0 else "no such file")
+    try:
+        header = read_file_header(path, length)
+        refuse_large(header, length)
+        height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
+    except ConfigError:  # of the whole run
+        raise
+    except TooLarge as error:
+        raise BadImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
+    except UserError as error:
+        raise BadImage("not an image that OpenCV can decode, or damaged") from error
+    except OSError as error:
+        raise BadImage(f"cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise BadImage(str(error)) from error
+    if height < MIN_SIDE or width < MIN_SIDE:
+        raise BadImage(f"{width} x {height} pixels, expected at least {MIN_SIDE} on each side")
+    return height, width
 
 
 def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) -> Pixels:
@@ -87,15 +141,16 @@ def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any
     Raises:
         MemoryError, UndecodableImage: as in `read_image`.
     """
+    header = read_header(encoded.data)
     try:
-        pixels = refuse_large(encoded.data)
+        refuse_large(header, len(encoded))
     except ValueError as error:
         raise TooLarge(f"{name}: {error}.") from error
     # The libraries print what they find wrong, but not in which file.
     listening: AbstractContextManager[list[str]] = (
         words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext([])
     )
-    with nullcontext() if pixels is not None and pixels < LARGE else _ONE_LARGE:  # noqa: SIM117
+    with nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE:  # noqa: SIM117
         with listening as words:
             levels = _read(name, encoded, reduction)
     if words:
@@ -111,12 +166,12 @@ def _warn(name: str, words: str) -> None:
 
 
 def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
-    jpeg = encoded[:2].tobytes() == _JPEG_START
+    jpeg = encoded[:2].tobytes() == JPEG_START
     reduction = reduction if jpeg else 1
     levels = _decode(encoded, reduction)
     if levels is None and jpeg:
         # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
-        levels = _decode(np.concatenate((encoded, np.frombuffer(_JPEG_END, np.uint8))), reduction)
+        levels = _decode(np.concatenate((encoded, np.frombuffer(JPEG_END, np.uint8))), reduction)
     if levels is None:
         raise UndecodableImage(
             f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
@@ -136,7 +191,7 @@ def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
 
 
 def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
-    shallow = _is_shallow(encoded[:32].tobytes())
+    shallow = has_8_bits(encoded[:KIND_BYTES].tobytes())
     if shallow and _RGB is not None and reduction == 1:
         return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
     # Deep ones not in RGB: OpenCV 5.0 forgets to swap the channels of TIFF files of 16 bits.
@@ -146,10 +201,3 @@ def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
     if image is None or image.dtype == np.float64:  # which OpenCV does not convert
         return None if image is None else np.ascontiguousarray(image[..., ::-1])
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-
-def _is_shallow(head: bytes) -> bool:
-    """Whether a format has 8 bits a channel: JPEG, BMP, WebP, most PNG; of AVIF and HEIF OpenCV makes 8."""
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
-        return head[24:25] != b"\x10"
-    return head[:2] in (_JPEG_START, b"BM") or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"

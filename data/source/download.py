@@ -10,8 +10,6 @@ import http.client
 import json
 import os
 import re
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +19,22 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from tessera.utils.errors import UserError
-from tessera.utils.network import Pace, TooSlowError, TransientError, broken, check_address, open_address
-from tessera.utils.text import one_line, shown
+from tessera.utils.network import (
+    NetworkLimits,
+    Pace,
+    TooSlowError,
+    TransientError,
+    check_address,
+    open_address,
+    read_blocks,
+    shown_address,
+    stated_length,
+)
+from tessera.utils.text import shown
 
 MAX_DOWNLOAD_BYTES = 200 << 30
-_BLOCK = 1 << 20
 _LONGEST_VALIDATOR = 256
-_SIZE = re.compile(r"[0-9]{1,18}")
+LIMITS = NetworkLimits()
 
 
 @contextmanager
@@ -43,36 +50,13 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Patience:
-    """When a download is given up.
-
-    Attributes:
-        attempts: tries in a row that bring nothing new.
-        backoff_s: pause before the second try; it doubles with each further one, up to 30 s.
-        timeout_s: longest silence of the server.
-        least_speed: bytes a second; a server that stays below it for `slack_s` counts as one that sends nothing new,
-            and `slack_s` beyond the time that the file takes at this speed, it is given up.
-        slack_s: see there.
-    """
-
-    attempts: int = 3
-    backoff_s: float = 1.0
-    timeout_s: float = 30.0
-    least_speed: float = 16384.0
-    slack_s: float = 60.0
-
-
-PATIENCE = Patience()
-
-
 def fetch(
     url: str,
     target: Path,
     *,
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: bool = True,
-    patience: Patience = PATIENCE,
+    limits: NetworkLimits = LIMITS,
     accept: Callable[[Path], None] | None = None,
 ) -> Path:
     """Download `url` to `target`; a target that exists is taken as it is.
@@ -83,7 +67,7 @@ def fetch(
             next call if the server can and the file there is still the same (ETag or Last-Modified, else its length).
         max_bytes: refuse anything larger.
         progress: show a bar on stderr.
-        patience: when to give up.
+        limits: when to give up.
         accept: looks at the whole file before it gets its name, and raises where it is not what was expected: then
             nothing of it is kept.
 
@@ -98,7 +82,7 @@ def fetch(
         return target
     check_address(url, "Cannot download")
     part = target.with_name(target.name + ".part")
-    download = _Download(url, target, max_bytes, progress, patience)
+    download = _Download(url, target, max_bytes, progress, limits)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a+b") as file:
@@ -116,7 +100,7 @@ def fetch(
                     file.truncate(0)  # else the next call would take it for whole; another process may wait for it
                     raise
             part.replace(target)
-        download.memory.unlink(missing_ok=True)
+        download.state_file.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"Cannot write {shown(target)}: {error.strerror or error}. Free some space or choose another folder."
@@ -132,17 +116,17 @@ class _Download:
     target: Path
     max_bytes: int
     progress: bool
-    patience: Patience
+    limits: NetworkLimits
 
     @property
-    def memory(self) -> Path:
-        """Where it is written down which file on the server a part belongs to."""
+    def state_file(self) -> Path:
+        """Says which file on the server a part belongs to."""
         return self.target.with_name(self.target.name + ".part.json")
 
     def complete(self, file: IO[bytes]) -> None:
         """Repeat transfers into `file` until it is whole."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
-        pace = Pace(self.patience.least_speed, self.patience.slack_s, self.patience.timeout_s)
+        pace = Pace(self.limits)
         while True:
             try:
                 return self._transfer(file, pace)
@@ -151,29 +135,29 @@ class _Download:
                 size = file.seek(0, os.SEEK_END)
                 failures = 1 if size > furthest and not isinstance(error, TooSlowError) else failures + 1
                 furthest = max(furthest, size)
-                if failures >= self.patience.attempts or pace.is_over:
+                if failures >= self.limits.attempts or pace.is_over:
                     raise UserError(
-                        f"Cannot download {one_line(self.url, 200)}: {error}. Check the network and run the command "
+                        f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
                         f"again (what has arrived is kept), or download the file by other means to "
                         f"{shown(self.target)}."
                     ) from error
-                time.sleep(min(self.patience.backoff_s * 2 ** (failures - 1), 30.0))
+                self.limits.wait(failures)
 
     def _transfer(self, file: IO[bytes], pace: Pace) -> None:
         """One request: the whole file, or what `file` lacks of it."""
         offset = file.seek(0, os.SEEK_END)
-        known = _recall(self.memory, self.url) if offset else None
+        known = _recall(self.state_file, self.url) if offset else None
         if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
             return
         if known is None or offset > known["total"]:
             offset = 0
-        headers = {"User-Agent": "tessera", "Accept-Encoding": "identity"}
+        headers = {}
         if offset and known is not None:
             headers["Range"] = f"bytes={offset}-"
             if known["validator"]:
                 headers["If-Range"] = known["validator"]
         pace.start(known["total"] if known else self.max_bytes)
-        with open_address(urllib.request.Request(self.url, headers=headers), pace) as response:
+        with open_address(self.url, pace, headers) as response:
             total: int | None
             if response.status == 206 and offset:
                 match = re.fullmatch(
@@ -191,59 +175,39 @@ class _Download:
             else:
                 file.truncate(0)
                 raise TransientError(f"the server answered {response.status}, expected 200 or 206")
-            received = self._receive(response, file, offset, total)
-        if total is not None and received != total:
-            raise TransientError(f"the connection ended after {received:,} of {total:,} bytes")
+            self._receive(response, file, offset, total)
 
     def _remember(self, headers: http.client.HTTPMessage) -> int | None:
         """Write down which file the server is sending; return its length, where it says so."""
-        length = headers.get("Content-Length", "")
-        total = int(length) if _SIZE.fullmatch(length) else None
+        total = stated_length(headers)
         etag = headers.get("ETag", "")
         # A weak ETag says "much the same", which is not enough to join two halves.
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
         if len(validator) > _LONGEST_VALIDATOR or not (validator.isascii() and validator.isprintable()):
             validator = ""  # it could not be sent back
-        self.memory.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
+        self.state_file.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
         return total
 
-    def _receive(self, response: http.client.HTTPResponse, file: IO[bytes], offset: int, total: int | None) -> int:
-        """Append the body to `file`, which has `offset` bytes; return how many it has then."""
-        if total is not None and total > self.max_bytes:
-            raise UserError(
-                f"Cannot download {one_line(self.url, 200)}: it has {total:,} bytes, more than the limit of "
-                f"{self.max_bytes:,}."
-            )
-        received, title, silent = offset, self.target.name, not self.progress
+    def _receive(self, response: http.client.HTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
+        """Append the body to `file`, which has `offset` bytes."""
+        title, silent = self.target.name, not self.progress
         with tqdm(
             total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title, disable=silent
         ) as bar:
-            while block := _read(response):
-                received += len(block)
-                if received > self.max_bytes:
-                    file.truncate(0)
-                    raise UserError(
-                        f"Cannot download {one_line(self.url, 200)}: it has more than the limit of "
-                        f"{self.max_bytes:,} bytes."
-                    )
-                file.write(block)
-                bar.update(len(block))
-        return received
+            try:
+                for block in read_blocks(response, self.url, total, self.max_bytes, offset):
+                    file.write(block)
+                    bar.update(len(block))
+            except UserError:  # it is too large
+                file.truncate(0)
+                raise
 
 
-def _recall(memory: Path, url: str) -> dict[str, Any] | None:
+def _recall(state_file: Path, url: str) -> dict[str, Any] | None:
     """What is known of the file that a part belongs to; None where it is another file or cannot be resumed."""
     try:
-        known = json.loads(memory.read_text())
+        known = json.loads(state_file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
     usable = isinstance(known, dict) and known.get("url") == url and type(known.get("total")) is int
     return known if usable and isinstance(known.get("validator"), str) else None
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    """The next block of a body, b"" at its end; whatever has come, so that a slow server is found out."""
-    try:
-        return response.read1(_BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        raise broken(error) from error

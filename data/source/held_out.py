@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.decode import REDUCTIONS, Pixels, decode_levels
-from tessera.data.source.headers import BadImage, image_size
+from tessera.data.source.decode import REDUCTIONS, BadImage, Pixels, decode_levels, image_size
 from tessera.data.source.listing import Listing
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
@@ -35,7 +34,7 @@ BITS = 2 * GRID * (GRID - 1)
 # Bits that pictures which are kept together may differ in. Copies in another quality and pictures of a burst differ in
 # up to 10, those of one scene in 20 and more, any two of coco128 in at least 35. Fewer where too many look alike, as
 # all of a camera that stands still do.
-ALIKE = (14, 7, 3, 0)
+ALIKE_BITS = (14, 7, 3, 0)
 _DIGEST = 16  # bytes
 _ROW = _DIGEST + BITS // 8  # bytes of a picture in the cache
 _DISTANCES = 1 << 22  # in memory at a time
@@ -43,12 +42,12 @@ _DISTANCES = 1 << 22  # in memory at a time
 log = logging.getLogger(__name__)
 
 
-class Looks(NamedTuple):
+class Fingerprints(NamedTuple):
     """What N pictures hold.
 
     Attributes:
         contents: uint8 (N, 16), hash of each file; of its path from the dataset's folder where it does not decode.
-        bits: uint8 (N, 18), `look` of each picture; 0 where it does not decode.
+        bits: uint8 (N, 18), `difference_hash` of each picture; 0 where it does not decode.
     """
 
     contents: NDArray[np.uint8]
@@ -79,14 +78,14 @@ def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
         return listing
     division = _division(spec, listing, spec.held_out)
     if split == "val":
-        log.info("%s", said_of(division, spec.held_out))
+        log.info("%s", division_summary(division, spec.held_out))
     part = listing.only(division.is_val == (split == "val"))
-    if split == "val" and division.alike < ALIKE[0]:
-        part.notes.append(_doubt_of(division, spec.held_out))
+    if split == "val" and division.alike < ALIKE_BITS[0]:
+        part.notes.append(_similarity_warning(division, spec.held_out))
     return part
 
 
-def _doubt_of(division: Division, held_out: HeldOut) -> str:
+def _similarity_warning(division: Division, held_out: HeldOut) -> str:
     """What a run is warned of where pictures that look alike are on both sides."""
     together = f"that differ in at most {division.alike} of {BITS} bits" if division.alike else "that are copies"
     return (
@@ -98,11 +97,11 @@ def _doubt_of(division: Division, held_out: HeldOut) -> str:
 
 def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Division:
     """Which images are held out, from the cache where neither a picture nor the share has changed."""
-    looks = _looks(spec, listing)
-    count = len(looks.bits)
+    fingerprints = _fingerprints(spec, listing)
+    count = len(fingerprints.bits)
 
     def divided() -> bytes:
-        division = divide(looks, held_out)
+        division = divide(fingerprints, held_out)
         if division is None:
             raise UserError(
                 f"{spec.yaml_path}: val: {held_out.share:g}: the {count:,} images of train are too few, or copies of "
@@ -110,12 +109,12 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
             )
         return np.concatenate(([division.alike], division.is_val, division.groups)).astype("<i8").tobytes()
 
-    state = f"{ALIKE} {held_out}\0".encode() + looks.contents.tobytes() + looks.bits.tobytes()
+    state = f"{ALIKE_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
     table = np.frombuffer(kept(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
     return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
 
-def said_of(division: Division, held_out: HeldOut) -> str:
+def division_summary(division: Division, held_out: HeldOut) -> str:
     """A line about a division: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
@@ -126,19 +125,19 @@ def said_of(division: Division, held_out: HeldOut) -> str:
     )
 
 
-def divide(looks: Looks, held_out: HeldOut) -> Division | None:
+def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
     """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
 
     Where less than half of the share fits, pictures must look more alike to be kept together. None where that is of no
     help either.
     """
-    count = len(looks.bits)
+    count = len(fingerprints.bits)
     wanted = min(max(round(count * held_out.share), 1), count - 1)
-    keys = [_keyed(held_out.seed, content) for content in looks.contents]
+    keys = [_keyed(held_out.seed, content) for content in fingerprints.contents]
     # A file's copies are one picture, whether it decodes or not.
-    _, copies = np.unique(looks.contents, axis=0, return_inverse=True)
-    for alike in ALIKE:
-        groups = group(looks.bits, copies.reshape(-1), alike)
+    _, copies = np.unique(fingerprints.contents, axis=0, return_inverse=True)
+    for alike in ALIKE_BITS:
+        groups = group(fingerprints.bits, copies.reshape(-1), alike)
         is_val = _chosen(groups, keys, wanted)
         if 2 * int(is_val.sum()) >= max(wanted, 1):
             return Division(is_val, groups, alike)
@@ -168,7 +167,7 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
     """The group of each of N pictures: chains of pictures, each at most `alike` bits from the next; int64 (N,).
 
     Args:
-        bits: uint8 (N, 18), as in Looks; those of 0 look like nothing else.
+        bits: uint8 (N, 18), as in Fingerprints; those of 0 look like nothing else.
         copies: int64 (N,), equal for equal files.
         alike: the limit.
     """
@@ -207,7 +206,7 @@ def _cache_file(spec: DatasetSpec, what: str) -> Path:
     return cache_dir() / "index" / f"{spec.name}-{what}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
 
-def _looks(spec: DatasetSpec, listing: Listing) -> Looks:
+def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
     """What the pictures hold, from the cache where no file has changed."""
     count = len(listing.images)
 
@@ -219,11 +218,11 @@ def _looks(spec: DatasetSpec, listing: Listing) -> Looks:
     state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
     content = kept(_cache_file(spec, "looks"), state + listing.image_stats.tobytes(), rows)
     table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
-    return Looks(table[:, :_DIGEST], table[:, _DIGEST:])
+    return Fingerprints(table[:, :_DIGEST], table[:, _DIGEST:])
 
 
 def _row(listing: Listing, place: int) -> bytes:
-    """A picture's row of `Looks`."""
+    """A picture's row of `Fingerprints`."""
     path = listing.images[place]
     try:
         height, width = image_size(path, int(listing.image_stats[place, 0]))
@@ -234,10 +233,10 @@ def _row(listing: Listing, place: int) -> bytes:
     except (BadImage, UserError, OSError):  # it will be left out; on which side matters little
         name = listing.shown(path).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
-    return hashlib.blake2b(content, digest_size=_DIGEST).digest() + look(pixels).tobytes()
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest() + difference_hash(pixels).tobytes()
 
 
-def look(pixels: Pixels) -> NDArray[np.uint8]:
+def difference_hash(pixels: Pixels) -> NDArray[np.uint8]:
     """Which of neighbouring parts of a picture (H, W, 3) are brighter: 144 bits, uint8 (18,).
 
     The difference hash of Krawetz (hackerfactor.com, 2013), on a grid of 9 x 9 in both directions. Sums of integers, so

@@ -21,8 +21,9 @@ from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
 from tessera.data.source.refusals import missing_labels, refuse_unusable
-from tessera.data.source.scan import ClassNames, Stretch, scan
+from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
+from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import first_of
@@ -33,20 +34,6 @@ _MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
-_ARRAYS = (
-    "path_bytes",
-    "path_offsets",
-    "sizes_hw",
-    "box_offsets",
-    "classes",
-    "boxes_xyxy",
-    "segment_offsets",
-    "segment_points",
-    "crowd_offsets",
-    "crowd_classes",
-    "crowd_boxes_xyxy",
-    "coco_text",
-)
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +77,8 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         return stored.content
     if not listing.is_complete:
         listing = list_images(spec, split)
+    if listing.ownerless:
+        raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
     listing = part_of(spec, split, listing)
     logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
     scanned = scan(listing, ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls))
@@ -159,7 +148,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     return state.hexdigest()
 
 
-def _coco_ids(listing: Listing, scanned: Stretch, names: tuple[str, ...], single: bool) -> CocoIds | None:
+def _coco_ids(listing: Listing, scanned: Scan, names: tuple[str, ...], single: bool) -> CocoIds | None:
     """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
@@ -175,7 +164,7 @@ def _coco_ids(listing: Listing, scanned: Stretch, names: tuple[str, ...], single
 
 
 def _assemble(
-    split: str, names: tuple[str, ...], listing: Listing, scanned: Stretch, digest: str, ids: CocoIds | None
+    split: str, names: tuple[str, ...], listing: Listing, scanned: Scan, digest: str, ids: CocoIds | None
 ) -> DatasetIndex:
     paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
     arrays: dict[str, NDArray[Any]] = {
@@ -230,7 +219,7 @@ class StoredIndex(NamedTuple):
 
 def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
-    arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in _ARRAYS}
+    arrays = {name: np.ascontiguousarray(value) for name, value in vars(index).items() if isinstance(value, np.ndarray)}
     arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
     header = json.dumps(
         {

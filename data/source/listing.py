@@ -1,13 +1,13 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH122, PTH207
+# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
 import glob
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,8 @@ Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)
 NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
-_STRETCH = 1024  # files
+_FILES_AT_A_TIME = 1024  # files
+_LONGEST_LIST = 1 << 30  # bytes
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -46,6 +47,7 @@ class Listing:
         is_complete: False where annotations were not read because the COCO file was remembered.
         notes: what is unusual about the list itself, "file: what".
         orphans: XML files of no image, which a note counts.
+        ownerless: a message for each annotation of a COCO file that belongs to no image: training refuses them.
     """
 
     root: str
@@ -58,6 +60,7 @@ class Listing:
     is_complete: bool
     notes: list[str]
     orphans: frozenset[str]
+    ownerless: list[str]
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
@@ -103,21 +106,21 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         have = ", ".join(spec.splits)
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
-    found = _Found(spec, split, remembered or {})
+    collected = _Collector(spec, split, remembered or {})
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
-            found.add(path)
-    if not found.labels:
+            collected.add(path)
+    if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    images = sorted(found.labels)
-    labels = [found.labels[image] for image in images]
-    if found.repeats:
-        found.notes.append(
-            f"{spec.yaml_path.name}: {split} lists {found.repeats:,} images more than once; each is used once"
+    images = sorted(collected.labels)
+    labels = [collected.labels[image] for image in images]
+    if collected.repeats:
+        collected.notes.append(
+            f"{spec.yaml_path.name}: {split} lists {collected.repeats:,} images more than once; each is used once"
         )
     return Listing(
         root=str(spec.root),
@@ -125,11 +128,12 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         labels=labels,
         image_stats=stats(images),
         label_stats=stats(labels),
-        coco={place: found.coco[image] for place, image in enumerate(images) if image in found.coco},
-        coco_images=found.coco_images,
-        is_complete=found.is_complete,
-        notes=found.notes,
-        orphans=frozenset(found.orphans),
+        coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
+        coco_images=collected.coco_images,
+        is_complete=collected.is_complete,
+        notes=collected.notes,
+        orphans=frozenset(collected.orphans),
+        ownerless=collected.ownerless,
     )
 
 
@@ -139,7 +143,7 @@ def stats(paths: Sequence[str]) -> NDArray[np.int64]:
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
 
-    return np.concatenate([np.zeros((0, 2), np.int64), *in_chunks(read, len(paths), _STRETCH, _SLOW_S)])
+    return np.concatenate([np.zeros((0, 2), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
 
 
 def _stat(path: str) -> Stat:
@@ -160,7 +164,7 @@ def label_path(image: str) -> str:
 
 
 @dataclass
-class _Found:
+class _Collector:
     """Collects the images of all entries of a split."""
 
     spec: DatasetSpec
@@ -171,6 +175,7 @@ class _Found:
     coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
+    ownerless: list[str] = field(default_factory=list)
     repeats: int = 0
     is_complete: bool = True
 
@@ -240,28 +245,19 @@ class _Found:
         return shown(folder.relative_to(self.spec.root) if inside else folder)
 
     def _add_list(self, file: Path) -> None:
-        try:
-            with open_plain(file) as content:
-                lines = content.read().decode("utf-8-sig", errors="surrogateescape").splitlines()
-        except OSError as error:
-            raise UserError(f"{shown(file)}: cannot be read ({error.strerror}).") from error
-        lines = [line for text in lines if (line := text.strip())]
+        lines = read_list(file)
         if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
-        base = self._base_of_list(file, lines)
+        base = base_of_list(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
         for line in lines:
-            path = line if is_address(line) else _from_base(line.replace("\\", "/"), file, base)
+            text = line if is_address(line) else line.replace("\\", "/")
+            start = file.parent if text.startswith("./") else base
+            path = text if is_address(line) else os.path.normpath(os.path.join(start, text))
             if suffix_of(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
                 self.notes.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
-
-    def _base_of_list(self, file: Path, lines: Sequence[str]) -> Path:
-        """Where relative lines without `./` start: the first folder in which the first of them exists."""
-        bases = (file.parent, self.spec.root, Path.cwd())
-        first = next((line for line in lines if not line.startswith(("./", "/")) and not is_address(line)), None)
-        return next((base for base in bases if first and os.path.exists(base / first)), file.parent)
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
@@ -282,6 +278,7 @@ class _Found:
                     f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
                     "an object."
                 )
+            self.ownerless += content.ownerless
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
@@ -294,6 +291,29 @@ class _Found:
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
+
+
+def read_list(file: str | Path) -> list[str]:
+    """The lines of a list of files, stripped; blank ones are passed over.
+
+    Raises:
+        UserError: it cannot be read, or is larger than any list.
+    """
+    try:
+        with open_plain(file) as content:
+            raw = content.read(_LONGEST_LIST + 1)
+    except OSError as error:
+        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
+    if len(raw) > _LONGEST_LIST:
+        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
+    text = raw.decode("utf-8-sig", errors="surrogateescape")
+    return [line for row in text.splitlines() if (line := row.strip())]
+
+
+def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
+    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
+    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
+    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
 
 
 def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
@@ -324,12 +344,6 @@ def _walk(folder: Path) -> tuple[list[str], list[str]]:
     for path in files_below(folder, IMAGE_SUFFIXES | {".xml"}):
         (xmls if suffix_of(path) == ".xml" else images).append(path)
     return images, sorted(xmls)
-
-
-def _from_base(path: str, file: Path, base: Path) -> str:
-    """The absolute path of a line of a list: from the list's own folder after `./`, else from `base`."""
-    path = path if path.startswith("/") else f"{file.parent if path.startswith('./') else base}/{path}"
-    return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
 def _stem(path: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tessera.data.source.listing import MISSING, Listing
-from tessera.data.source.scan import Stretch
+from tessera.data.source.scan import Scan
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import first_of, shown
 from tessera.utils.types import DatasetSpec
@@ -18,7 +18,7 @@ _NEXT_LINE = "\n  "
 MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
 
 
-def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Stretch) -> None:
+def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
     """Raise a UserError where training on what was scanned would be wrong or impossible."""
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
@@ -38,7 +38,7 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: St
         )
 
 
-def unknown_classes(spec: DatasetSpec, split: str, scanned: Stretch) -> list[str]:
+def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
     """A message for each class that labels have and the YAML does not name: how many rows, and where the first are."""
     places: dict[str, list[str]] = {}
     for place, name in scanned.unknown:
@@ -52,7 +52,7 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Stretch) -> list[str
     return [_unknown(spec, found[0], name) + _others(found) for name, found in places.items()]
 
 
-def counts_from_one(spec: DatasetSpec, scanned: Stretch) -> bool:
+def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
     """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
     beyond = {name for _, name in scanned.unknown}
     return beyond == {str(spec.nc)} and not (scanned.classes == 0).any() and (spec.nc == 1 or len(scanned.classes) > 0)
@@ -81,7 +81,7 @@ def without_objects(split: str, images: int) -> str:
     )
 
 
-def missing_labels(split: str, listing: Listing, scanned: Stretch) -> list[str]:
+def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
     """A message where many images have no label file: they count as background, and may have lost their labels.
 
     Where none has one, there is nothing to compare with, and training refuses or warns of no object at all.
@@ -97,7 +97,7 @@ def missing_labels(split: str, listing: Listing, scanned: Stretch) -> list[str]:
     ]
 
 
-def unlabelled(listing: Listing, scanned: Stretch) -> list[str]:
+def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
     """Kept images, as messages name them, without a label file; a COCO file has the labels of all that it lists."""
     missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
     return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]

@@ -1,11 +1,11 @@
-"""Images and labels of a split, read and checked: a pure function over a stretch of files, and its run over all."""
+"""Images and labels of a split, read and checked: a pure function over a range of files, and its run over all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco import parse_coco
 from tessera.data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.headers import BadImage, Size, image_size
+from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing
+from tessera.data.source.probe import Size
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
 
-_STRETCH = 256  # images
+_FILES_AT_A_TIME = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
 NO_CLASS_LIMIT = 2**31 - 1
 
@@ -35,8 +36,7 @@ class ClassNames(NamedTuple):
     single: bool
 
 
-@dataclass
-class Stretch:
+class Scan(NamedTuple):
     """Scanned images; n of them kept, with m objects.
 
     Attributes:
@@ -68,28 +68,17 @@ class Stretch:
     unknown: list[tuple[str, str]]
 
 
-def scan(listing: Listing, names: ClassNames) -> Stretch:
+def scan(listing: Listing, names: ClassNames) -> Scan:
     """Read every image header and every label of `listing`."""
-    stretches = in_chunks(
-        lambda start, end: scan_stretch(listing, start, end, names), len(listing.images), _STRETCH, _SLOW_S
+    ranges = in_chunks(
+        lambda start, end: scan_range(listing, start, end, names), len(listing.images), _FILES_AT_A_TIME, _SLOW_S
     )
-    return Stretch(
-        np.concatenate([np.zeros(0, np.bool_), *(s.kept for s in stretches)]),
-        np.concatenate([np.zeros((0, 2), np.int32), *(s.sizes_hw for s in stretches)]),
-        np.concatenate([np.zeros(0, np.int64), *(s.counts for s in stretches)]),
-        np.concatenate([np.zeros(0, np.int32), *(s.classes for s in stretches)]),
-        np.concatenate([np.zeros((0, 4), np.float32), *(s.boxes_xyxy for s in stretches)]),
-        np.concatenate([np.zeros(0, np.int64), *(s.point_counts for s in stretches)]),
-        np.concatenate([np.zeros((0, 2), np.float32), *(s.points for s in stretches)]),
-        np.concatenate([np.zeros(0, np.int64), *(s.crowd_counts for s in stretches)]),
-        np.concatenate([np.zeros(0, np.int32), *(s.crowd_classes for s in stretches)]),
-        np.concatenate([np.zeros((0, 4), np.float32), *(s.crowd_boxes_xyxy for s in stretches)]),
-        [line for s in stretches for line in s.problems],
-        [place for s in stretches for place in s.unknown],
-    )
+    columns = zip(*(ranges or [scan_range(listing, 0, 0, names)]), strict=True)
+    merged: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
+    return Scan(*merged)
 
 
-def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> Stretch:
+def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:
     """Read images `start` to before `end` and their labels."""
     kept: list[bool] = []
     sizes: list[Size] = []
@@ -137,7 +126,7 @@ def scan_stretch(listing: Listing, start: int, end: int, names: ClassNames) -> S
         crowds.boxes.extend(found.boxes)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
     of_objects, of_crowds = (np.repeat(sizes_hw, np.array(n, np.int64), 0) for n in (counts, crowd_counts))
-    return Stretch(
+    return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
         np.array(counts, np.int64),

@@ -8,15 +8,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tessera.data.source.download import Patience, fetch
+from tessera.data.source.download import fetch
+from tessera.utils.network import NetworkLimits
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 1000, 25, 60, 2**29
 
 BODY = random.Random(0).randbytes(30_000)
-PATIENCE = Patience(attempts=2, backoff_s=0.01, timeout_s=2.0, least_speed=1e6, slack_s=0.15)
-MORE_PATIENCE = dataclasses.replace(PATIENCE, slack_s=5.0)  # with a sound server, however busy the machine is
+LIMITS = NetworkLimits(attempts=2, pause_s=0.01, timeout_s=2.0, least_speed=1e6, slack_s=0.15)
+LONGER_LIMITS = dataclasses.replace(LIMITS, slack_s=5.0)  # with a sound server, however busy the machine is
 Pieces = list[bytes | float]
 
 
@@ -24,8 +25,8 @@ def trial(rng: random.Random, folder: Path) -> str:
     """Ask a bad server, then a good one for the same file."""
     kind = rng.choice([*_ANSWERS])
     target = folder / "data.zip"
-    get = functools.partial(fetch, max_bytes=100_000, progress=False, patience=PATIENCE)
-    get_patiently = functools.partial(get, patience=MORE_PATIENCE)
+    get = functools.partial(fetch, max_bytes=100_000, progress=False, limits=LIMITS)
+    get_patiently = functools.partial(get, limits=LONGER_LIMITS)
     if kind == "address":
         assert isinstance(message_or_result(lambda: get(_address(rng), target)), Message)
         return kind

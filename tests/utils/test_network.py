@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tessera.data.source.download import Patience, fetch
+from tessera.data.source.download import fetch
 from tessera.utils.errors import UserError
+from tessera.utils.network import NetworkLimits
 from tests.raw_server import raw_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
-QUICK: dict[str, Any] = {"progress": False, "patience": Patience(2, 0.01, 5.0, least_speed=1e5, slack_s=0.3)}
+QUICK: dict[str, Any] = {"progress": False, "limits": NetworkLimits(2, 0.01, 5.0, least_speed=1e5, slack_s=0.3)}
 TRICKLE = [b"x", 0.05] * 1000
 
 
@@ -40,7 +41,7 @@ def test_a_server_that_trickles_is_given_up(tmp_path: Path, pieces: list[bytes |
 def test_the_total_time_is_bounded_by_the_size(tmp_path: Path) -> None:
     """One new byte a connection is progress each time."""
     with raw_server([OK + b"Content-Length: 30000\r\n\r\nx"]) as server, pytest.raises(UserError, match="connection"):
-        fetch(server.url, tmp_path / "data.zip", progress=False, patience=Patience(2, 0.01, 5.0, 1e5, 0.3))
+        fetch(server.url, tmp_path / "data.zip", progress=False, limits=NetworkLimits(2, 0.01, 5.0, 1e5, 0.3))
     assert server.requests
 
 

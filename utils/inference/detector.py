@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from tessera.data.source.headers import breaks_off
+from tessera.data.source.probe import breaks_off
 from tessera.models.detector import round_imgsz, size_multiple
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean

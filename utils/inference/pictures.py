@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tessera.data.source.decode import decode_levels, read_levels
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.pixels import DARK, PixelRule, to_uint8
+from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
 from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DarkNote:
         """At the levels of a picture, without a rule, and what became of them."""
         if self._told or levels.dtype == np.uint8 or (byte := int(pixels.max())) >= DARK:
             return
-        level = float(np.max(levels, where=np.isfinite(levels), initial=0))
+        level = brightest_level(levels)
         if level > 0:
             self._told = True
             log.warning(
@@ -114,7 +114,7 @@ def _of_array(array: NDArray[Any], color: Color, rule: PixelRule | None, what: s
             f"found a picture of {array.dtype}, expected uint8, uint16, or floats in 0 to 1. Convert it first."
         )
     if rule is None and np.issubdtype(array.dtype, np.floating):
-        largest = float(np.max(array, where=np.isfinite(array), initial=0))
+        largest = brightest_level(array)
         if largest > _MOST_SHARE:
             raise UserError(
                 f"found a picture of {array.dtype} up to {largest:g}, expected floats in 0 to 1. Divide it by its "

@@ -14,7 +14,7 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
 from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.config import CacheMode, TrainConfig
@@ -58,7 +58,7 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
 
 def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
     """Warn of what is wrong with the dataset `data`, such as images that the scans left out."""
-    texts = list(itertools.chain.from_iterable(map(doubts, indexes)))
+    texts = list(itertools.chain.from_iterable(map(index_warnings, indexes)))
     for text in texts + [f"`train.py --data {shlex.quote(data)} --check-data` lists every one."] * bool(texts):
         log.warning(text)
 

@@ -43,12 +43,14 @@ class CocoFile:
         images: in the file's order.
         categories: category id → name.
         has_annotations: whether there is such a key; files of images to detect on have none.
+        ownerless: a message for each annotation that belongs to no image.
     """
 
     path: Path
     images: list[CocoImage]
     categories: dict[int, str]
     has_annotations: bool
+    ownerless: list[str]
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
@@ -63,25 +65,24 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
             none of `folders`.
     """
     content = _load(path)
-    _refuse_other(path, content)
     try:
-        categories = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
+        categories = _categories(path, content)
         records = _by_id(path, "images", content)
         names = _file_names(path, records.values())
         sizes = [(_side(path, item, "height"), _side(path, item, "width")) for item in records.values()]
         annotations = list(content.get("annotations", []))
-        owners = [item["image_id"] for item in annotations]
-        used = {own for item in annotations if isinstance(own := item.get("category_id"), (int, float, str))}
+        owners = [item.get("image_id") for item in annotations]
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_coco(path, error) from error
-    categories = _one_for_each_name(path, categories, used)
     places = _places(path, names, _image_folder(path, names, folders))
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
+    ownerless: list[str] = []
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
-        if not isinstance(owner, (int, float, str)) or owner not in images:
-            raise UserError(f"{path}: annotations[{number}] {_no_owner(owner, images)}.")
-        images[cast(CocoId, owner)].annotations.append((number, annotation))
-    return CocoFile(path, list(images.values()), cast("dict[int, str]", categories), "annotations" in content)
+        if isinstance(owner, (int, float, str)) and owner in images:
+            images[cast(CocoId, owner)].annotations.append((number, annotation))
+        else:
+            ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}.")
+    return CocoFile(path, list(images.values()), categories, "annotations" in content, ownerless)
 
 
 def read_names(path: Path) -> list[str]:
@@ -91,13 +92,18 @@ def read_names(path: Path) -> list[str]:
         UserError: as `read_coco`.
     """
     content = _load(path)
-    _refuse_other(path, content)
     try:
-        named = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
-        used = {own for item in content.get("annotations", []) if isinstance(own := item.get("category_id"), int)}
+        return [name for _, name in sorted(_categories(path, content).items())]
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_coco(path, error) from error
-    return [name for _, name in sorted(_one_for_each_name(path, named, used).items())]
+
+
+def _categories(path: Path, content: Any) -> dict[int, str]:
+    """Category id → name, each name once."""
+    named = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
+    annotations = content.get("annotations", [])
+    used = {own for item in annotations if isinstance(own := item.get("category_id"), (int, float, str))}
+    return cast("dict[int, str]", _one_for_each_name(path, named, used))
 
 
 def _not_coco(path: Path, error: Exception) -> UserError:
@@ -106,10 +112,10 @@ def _not_coco(path: Path, error: Exception) -> UserError:
 
 
 def _load(path: Path) -> Any:
-    """The content of a JSON file, which nothing is known of."""
+    """The content of a JSON file that may be a COCO detection file; nothing else is known of it."""
     try:
         with open_plain(path) as file:
-            return json.load(file)
+            content = json.load(file)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
@@ -120,18 +126,14 @@ def _load(path: Path) -> Any:
         raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
     except RecursionError as error:
         raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
-
-
-def _refuse_other(path: Path, content: Any) -> None:
-    """Raise a UserError where the file is something else than a COCO detection file."""
     if isinstance(content, list):
         raise UserError(
             f"{path}: found a list; is this a file of results? expected a COCO detection file with {_PARTS}."
         )
-    if isinstance(content, dict):
-        for key in ("images", "categories"):
-            if key not in content:
-                raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
+    for key in ("images", "categories"):
+        if isinstance(content, dict) and key not in content:
+            raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
+    return content
 
 
 def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
@@ -155,6 +157,8 @@ def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Colle
 
 def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
     """What is wrong with an image_id that no image has."""
+    if owner is None:
+        return "has no image_id, expected the id of an image"
     if isinstance(owner, (int, float)) and str(owner) in images:
         return (
             f"belongs to image_id {shown(owner)}, but in images that id is found as the text {shown(str(owner))}, "

@@ -8,19 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import numbers
-from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.part import ENDLESS, Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, counted, share
-from tessera.data.source.scan import AnyName
-from tessera.utils.files import open_plain
 from tessera.utils.text import first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
 _FAR = 0.05  # share of a side that no rounding explains
 _LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far where corners are read as centre and size
-_ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
 
-Found = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
+BoxRows = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
 
 
 class Written(NamedTuple):
@@ -101,7 +97,7 @@ def _written(part: Part) -> Written:
     return Written(owners, (out / np.maximum(sides, 1)).max(1, initial=0), out.max(1, initial=0), as_corners)
 
 
-def _of_text(part: Part) -> Found:
+def _of_text(part: Part) -> BoxRows:
     """Owners, corners in pixels and `as_corners` of label files, which nothing is cut off from when they are read."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
@@ -113,7 +109,7 @@ def _of_text(part: Part) -> Found:
     return part.owners[mine], boxes, np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
 
 
-def _of_records(part: Part) -> Found:
+def _of_records(part: Part) -> BoxRows:
     """The same of COCO and VOC, as the files have them."""
     owners: list[int] = []
     boxes: list[list[float]] = []
@@ -136,15 +132,10 @@ def _of_records(part: Part) -> Found:
 
 
 def _of_voc(path: str) -> list[list[float]]:
-    """Corners in pixels: read as if the image had no end, so that nothing is cut off."""
-    try:
-        with open_plain(path) as file:
-            raw = file.read()
-    except OSError:  # no such file: background
-        return []
-    fractions = np.array(parse_voc(raw, (_ENDLESS, _ENDLESS), AnyName()).boxes).reshape(-1, 4)
+    """Corners in pixels, nothing of which is cut off."""
+    fractions = np.array(any_labels(path).boxes).reshape(-1, 4)
     half = fractions[:, 2:] / 2
-    corners: list[list[float]] = (np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * _ENDLESS).tolist()
+    corners: list[list[float]] = (np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS).tolist()
     return corners
 
 

@@ -16,6 +16,8 @@ from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
 
+_MOST_OWNERLESS = 100  # annotations; with more, the file is cut or of other images
+
 
 def check_dataset(
     spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640, progress: bool = False
@@ -57,6 +59,9 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
     listing, scanned = part.listing, part.scanned
     check.images += len(scanned.sizes_hw)
     check.objects += len(scanned.classes)
+    check.errors += listing.ownerless[:_MOST_OWNERLESS]
+    if more := len(listing.ownerless[_MOST_OWNERLESS:]):
+        check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
     check.problems += listing.notes + scanned.problems
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept

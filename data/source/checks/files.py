@@ -7,17 +7,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tessera.data.source.annotations.labels import parse_labels
-from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.part import Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, counted
 from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
-from tessera.data.source.scan import NO_CLASS_LIMIT, AnyName
-from tessera.utils.files import open_plain, suffix_of
+from tessera.utils.files import suffix_of
 from tessera.utils.text import first_of
 from tessera.utils.types import IMAGE_SUFFIXES
-
-_ANY_SIZE = 1 << 24
 
 
 def check_label_files(check: DatasetCheck, part: Part) -> None:
@@ -56,11 +51,12 @@ def check_orphans(check: DatasetCheck, parts: Sequence[Part]) -> None:
         stems = {
             _stem(name) for images in image_folders for name in _names(images) if suffix_of(name) in IMAGE_SUFFIXES
         }
+        # Only what holds an object: others are lists of classes, and texts about the dataset.
         orphans = [
             path
             for name in _names(folder)
             if suffix_of(name) == suffix and _stem(name) not in stems
-            if (path := f"{folder}/{name}") not in known and _has_objects(path)
+            if (path := f"{folder}/{name}") not in known and any_labels(path).classes
         ]
         if orphans:
             listing = parts[0].listing
@@ -76,17 +72,3 @@ def _names(folder: str) -> list[str]:
 
 def _stem(name: str) -> str:
     return os.path.splitext(name)[0]
-
-
-def _has_objects(path: str) -> bool:
-    """Whether a file is one of labels with an object, not a list of classes or a text about the dataset."""
-    try:
-        with open_plain(path) as file:
-            raw = file.read()
-    except OSError:
-        return False
-    if path.endswith(".xml"):
-        found = parse_voc(raw, (_ANY_SIZE, _ANY_SIZE), AnyName())
-    else:
-        found = parse_labels(raw, NO_CLASS_LIMIT)
-    return len(found.classes) > 0

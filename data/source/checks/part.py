@@ -8,9 +8,29 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.data.source.annotations.labels import ParsedLabels, parse_labels
+from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.listing import Listing
-from tessera.data.source.scan import Stretch
+from tessera.data.source.scan import NO_CLASS_LIMIT, AnyName, Scan
+from tessera.utils.files import open_plain
 from tessera.utils.types import DatasetSpec
+
+ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
+
+
+def any_labels(path: str) -> ParsedLabels:
+    """What a label file holds whatever the classes are, and as if the image had no end: nothing is cut off.
+
+    Empty where the file cannot be read. Boxes of VOC are fractions of ENDLESS.
+    """
+    try:
+        with open_plain(path) as file:
+            raw = file.read()
+    except OSError:
+        return ParsedLabels([], [])
+    if path.endswith(".xml"):
+        return parse_voc(raw, (ENDLESS, ENDLESS), AnyName())
+    return parse_labels(raw, NO_CLASS_LIMIT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +45,7 @@ class Part:
     spec: DatasetSpec
     split: str
     listing: Listing
-    scanned: Stretch
+    scanned: Scan
     single_cls: bool
 
     @cached_property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +12,12 @@ from tqdm import tqdm
 
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, counted
-from tessera.data.source.decode import read_levels
-from tessera.data.source.headers import breaks_off
+from tessera.data.source.decode import decode_levels
+from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import UserError
+from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
-from tessera.utils.pixels import DARK, PixelRule, to_uint8
+from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
 
 
 class _Decoded(NamedTuple):
@@ -66,8 +66,9 @@ def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[byte
 def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
     """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
     try:
-        levels = read_levels(Path(path))
-        raw = Path(path).read_bytes()
+        with open_plain(path) as file:
+            raw = file.read()
+        levels = decode_levels(np.frombuffer(raw, np.uint8), path)
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
@@ -75,6 +76,5 @@ def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
     digest = hashlib.blake2b(raw, digest_size=16).digest()
     brightest = None
     if levels.dtype != np.uint8:
-        largest = float(np.max(levels, where=np.isfinite(levels), initial=0))
-        brightest = largest, int(to_uint8(levels, rule).max())
+        brightest = brightest_level(levels), int(to_uint8(levels, rule).max())
     return _Decoded(digest, (levels.shape[0], levels.shape[1]), breaks_off(raw), brightest)

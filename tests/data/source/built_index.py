@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.source import index as module
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex
@@ -21,7 +20,8 @@ def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:
 
 def same(a: DatasetIndex, b: DatasetIndex) -> bool:
     plain = (a.split, a.names, a.digest, a.problems) == (b.split, b.names, b.digest, b.problems)
+    arrays = {name: value for name, value in vars(a).items() if isinstance(value, np.ndarray)}
     return plain and all(
-        np.array_equal(getattr(a, name), getattr(b, name)) and getattr(a, name).dtype == getattr(b, name).dtype
-        for name in module._ARRAYS
+        np.array_equal(value, getattr(b, name)) and value.dtype == getattr(b, name).dtype
+        for name, value in arrays.items()
     )

@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.download import Patience, fetch
+from tessera.data.source.download import fetch
 from tessera.utils.errors import UserError
+from tessera.utils.network import NetworkLimits
 from tests.at_once import at_once
 from tests.file_server import FileServer
 
 BODY = np.random.default_rng(0).bytes(300_000)
-QUICK: dict[str, Any] = {"progress": False, "patience": Patience(backoff_s=0.01, timeout_s=5.0)}
+QUICK: dict[str, Any] = {"progress": False, "limits": NetworkLimits(pause_s=0.01, timeout_s=5.0)}
 
 
 def patient(attempts: int) -> dict[str, Any]:
     """As QUICK, with another number of attempts."""
-    return {**QUICK, "patience": replace(QUICK["patience"], attempts=attempts)}
+    return {**QUICK, "limits": replace(QUICK["limits"], attempts=attempts)}
 
 
 @pytest.fixture
@@ -102,9 +103,14 @@ def test_shorter_file_starts_over(server: FileServer, tmp_path: Path) -> None:
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
 
 
-def test_server_without_ranges_starts_over(server: FileServer, tmp_path: Path) -> None:
-    server.ranges = False
-    server.break_after = [100_000]
+@pytest.mark.parametrize(
+    "manners",
+    [{"ranges": False, "break_after": [100_000]}, {"length": False}, {"status": [503, 429]}],
+    ids=["no ranges", "unknown length", "transient answers"],
+)
+def test_servers_that_make_it_hard(server: FileServer, tmp_path: Path, manners: dict[str, Any]) -> None:
+    for name, value in manners.items():
+        setattr(server, name, value)
     assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
 
 
@@ -114,16 +120,6 @@ def test_server_without_ranges_does_not_keep_us_for_ever(server: FileServer, tmp
     with pytest.raises(UserError, match="connection"):
         fetch(server.url, tmp_path / "data.zip", **QUICK)
     assert len(server.seen) <= 4
-
-
-def test_unknown_length(server: FileServer, tmp_path: Path) -> None:
-    server.length = False
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
-
-
-def test_transient_answers_are_tried_again(server: FileServer, tmp_path: Path) -> None:
-    server.status = [503, 429]
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
 
 
 @pytest.mark.parametrize(("status", "what"), [(404, "404.*Check the address"), (403, "403.*your access")])

@@ -14,8 +14,8 @@ import pytest
 
 from tessera.data.source import held_out
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.doubts import doubts
-from tessera.data.source.held_out import ALIKE, Looks, divide, group, look
+from tessera.data.source.checks.warnings import index_warnings
+from tessera.data.source.held_out import ALIKE_BITS, Fingerprints, difference_hash, divide, group
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
@@ -102,7 +102,7 @@ def test_pictures_are_compared_once(
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
     assert "of 36 groups (pictures that differ in at most 14 of 144 bits are kept together; the largest" in caplog.text
-    monkeypatch.setattr(held_out, "look", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr(held_out, "difference_hash", lambda *_: pytest.fail("compared again"))
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
     assert parts(yaml) == first
     (looks,) = (tmp_path / "cache/index").glob("*-looks-*")
@@ -169,9 +169,9 @@ def test_too_few_pictures(tmp_path: Path) -> None:
         build_index(load_spec(yaml), "val")
 
 
-def looks_of(bits: np.ndarray) -> Looks:
+def prints_of(bits: np.ndarray) -> Fingerprints:
     contents = np.random.default_rng(0).integers(0, 256, (len(bits), 16), np.uint8)
-    return Looks(contents, np.packbits(bits, axis=1))
+    return Fingerprints(contents, np.packbits(bits, axis=1))
 
 
 def test_chains_are_one_group_as_an_oracle_finds_them() -> None:
@@ -180,7 +180,7 @@ def test_chains_are_one_group_as_an_oracle_finds_them() -> None:
     for at in range(1, 30):  # each some bits from an earlier one
         bits[at] = bits[rng.integers(at)]
         bits[at, rng.choice(144, rng.integers(1, 22), replace=False)] ^= True
-    for alike in ALIKE:
+    for alike in ALIKE_BITS:
         found = group(np.packbits(bits, axis=1), np.arange(60), alike)
         expected = np.arange(60)
         for one in range(60):
@@ -195,9 +195,9 @@ def test_a_camera_that_stands_still_can_be_divided(caplog: pytest.LogCaptureFixt
     bits = np.repeat(np.random.default_rng(0).random((1, 144)) < 0.5, 50, 0)
     for at in range(50):
         bits[at, 2 * at : 2 * at + 2] ^= True  # 4 bits from each other
-    found = divide(looks_of(bits), HeldOut(0.2, 0))
+    found = divide(prints_of(bits), HeldOut(0.2, 0))
     assert found is not None and found.alike == 3 and found.is_val.sum() == 10
-    assert divide(looks_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
+    assert divide(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
 
 
 def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
         cv2.imwrite(str(tmp_path / f"set/images/{number}.jpg"), cv2.merge([frame.repeat(16, 0).repeat(16, 1)] * 3))
     said = "val: 0.2 of train: too many pictures look alike to keep them on one side"
     for _ in range(2):
-        train, val = (doubts(build_index(load_spec(yaml), split)) for split in ("train", "val"))
+        train, val = (index_warnings(build_index(load_spec(yaml), split)) for split in ("train", "val"))
         assert not train and len(val) == 1 and said in val[0], val
     (problem,) = [line for line in check_dataset(load_spec(yaml)).problems if "look alike" in line]
     assert problem.startswith(said) and "metrics will be too good" in problem
 
 
 def test_shares_are_met_and_seeds_differ() -> None:
-    looks = looks_of(np.random.default_rng(0).random((200, 144)) < 0.5)
+    looks = prints_of(np.random.default_rng(0).random((200, 144)) < 0.5)
     chosen = []
     for share in (0.01, 0.1, 0.2, 0.5, 0.9, 0.999):
         found = divide(looks, HeldOut(share, 0))
@@ -231,5 +231,5 @@ def test_shares_are_met_and_seeds_differ() -> None:
 def test_a_picture_looks_the_same_at_another_size() -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     large = small.repeat(7, 0).repeat(5, 1)
-    assert np.array_equal(look(small), look(large))
-    assert not look(np.full((20, 30, 3), 7, np.uint8)).any()
+    assert np.array_equal(difference_hash(small), difference_hash(large))
+    assert not difference_hash(np.full((20, 30, 3), 7, np.uint8)).any()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source.headers import image_size
+from tessera.data.source.decode import image_size
 from tessera.data.source.index import build_index, problem_report
 from tessera.data.source.listing import label_path
 from tessera.data.source.spec import load_spec

@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_what_the_first_rank_has_verified_is_not_listed_again(
         again = build(yaml, verified=verified)
         assert same(again, first) and again.content_hash() == first.content_hash()
     # The file may be another's, damaged or gone: then this rank looks for itself.
-    _change_label(tmp_path / "pets")
+    change_label(tmp_path / "pets")
     assert same(build(yaml, verified=dict.fromkeys(verified, "another")), build(yaml)) and scans == [2, 2]
     cache_file(tmp_path).unlink()
     assert len(build(yaml, verified=verified)) == 1 and len(scans) == 3
@@ -85,62 +86,34 @@ def test_a_half_written_index_of_a_killed_run_goes(tmp_path: Path) -> None:
     assert path != torn
 
 
-def _touch_image(root: Path) -> None:
-    os.utime(root / "images/train/a.jpg", ns=(1, 1))
-
-
-def _grow_image(root: Path) -> None:
-    write_image(root / "images/train/a.jpg", (50, 60))
-
-
-def _add_image(root: Path) -> None:
-    write_image(root / "images/train/new.jpg")
-
-
-def _remove_image(root: Path) -> None:
-    (root / "images/train/a.jpg").unlink()
-
-
-def _change_label(root: Path) -> None:
+def change_label(root: Path) -> None:
     (root / "labels/train/a.txt").write_text("1 0.5 0.5 0.5 0.5 \n")
 
 
-def _add_label(root: Path) -> None:
-    (root / "labels/train/b.txt").write_text(BOX)
-
-
-def _remove_label(root: Path) -> None:
-    (root / "labels/train/a.txt").unlink()
-
-
-def _mend_left_out(root: Path) -> None:
-    (root / "labels/train/bad.txt").write_text(BOX)
-
-
-def _rename_class(root: Path) -> None:
+def rename_class(root: Path) -> None:
     yaml = root.parent / "pets.yaml"
     yaml.write_text(yaml.read_text().replace("dog", "wolf"))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _touch_image,
-        _grow_image,
-        _add_image,
-        _remove_image,
-        _change_label,
-        _add_label,
-        _remove_label,
-        _mend_left_out,
-        _rename_class,
-    ],
-)
-def test_any_change_builds_anew(tmp_path: Path, scans: list[int], change) -> None:  # type: ignore[no-untyped-def]
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "image touched": lambda root: os.utime(root / "images/train/a.jpg", ns=(1, 1)),
+    "image grown": lambda root: write_image(root / "images/train/a.jpg", (50, 60)),
+    "image added": lambda root: write_image(root / "images/train/new.jpg"),
+    "image removed": lambda root: (root / "images/train/a.jpg").unlink(),
+    "label changed": change_label,
+    "label added": lambda root: (root / "labels/train/b.txt").write_text(BOX),
+    "label removed": lambda root: (root / "labels/train/a.txt").unlink(),
+    "label fixed": lambda root: (root / "labels/train/bad.txt").write_text(BOX),
+    "class renamed": rename_class,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_builds_anew(tmp_path: Path, scans: list[int], change: str) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {"train/a": BOX, "train/b": None, "train/bad": "x", "train/z": BOX})
     first = build(yaml)
-    change(root)
+    CHANGES[change](root)
     second = build(yaml)
     assert len(scans) == 2
     assert first.digest != second.digest
@@ -215,7 +188,7 @@ def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.Mon
     expected = build(yaml)
     cache_file(tmp_path).unlink()
     for reader in (scan_module, listing_module):
-        monkeypatch.setattr(reader, "_STRETCH", 4)
+        monkeypatch.setattr(reader, "_FILES_AT_A_TIME", 4)
         monkeypatch.setattr(reader, "_SLOW_S", 0.0)
     threads = set()
     stat = listing_module._stat

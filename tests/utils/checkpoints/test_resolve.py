@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.data.source.download import Patience, fetch
+from tessera.data.source.download import fetch
 from tessera.utils.checkpoints import resolve as module
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.errors import UserError
 from tessera.utils.flags import published as table
 from tessera.utils.flags.published import PUBLISHED
+from tessera.utils.network import NetworkLimits
 from tests.file_server import FileServer
 from tests.system.launch import ROOT
 
@@ -40,8 +41,8 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = Patience(backoff_s=0.01, timeout_s=30.0)
-    monkeypatch.setattr(module, "fetch", partial(fetch, patience=patience))
+    limits = NetworkLimits(pause_s=0.01, timeout_s=30.0)
+    monkeypatch.setattr(module, "fetch", partial(fetch, limits=limits))
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from types import TracebackType
 from typing import cast
 
 import numpy as np
 
-from tessera.data.source.bounds import refuse_large, stated
+from tessera.data.source.probe import read_header, refuse_large
 from tessera.utils.inference.sources.frames import Pixels, VideoFacts
 from tessera.utils.machine.opencv import cv2, in_utf8
 
@@ -85,9 +84,7 @@ class Capture:
     def __enter__(self) -> Capture:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _is_of_jpegs(self, path: str | None) -> bool:
@@ -115,8 +112,8 @@ def _first_stated(path: str) -> int | None:
             found, packet = probe.read()
             if not found:
                 return None
-            if size := stated(np.asarray(packet).tobytes()):
-                return size.pixels
+            if header := read_header(np.asarray(packet).tobytes()):
+                return header.pixels
     finally:
         probe.release()
 
@@ -124,7 +121,7 @@ def _first_stated(path: str) -> int | None:
 def _decoded(packet: Pixels) -> Pixels | None:
     """A frame of Motion JPEG; None where it does not decode, or states a size that a picture may not have either."""
     try:
-        refuse_large(packet.tobytes())
+        refuse_large(read_header(packet.tobytes()), packet.size)
         return cast(Pixels | None, cv2.imdecode(packet, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION))
     except (ValueError, cv2.error):
         return None

@@ -13,9 +13,11 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from tessera.data.source.listing import base_of_list, read_list
+from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
-from tessera.utils.inference.sources.magic import holds_picture, holds_video
+from tessera.utils.network import without_password
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES
 
@@ -30,7 +32,6 @@ _STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tc
 _KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_LIST = 1 << 28  # bytes
 _LIKE = 1000  # names that a misspelled one is compared with
 
 Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unreadable"]
@@ -124,19 +125,6 @@ def of_line(line: str, base: str = "") -> Origin:
     )
 
 
-def without_password(address: str) -> str:
-    """An address as it may be printed and written down."""
-    try:
-        parts = urlsplit(address)
-        password = parts.password
-    except ValueError:  # not an address; nothing will be read from it
-        return address
-    if password is None:
-        return address
-    account, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{account.partition(':')[0]}:***@{host}").geturl()
-
-
 def _of_text(text: str) -> list[Origin]:
     """What is no path; [] where it is one."""
     if text == "-":
@@ -183,7 +171,7 @@ def _of_file(path: str) -> Origin | None:
         return Origin("video", path)
     try:
         with open_plain(path) as file:
-            head = file.read(64)
+            head = file.read(KIND_BYTES)
     except OSError:
         return None
     if holds_picture(head):
@@ -220,29 +208,15 @@ def _named(files: Sequence[str], base: str) -> list[Origin]:
 
 
 def _of_list(path: str) -> list[Origin]:
-    try:
-        with open_plain(path) as file:
-            text = file.read(_LONGEST_LIST).decode("utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"--source {shown(Path(path))}: the list cannot be read ({error.strerror}).") from error
-    lines = [line for row in text.splitlines() if (line := row.strip()) and not line.startswith("#")]
+    lines = [line for line in read_list(path) if not line.startswith("#")]
     if not lines:
         raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source a line.")
     folder = os.path.dirname(path) or "."
-    base = _base_of(lines, folder)
+    base = base_of_list((line for line in lines if not _CAMERA.fullmatch(line)), (folder, "."))
     return [
-        of_line(line.replace("\\", "/") if not is_address(line) else line, _start(line, folder, base)) for line in lines
+        of_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
+        for line in lines
     ]
-
-
-def _base_of(lines: Sequence[str], folder: str) -> str:
-    """Where relative lines without `./` start: the list's folder, or the working folder if the first is there."""
-    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not _of_text(line)), None)
-    return "." if first and not os.path.exists(os.path.join(folder, first)) and os.path.exists(first) else folder
-
-
-def _start(line: str, folder: str, base: str) -> str:
-    return folder if line.startswith("./") else base
 
 
 def _missing(path: str) -> str:

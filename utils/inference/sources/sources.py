@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
-from tessera.data.source.headers import breaks_off
+from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
-from tessera.utils.inference.sources.addresses import ask
+from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stdin import read_stdin
-from tessera.utils.inference.sources.stream import PATIENCE, Patience
+from tessera.utils.inference.sources.stream import TIMEOUTS, StreamTimeouts
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.text import one_line
 
@@ -35,7 +34,7 @@ def open_sources(
     vid_stride: int = 1,
     every_frame: bool = False,
     stdin: IO[bytes] | None = None,
-    patience: Patience = PATIENCE,
+    timeouts: StreamTimeouts = TIMEOUTS,
 ) -> Sources:
     """Find what `--source` names; nothing is read before the first iteration.
 
@@ -47,7 +46,7 @@ def open_sources(
         vid_stride: of videos and streams, each `vid_stride`-th frame.
         every_frame: of streams, all frames in order instead of the newest one.
         stdin: what "-" reads; None = the process's.
-        patience: when a stream is given up, for a time or for good.
+        timeouts: when a stream is given up, for a time or for good.
 
     Raises:
         UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
@@ -57,33 +56,27 @@ def open_sources(
     origins = find_origins(specs)
     if not origins:
         raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
-    return Sources(origins, read, vid_stride, every_frame, stdin, patience)
+    return Sources(origins, read, vid_stride, every_frame, stdin, timeouts)
 
 
+@dataclass
 class Sources:
     """Frames and events of sources: iterate over it, once, inside `with`.
 
     Pictures and videos come first, in the order in which they were named; streams and cameras after them, all at once.
 
-    Args:
+    Attributes:
         origins: what to read.
-        read, vid_stride, every_frame, stdin, patience: as in `open_sources`.
+        read, vid_stride, every_frame, stdin, timeouts: as in `open_sources`.
     """
 
-    def __init__(
-        self,
-        origins: Sequence[Origin],
-        read: ReadPicture,
-        vid_stride: int,
-        every_frame: bool,
-        stdin: IO[bytes] | None,
-        patience: Patience,
-    ) -> None:
-        assert vid_stride >= 1, vid_stride
-        self.origins = origins
-        self._read, self._vid_stride, self._every_frame = read, vid_stride, every_frame
-        self._stdin, self._patience = stdin, patience
-        self._stack = ExitStack()
+    origins: Sequence[Origin]
+    read: ReadPicture
+    vid_stride: int
+    every_frame: bool
+    stdin: IO[bytes] | None
+    timeouts: StreamTimeouts
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def pictures(self) -> int | None:
@@ -103,9 +96,7 @@ class Sources:
     def __enter__(self) -> Sources:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _all(self) -> Generator[Item, None, None]:
@@ -115,9 +106,9 @@ class Sources:
                 streams.append(origin)
             else:
                 yield from self._items(origin, streams)
-        alone = {origin.source: origin for origin in streams}  # one that is named twice is read once
+        by_source = {origin.source: origin for origin in streams}  # one that is named twice is read once
         yield from read_streams(
-            [*alone.values()], every_frame=self._every_frame, vid_stride=self._vid_stride, patience=self._patience
+            [*by_source.values()], every_frame=self.every_frame, vid_stride=self.vid_stride, timeouts=self.timeouts
         )
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
@@ -131,13 +122,13 @@ class Sources:
         elif origin.form in ("stream", "camera"):  # named over standard input
             streams.append(origin)
         elif origin.form == "video":
-            yield from read_video(origin, self._vid_stride)
+            yield from read_video(origin, self.vid_stride)
         else:
             yield _unreadable(origin, origin.why)
 
     def _picture(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
         try:
-            frame = Frame(self._read(encoded), origin.source, name=origin.place)
+            frame = Frame(self.read(encoded), origin.source, name=origin.place)
         except ConfigError:  # of the whole run
             raise
         except UserError as error:
@@ -151,7 +142,7 @@ class Sources:
 
     def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         try:
-            found = ask(origin.where)
+            found = read_address(origin.where)
         except UserError as error:
             yield _unreadable(origin, str(error))
             return
@@ -161,10 +152,10 @@ class Sources:
             yield from self._picture(origin, found)
         else:
             with found:
-                yield from read_video(origin, self._vid_stride, found.name)
+                yield from read_video(origin, self.vid_stride, found.name)
 
     def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
-        stdin = self._stdin
+        stdin = self.stdin
         if stdin is None and sys.stdin is not None:
             stdin = sys.stdin.buffer
         if stdin is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
+from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH
-from tessera.utils.inference.sources.magic import HEAD, holds_picture, holds_video
 
 MOST_BYTES = 1 << 30  # of a picture
 _LONGEST_LINE = 4 * LONGEST_PATH
@@ -27,7 +27,7 @@ def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
     """
     read = getattr(stdin, "read1", stdin.read)
     head = b""
-    while len(head) < HEAD and (more := read(HEAD - len(head))):
+    while len(head) < KIND_BYTES and (more := read(KIND_BYTES - len(head))):
         head += more
         if b"\n" in head and not holds_picture(head):  # a list that somebody writes line by line
             break

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.data.source.annotations.coco import read_coco
+from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
@@ -119,6 +120,20 @@ def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> No
     with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
         build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
     assert ".txt" not in str(caught.value)
+
+
+def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> None:
+    """A run refuses them; the check goes on, and finds what else is wrong."""
+    stray = [{"image_id": own, "category_id": 17, "bbox": [1, 2, 3, 4]} for own in (5, "7", None)]
+    outside = {"image_id": 7, "category_id": 17, "bbox": [900, 2, 3, 4]}
+    spec = load_spec(write_coco(tmp_path / "set", coco(annotations=[*stray, outside, *coco()["annotations"]])))
+    with pytest.raises(UserError) as caught:
+        build_index(spec, "train")
+    check = check_dataset(spec)
+    places = [line.partition("annotations[")[2] for line in check.errors if "annotations[" in line]
+    assert [place.partition("]")[0] for place in places] == ["0", "1", "2"]
+    assert str(caught.value).splitlines() == [line for line in check.errors if "annotations[" in line]
+    assert "has no image_id" in places[2] and any("lies outside the image" in line for line in check.problems)
 
 
 def test_an_unused_category_may_have_the_name_of_a_used_one(tmp_path: Path) -> None:

@@ -39,24 +39,27 @@ def write_voc(
     (root / annotations / f"{stem}.xml").write_bytes(voc(*objects))
 
 
-def test_voc_counts_pixels_from_one() -> None:
-    objects = parse_voc(voc(voc_object(), voc_object("dog", "17 13 32 24")), (48, 64), IDS)
-    assert objects.classes == [0, 1]
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1, 24 / 64, 18 / 48, 0.25, 0.25])
-    assert not objects.problems
+PART = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
+WHOLE = [0.5, 0.5, 1, 1]
 
 
-def test_voc_boxes_from_zero_are_cut() -> None:
-    objects = parse_voc(voc(voc_object(box="0 0 70 50")), (48, 64), IDS)
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
-
-
-def test_voc_difficult_and_parts_are_passed_over() -> None:
-    part = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
-    raw = voc(voc_object(extra="<difficult>1</difficult>"), voc_object(extra=part + "<difficult>0</difficult>"))
-    objects = parse_voc(raw, (48, 64), IDS)
-    assert objects.classes == [0]
-    np.testing.assert_allclose(objects.boxes, [0.5, 0.5, 1, 1])
+@pytest.mark.parametrize(
+    ("objects", "classes", "boxes"),
+    [
+        ([voc_object(), voc_object("dog", "17 13 32 24")], [0, 1], [*WHOLE, 24 / 64, 18 / 48, 0.25, 0.25]),
+        ([voc_object(box="0 0 70 50")], [0], WHOLE),
+        (
+            [voc_object(extra="<difficult>1</difficult>"), voc_object(extra=PART + "<difficult>0</difficult>")],
+            [0],
+            WHOLE,
+        ),
+    ],
+    ids=["pixels count from one", "boxes from zero are cut", "difficult ones and parts are passed over"],
+)
+def test_voc_boxes(objects: list[str], classes: list[int], boxes: list[float]) -> None:
+    found = parse_voc(voc(*objects), (48, 64), IDS)
+    assert found.classes == classes and not found.problems
+    np.testing.assert_allclose(found.boxes, boxes)
 
 
 def test_voc_duplicates_count_once() -> None:

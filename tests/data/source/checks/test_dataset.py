@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.doubts import doubts
 from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
@@ -134,13 +134,13 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     flat = "0 0.5 0.5 0 0.1\n"
     labels = {"train/a": BOX + flat, "train/b": BOX, "val/c": BOX + flat + "1 0.5 0.5 0.1 0\n", "test/d": ""}
     spec = load_spec(write_dataset(tmp_path / "pets", labels))
-    train, val, test = (doubts(build_index(spec, split)) for split in ("train", "val", "test"))
+    train, val, test = (index_warnings(build_index(spec, split)) for split in ("train", "val", "test"))
     said = "without width or height: nothing is learnt from such a box; --check-data says where"
     assert train == [f"train: 1 box {said}"]
     said = "without width or height: such a box is an object that is never found; --check-data says where"
     assert val == [f"val: 2 boxes {said}"]
     spec = load_spec(write_dataset(tmp_path / "flat", {"train/a": flat * 2 + flat.replace("0.1", "0.2")}))
-    assert doubts(build_index(spec, "train"))[-1].startswith("train: all 2 boxes without width or height")
+    assert index_warnings(build_index(spec, "train"))[-1].startswith("train: all 2 boxes without width or height")
     (message,) = test
     assert "test: no object in the labels of its 1 image: no metric can be measured, and mAP will be 0" in message
 

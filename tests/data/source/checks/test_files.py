@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.doubts import doubts
+from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
@@ -24,7 +24,7 @@ def test_lost_labels_are_named_before_a_run_too(tmp_path: Path) -> None:
     said = "train: 3 of 20 images have no label file and are used as background, without objects: images/train/0.jpg"
     (line,) = problems(yaml)
     assert line.startswith(said)
-    (warning,) = doubts(build_index(load_spec(yaml), "train"))
+    (warning,) = index_warnings(build_index(load_spec(yaml), "train"))
     assert said in warning and "--check-data" in warning
 
 
@@ -49,7 +49,7 @@ def test_no_object_of_val_at_all(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": "", "val/c": ""}, names="[cat]")
     (line,) = problems(yaml)
     assert line.startswith("val: no object in the labels of its 2 images: no metric can be measured")
-    assert line in doubts(build_index(load_spec(yaml), "val"))
+    assert line in index_warnings(build_index(load_spec(yaml), "val"))
 
 
 def test_labels_of_no_image(tmp_path: Path) -> None:

@@ -14,16 +14,17 @@ import pytest
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources import addresses
-from tessera.utils.inference.sources.addresses import AddressPatience, ask
+from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame
-from tessera.utils.inference.sources.origins import find_origins, without_password
+from tessera.utils.inference.sources.origins import find_origins
+from tessera.utils.network import NetworkLimits, without_password
 from tests.data.make import write_image
 from tests.raw_server import raw_server
 from tests.utils.inference.sources.made_sources import events, frames, items, number_of, write_video
 from tests.utils.inference.sources.mjpeg_server import mjpeg_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
-QUICK = AddressPatience(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60)
+QUICK = NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60)
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +72,12 @@ def test_a_video_lies_in_a_temporary_file_while_it_is_read(tmp_path: Path, own_t
 
 def test_a_stream_is_left_to_ffmpeg() -> None:
     with mjpeg_server() as server:
-        assert ask(server.url) is None
+        assert read_address(server.url) is None
     live = [OK + b"Content-Type: video/mp2t\r\n\r\n", b"\x47" * 1000, 600.0]
     with raw_server(live) as other:
-        assert ask(other.url) is None, "a video without an end"
+        assert read_address(other.url) is None, "a video without an end"
     with raw_server([]) as silent:
-        assert ask(f"{silent.url}.m3u8") is None and silent.requests == []
+        assert read_address(f"{silent.url}.m3u8") is None and silent.requests == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(picture: Path) -> None:
     body = picture.read_bytes()
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
         with pytest.raises(UserError, match=r"ended after 200 of .*Check the address and the network"):
-            ask(f"{server.url}.png", QUICK)
+            read_address(f"{server.url}.png", QUICK)
         assert len(server.requests) == QUICK.attempts
 
 
@@ -117,7 +118,7 @@ def test_a_limit(
     monkeypatch.setattr(addresses, limit, 1000)
     body = b"\0\0\0\x18ftyp" + bytes(5000)
     with raw_server(answer(body, what)) as server, pytest.raises(UserError, match="more than the limit of 1,000 bytes"):
-        ask(server.url + suffix, QUICK)
+        read_address(server.url + suffix, QUICK)
     assert list(own_temporary_folder.iterdir()) == []
 
 

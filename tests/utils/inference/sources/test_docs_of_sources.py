@@ -9,7 +9,7 @@ from typing import get_args
 from tessera.utils.inference.sources.addresses import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
 from tessera.utils.inference.sources.frames import Kind
 from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES
-from tessera.utils.inference.sources.stream import MOST_WAITING, PATIENCE
+from tessera.utils.inference.sources.stream import MOST_WAITING, TIMEOUTS
 from tessera.utils.types import IMAGE_SUFFIXES
 
 PAGE = (Path(__file__).parents[4] / "docs" / "sources.md").read_text()
@@ -23,8 +23,8 @@ def test_suffixes() -> None:
 
 def test_times_and_limits() -> None:
     assert (MOST_PICTURE_BYTES, MOST_VIDEO_BYTES) == (1 << 30, 32 << 30)
-    assert (PATIENCE.stall_s, PATIENCE.read_s, PATIENCE.open_s, PATIENCE.give_up_s) == (2, 5, 10, 600)
-    assert (PATIENCE.tries, PATIENCE.pause_s, PATIENCE.longest_pause_s, MOST_WAITING) == (3, 0.5, 15, 8)
+    assert (TIMEOUTS.stall_s, TIMEOUTS.read_s, TIMEOUTS.open_s, TIMEOUTS.give_up_s) == (2, 5, 10, 600)
+    assert (TIMEOUTS.tries, TIMEOUTS.pause_s, TIMEOUTS.longest_pause_s, MOST_WAITING) == (3, 0.5, 15, 8)
 
 
 def test_events() -> None:

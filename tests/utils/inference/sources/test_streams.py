@@ -15,15 +15,15 @@ import pytest
 
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
-from tessera.utils.inference.sources.stream import Patience
+from tessera.utils.inference.sources.stream import StreamTimeouts
 from tests.data.make import write_image
 from tests.utils.inference.sources.made_sources import events, frames, items, number_of, read, write_video
 from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
 SILENT = 600.0
-LONG = Patience(open_s=60, read_s=60, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+LONG = StreamTimeouts(open_s=60, read_s=60, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
 READ_S = 2.0
-SHORT = Patience(open_s=60, read_s=READ_S, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+SHORT = StreamTimeouts(open_s=60, read_s=READ_S, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
 
 
 def kinds(found: list[Frame | SourceEvent]) -> list[str]:
@@ -35,7 +35,7 @@ def test_every_frame_in_order_through_stall_break_and_return() -> None:
     """It stalls for 3 s, which is too long, and the server has gone when it is called again, and comes back."""
     with mjpeg_server([20, 3.0, 1], REFUSE, REFUSE, [20, SILENT]) as server:
         found = []
-        with open_sources(server.url, read=read, every_frame=True, patience=SHORT) as sources:
+        with open_sources(server.url, read=read, every_frame=True, timeouts=SHORT) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 40:
@@ -61,10 +61,10 @@ def test_every_frame_in_order_through_stall_break_and_return() -> None:
 
 
 def test_a_short_stall_is_a_gap_without_a_new_connection() -> None:
-    patience = Patience(open_s=60, read_s=60, stall_s=0.4, pause_s=0.01, give_up_s=60)
+    timeouts = StreamTimeouts(open_s=60, read_s=60, stall_s=0.4, pause_s=0.01, give_up_s=60)
     with mjpeg_server([20, 1.5, 10, SILENT]) as server:
         found = []
-        with open_sources(server.url, read=read, every_frame=True, patience=patience) as sources:
+        with open_sources(server.url, read=read, every_frame=True, timeouts=timeouts) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 30:
@@ -79,7 +79,7 @@ def test_a_short_stall_is_a_gap_without_a_new_connection() -> None:
 def test_the_newest_frame_and_how_many_were_dropped() -> None:
     with mjpeg_server([100, SILENT], pause_s=0.001) as server:
         got = []
-        with open_sources(server.url, read=read, patience=LONG) as sources:
+        with open_sources(server.url, read=read, timeouts=LONG) as sources:
             for item in sources:
                 if isinstance(item, Frame):
                     got.append(item)
@@ -94,7 +94,7 @@ def test_the_newest_frame_and_how_many_were_dropped() -> None:
 def test_whoever_wants_every_frame_is_waited_for() -> None:
     with mjpeg_server([60, SILENT], pause_s=0.001) as server:
         got = []
-        with open_sources(server.url, read=read, every_frame=True, vid_stride=2, patience=LONG) as sources:
+        with open_sources(server.url, read=read, every_frame=True, vid_stride=2, timeouts=LONG) as sources:
             for frame in sources:
                 if isinstance(frame, Frame):
                     got.append(frame)
@@ -106,9 +106,9 @@ def test_whoever_wants_every_frame_is_waited_for() -> None:
 
 
 def test_a_stream_that_does_not_come_back_is_given_up() -> None:
-    patience = Patience(open_s=60, read_s=60, pause_s=0.01, longest_pause_s=0.05, give_up_s=0.3)
+    timeouts = StreamTimeouts(open_s=60, read_s=60, pause_s=0.01, longest_pause_s=0.05, give_up_s=0.3)
     with mjpeg_server([5]) as server:
-        found = items(server.url, every_frame=True, patience=patience)
+        found = items(server.url, every_frame=True, timeouts=timeouts)
     assert kinds(found) == ["opened", "gap", "ended"] and not any(event.is_failure for event in events(found))
     assert "given up" in events(found)[-1].message and len(frames(found)) == 5
 
@@ -118,7 +118,7 @@ def test_a_stream_that_never_comes_is_unreadable(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"rtsp://me:secret@127.0.0.1:{taken.getsockname()[1]}/live"
         write_image(tmp_path / "a.jpg")
-        found = items([address, tmp_path / "a.jpg"], patience=LONG)
+        found = items([address, tmp_path / "a.jpg"], timeouts=LONG)
     assert [isinstance(item, Frame) for item in found] == [True, False], "files first"
     (event,) = events(found)
     assert event.kind == "unreadable" and "tried 3 times" in event.message
@@ -126,7 +126,7 @@ def test_a_stream_that_never_comes_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_camera_that_is_not_there() -> None:
-    (event,) = items("9763", patience=LONG)
+    (event,) = items("9763", timeouts=LONG)
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and event.source == "9763"
     assert "no camera of number 9763" in event.message
 
@@ -135,7 +135,7 @@ def test_several_streams_of_a_list_each_get_their_turn(tmp_path: Path) -> None:
     with mjpeg_server([30, SILENT]) as one, mjpeg_server([30, SILENT]) as two, mjpeg_server() as gone:
         (tmp_path / "a.streams").write_text(f"{one.url}\n# the second\n{two.url}\n\n{gone.url}\n")
         found = []
-        with open_sources(tmp_path / "a.streams", read=read, every_frame=True, patience=LONG) as sources:
+        with open_sources(tmp_path / "a.streams", read=read, every_frame=True, timeouts=LONG) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 60 and len(events(found)) == 3:
@@ -152,7 +152,7 @@ def test_closing_ends_the_threads_at_once() -> None:
     before = threading.active_count()
     with mjpeg_server([30, SILENT], pause_s=0.02) as server:
         within = threading.active_count()
-        with open_sources(server.url, read=read, patience=LONG) as sources:
+        with open_sources(server.url, read=read, timeouts=LONG) as sources:
             found = iter(sources)
             while not isinstance(next(found), Frame):
                 pass
@@ -178,8 +178,8 @@ def test_transport_stream_over_tcp(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     flags = ["-c:v", "mpeg2video", "-q:v", "2", "-f", "mpegts", f"tcp://127.0.0.1:{port}?listen=1"]
     with subprocess.Popen([ffmpeg, "-nostdin", "-loglevel", "quiet", "-i", video, *flags]) as server:
-        patience = Patience(open_s=60, read_s=60, tries=600, pause_s=0.1, longest_pause_s=0.1, give_up_s=0.1)
-        found = items(f"tcp://127.0.0.1:{port}", every_frame=True, patience=patience)
+        timeouts = StreamTimeouts(open_s=60, read_s=60, tries=600, pause_s=0.1, longest_pause_s=0.1, give_up_s=0.1)
+        found = items(f"tcp://127.0.0.1:{port}", every_frame=True, timeouts=timeouts)
         assert server.wait(60) == 0
     got = frames(found)
     assert kinds(found) == ["opened", "gap", "ended"]

@@ -9,7 +9,7 @@ from tessera.data.source.refusals import without_objects
 from tessera.utils.types import DatasetIndex
 
 
-def doubts(index: DatasetIndex) -> list[str]:
+def index_warnings(index: DatasetIndex) -> list[str]:
     """What a run is warned of before it uses an index; it goes on all the same.
 
     Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
