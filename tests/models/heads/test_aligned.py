@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tests.models.heads.free import made as free
 from tests.models.heads.free.cuts import A, assert_cuts_add_up, matched
-from tests.models.heads.free.made import HYP, SIZE_HW, random_targets
-from tests.models.heads.free.oracle import STRIDES
+from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, random_targets
 from tests.models.heads.yolox import made as yolox
 
 Raw = Callable[[int], list[Tensor]]
@@ -63,7 +62,7 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(made_head: Ca
     """Else a set of small objects would be learnt to be empty."""
     torch.manual_seed(0)
     head = made_head(nc)
-    predictions = head([torch.randn(1, 8, SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES])
+    predictions = head([torch.randn(1, 8, *shape) for shape in SHAPES_HW])
     corners = torch.cartesian_prod(torch.arange(3, 90, 12), torch.arange(3, 58, 12)).float()
     targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
     criterion = loss_of(head)

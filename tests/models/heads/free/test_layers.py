@@ -11,15 +11,8 @@ import torch
 from tessera.models.heads.free.grid import make_grid
 from tessera.utils.config import TrainConfig
 from tessera.utils.ranks.world import World
-from tests.models.heads.free.made import HYP, SIZE_HW, made_head
+from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, features, made_head
 from tests.models.heads.free.oracle import STRIDES, cells_of, decode
-
-SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
-
-
-def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
 
 
 @pytest.mark.parametrize("reg_max", [1, 16])

@@ -6,19 +6,14 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.models.heads.free.grid import make_grid
 from tessera.models.heads.yolox.layers import LARGEST_LOG
 from tessera.models.layers.blocks import Conv
-from tests.models.heads.free.made import SIZE_HW
+from tests.models.heads.free.made import SHAPES_HW, SIZE_HW, features
 from tests.models.heads.free.oracle import STRIDES, cells_of
-from tests.models.heads.yolox.made import SHAPES_HW, made_head, raw_predictions
-
-
-def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
+from tests.models.heads.yolox.made import made_head, raw_predictions
 
 
 def test_rows_are_those_worked_out_by_hand() -> None:
