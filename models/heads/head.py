@@ -26,7 +26,7 @@ Output = list[Tensor] | tuple[Tensor, list[Tensor]]  # raw outputs in training m
 OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so many pixels a side
 
 
-def object_odds(stride: float) -> float:
+def object_share(stride: float) -> float:
     """Share of a level's cells that find an object in a fresh dataset.
 
     Heads start from it: otherwise the first steps would be spent on learning that most cells are empty (Lin et al.

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tessera.models.heads.head import Head, Output, object_odds
+from tessera.models.heads.head import Head, Output, object_share
 
 
 class AnchorLayers(Head):
@@ -60,7 +60,7 @@ class AnchorLayers(Head):
         """Raise the biases to the odds of a fresh dataset, and 0.6 / nc a class."""
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = cast(Tensor, cast(nn.Conv2d, conv).bias).view(self.na, self.no)
-            bias[:, 4] += math.log(object_odds(stride))
+            bias[:, 4] += math.log(object_share(stride))
             bias[:, 5:] += math.log(0.6 / (self.nc - 0.99999))
 
     def forward(self, features: list[Tensor]) -> Output:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.free.grid import Grid, cells_last, make_grid
-from tessera.models.heads.head import Head, Output, object_odds
+from tessera.models.heads.head import Head, Output, object_share
 from tessera.models.layers.blocks import Conv
 from tessera.utils.boxes import xyxy_to_cxcywh
 
@@ -42,7 +42,7 @@ class Branches(nn.Module):
         """
         bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
         for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
-            probability = object_odds(stride) / nc
+            probability = object_share(stride) / nc
             last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
             for last in (last_box, last_cls):
                 nn.init.normal_(last.weight, std=START_STD)

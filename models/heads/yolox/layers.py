@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.free.grid import Grid, cells_last, make_grid
 from tessera.models.heads.free.layers import START_STD
-from tessera.models.heads.head import Head, Output, object_odds
+from tessera.models.heads.head import Head, Output, object_share
 from tessera.models.layers.blocks import Conv
 
 START_SIDE = 4.0  # strides
@@ -62,7 +62,7 @@ class YoloxLayers(Head):
             offsets, objectness = (cast(nn.Conv2d, layers[level]) for layers in (self.offsets, self.objectness))
             for layer in (last, offsets, objectness):
                 nn.init.normal_(layer.weight, std=START_STD)
-            probability = object_odds(stride)
+            probability = object_share(stride)
             cast(Tensor, objectness.bias).fill_(math.log(probability / (1 - probability)))
             cast(Tensor, last.bias).fill_(-math.log(self.nc))
             side = math.log(START_SIDE)
