@@ -109,8 +109,9 @@ def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int
 
 
 def _scores(rows: Tensor, rules: Suppression) -> Tensor:
-    """(..., 5 + C) or (..., 4 + C) to the scores of all classes, float32 (..., C)."""
-    return rows[..., 5:].float() * rows[..., 4:5].float() if rules.has_objectness else rows[..., 4:].float()
+    """(..., 5 + C) or (..., 4 + C) to the scores of all classes, float32 (..., C); 0 below a class's own limit."""
+    scores = rows[..., 5:].float() * rows[..., 4:5].float() if rules.has_objectness else rows[..., 4:].float()
+    return scores * (scores > scores.new_tensor(rules.class_confs)) if rules.class_confs else scores
 
 
 def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,8 +132,6 @@ def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tenso
 
 def _passing(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
-    if rules.class_confs:
-        scores = scores * (scores > scores.new_tensor(rules.class_confs))
     if rules.multi_label and scores.shape[1] > 1:
         index, classes = (scores > above).nonzero(as_tuple=True)
         return index, classes, scores[index, classes]
@@ -174,8 +173,6 @@ def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]
     no choice among equal scores. 0 is no candidate.
     """
     scores = _scores(rows, rules)
-    if rules.class_confs:
-        scores = scores * (scores > scores.new_tensor(rules.class_confs))
     classes = rows.new_zeros(0)
     if not rules.multi_label:
         scores, classes = scores.max(2)

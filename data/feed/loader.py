@@ -18,13 +18,7 @@ from torch.utils.data import DataLoader
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.images import ImageStore
 from tessera.data.feed.recent import RecentImages, share_recent
-from tessera.data.feed.sampler import (
-    BLOCK,
-    EpochOrder,
-    EpochSampler,
-    ShardSampler,
-    near_batches,
-)
+from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches
 from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.feed.workers import (
@@ -102,7 +96,7 @@ class Loader(Generic[S]):
     def _start(self) -> None:
         """Let the workers begin with what the sampler gives next; what they prepared before is dropped."""
         assert self._loader is not None, "the loader is closed"
-        with self._stopped.watch_new():
+        with self._stopped.adding_started_workers():
             self._stream = iter(self._loader)
 
     def _take(self) -> Batch:

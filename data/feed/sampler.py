@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
@@ -26,19 +25,13 @@ BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
 NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
 
 
-def batches_per_epoch(length: int, batch_size: int, drop_last: bool = False) -> int:
-    """Global batches of an epoch: ceil(N / B), or floor(N / B) with `drop_last`."""
-    return length // batch_size if drop_last else -(-length // batch_size)
+def batches_per_epoch(length: int, batch_size: int) -> int:
+    """Global batches of an epoch, K = ceil(N / B)."""
+    return -(-length // batch_size)
 
 
 def epoch_order(
-    length: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    *,
-    drop_last: bool = False,
-    weights: NDArray[np.float64] | None = None,
+    length: int, batch_size: int, seed: int, epoch: int, weights: NDArray[np.float64] | None = None
 ) -> NDArray[np.int64]:
     """Global order of an epoch: every image once, then images from the epoch's own start until the last batch is full.
 
@@ -46,7 +39,6 @@ def epoch_order(
         length: N.
         batch_size: B, over all ranks.
         seed, epoch: what the order is a function of.
-        drop_last: cut the last, partial batch off instead of filling it.
         weights: (N,), not negative; where given, N images are sampled with replacement in proportion to them.
 
     Returns:
@@ -55,7 +47,7 @@ def epoch_order(
     rng = sample_rng(seed, epoch, 0, "order")
     order = rng.permutation(length) if weights is None else rng.choice(length, length, p=weights / weights.sum())
     # np.resize repeats from the start: that is the padding, also where N < B.
-    return np.resize(order, batches_per_epoch(length, batch_size, drop_last) * batch_size)
+    return np.resize(order, batches_per_epoch(length, batch_size) * batch_size)
 
 
 def bucket_by_aspect(
@@ -129,10 +121,6 @@ class EpochOrder:
         imgsz: side of a sample in pixels.
         shapes_hw: int64 (N, 2), each image's own padded shape, see `padded_shapes`; where given, batches are
             rectangular (`--rect`).
-        drop_last: leave the last, partial batch out instead of filling it.
-
-    Raises:
-        ConfigError: `drop_last` leaves no batch.
     """
 
     def __init__(
@@ -142,21 +130,14 @@ class EpochOrder:
         seed: int,
         imgsz: int,
         shapes_hw: NDArray[np.int64] | None = None,
-        drop_last: bool = False,
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
-        if drop_last and length < batch_size:
-            raise ConfigError(
-                f"--batch-size {batch_size} is larger than the {length} images of the dataset, and the last, partial "
-                f"batch is dropped: nothing is left. Use a batch size of at most {length}."
-            )
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
-        self.drop_last = drop_last
         self._shapes_hw = shapes_hw
         self._weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
-        return batches_per_epoch(self.length, self.batch_size, self.drop_last)
+        return batches_per_epoch(self.length, self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
         """Sample with replacement in proportion to `weights` (N,) from now on.
@@ -169,9 +150,7 @@ class EpochOrder:
 
     def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
-        order = epoch_order(
-            self.length, self.batch_size, self.seed, epoch, drop_last=self.drop_last, weights=self._weights
-        )
+        order = epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights)
         if self._shapes_hw is None:
             return order, np.full((len(self), 2), self.imgsz)
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))

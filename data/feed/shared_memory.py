@@ -6,7 +6,6 @@ left: workers use what they were promised only once they run, and are killed if 
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -36,15 +35,6 @@ class SharedMemory:
     def exists(self) -> bool:
         """Whether this system has such a file system."""
         return self.folder.is_dir()
-
-    @property
-    def refusal(self) -> str:
-        """Why processes of this system cannot share anything, such as "Read-only file system"; "" where they can."""
-        try:
-            multiprocessing.Lock()
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
 
     @property
     def room(self) -> int:

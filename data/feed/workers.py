@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
@@ -31,7 +31,8 @@ from tessera.utils.ranks.world import World
 log = logging.getLogger(__name__)
 
 PREFETCH = 2  # batches each worker prepares ahead
-LOOK_S = 1.0
+CHECK_S = 1.0  # between two looks at the workers
+_SHARED_MEMORY_FLAGS = "docker run --shm-size=8g, or --ipc=host"
 _FILES = 20  # that a rank opens for a worker: its queues, and the tensors of its batches
 
 
@@ -54,45 +55,48 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         world: this rank.
         memory: the node's account.
     """
-    if workers and (refusal := _refusal_of_sockets()):
-        log.warning(
-            f"{tempfile.gettempdir()}: {refusal}: without sockets there are no loader workers, and each rank loads its "
-            "own batches, which is slow. Set TMPDIR to a folder with a short path in which files may be made."
-        )
-        workers = 0
-    refusal = memory.refusal if workers else ""
-    if refusal:
-        log.warning(
-            f"{memory.folder}: {refusal}: without it there are no loader workers, and each rank loads its own batches, "
-            f"which is slow. Mount a file system in memory there (docker run --shm-size=8g, or --ipc=host)."
-        )
+    for needed, place, attempt, remedy in (
+        ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
+        ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
+    ):
+        if workers and (refusal := _refusal_of(attempt)):
+            log.warning(
+                f"{place}: {refusal}: without {needed} there are no loader workers, and each rank loads its own "
+                f"batches, which is slow. {remedy}."
+            )
+            workers = 0
     openable = max(open_files_left(workers * _FILES) // _FILES, 0)
-    if not refusal and openable < workers:
+    if openable < workers:
         log.warning(
             f"This process may open files for {openable} loader workers, not {workers}: using {openable}. Raise the "
             f"limit of open files (ulimit -n 4096)."
         )
-    workers = 0 if refusal else min(workers, openable)
+        workers = openable
     # Each worker holds a finished batch for every one it prepares ahead; the rank holds up to two more.
     room = memory.room_of_a_rank // max(batch_bytes, 1)
     affordable = min(workers, max((room - 2) // PREFETCH, 0)) if memory.exists else workers
     if affordable < workers and world.is_main:
         log.warning(
             f"{memory.folder} has room for the batches of {affordable} loader workers a rank, not {workers}: using "
-            f"{affordable}. Give the container more (docker run --shm-size=8g, or --ipc=host)."
+            f"{affordable}. Give the container more ({_SHARED_MEMORY_FLAGS})."
         )
     memory.promise_ranks((PREFETCH * affordable + 2) * batch_bytes if affordable and memory.exists else 0)
     return affordable
 
 
-def _refusal_of_sockets() -> str:
-    """Why a worker could not open the socket by which it hands its batches over; "" where it can."""
+def _refusal_of(attempt: Callable[[], object]) -> str:
+    """What this system says against an attempt, such as "Read-only file system"; "" where it is allowed."""
     try:
-        with tempfile.TemporaryDirectory(prefix="pymp-") as folder, socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(f"{folder}/listener-{'x' * 8}")  # as multiprocessing names them
+        attempt()
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _bind_socket() -> None:
+    """Open a socket like that by which a worker hands its batches over."""
+    with tempfile.TemporaryDirectory(prefix="pymp-") as folder, socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(f"{folder}/listener-{'x' * 8}")  # as multiprocessing names them
 
 
 def begin_worker(worker: int) -> None:
@@ -164,13 +168,13 @@ class StoppedWorkers:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watch_new(self) -> Iterator[None]:
-        """Watch the workers that are started inside."""
+    def adding_started_workers(self) -> Iterator[None]:
+        """Watch also the workers that are started inside."""
         before = multiprocessing.active_children()
         yield
         self._workers += [worker for worker in multiprocessing.active_children() if worker not in before]
         if self._thread is None and self._workers:
-            self._thread = threading.Thread(target=self._look, name="stopped workers", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="stopped workers", daemon=True)
             self._thread.start()
 
     @contextmanager
@@ -190,19 +194,19 @@ class StoppedWorkers:
         for worker in self._workers:
             if worker.is_alive():
                 worker.kill()
-                worker.join(LOOK_S)
+                worker.join(CHECK_S)
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         stopped_s: dict[int | None, float] = {}
         wait, waited_s = 0, 0.0
-        while not self._closed.wait(LOOK_S):
-            waited_s = waited_s + LOOK_S if self._waits == wait and wait % 2 else 0.0
+        while not self._closed.wait(CHECK_S):
+            waited_s = waited_s + CHECK_S if self._waits == wait and wait % 2 else 0.0
             wait = self._waits
             if waited_s > self._batch_timeout_s:
                 self._kill_all(waited_s)
                 return
             pids = [worker.pid for worker in self._workers if _is_stopped(worker.pid)]
-            stopped_s = {pid: stopped_s.get(pid, 0.0) + LOOK_S for pid in pids}
+            stopped_s = {pid: stopped_s.get(pid, 0.0) + CHECK_S for pid in pids}
             for worker in self._workers:
                 if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
                     print_without_waiting(
@@ -221,7 +225,7 @@ class StoppedWorkers:
         for _, pid in alive:
             with suppress(OSError):  # it has ended by itself
                 os.kill(pid or 0, signal.SIGUSR2)
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_S)
         for worker, _ in alive:
             worker.kill()
 

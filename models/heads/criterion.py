@@ -24,9 +24,22 @@ from torch import Tensor
 SumOverRanks = Callable[[Tensor], Callable[[], Tensor]]
 
 
-def alone(tensor: Tensor) -> Callable[[], Tensor]:
+def sum_of_one_rank(tensor: Tensor) -> Callable[[], Tensor]:
     """`SumOverRanks` of a single rank: the sum is the tensor itself."""
     return lambda: tensor
+
+
+def checked_targets(targets: Tensor, nc: int, batch_size: int) -> NDArray[np.float32]:
+    """The targets of a batch as an array, float32 (T, 6) as in `Criterion.assign`; they fit its images and the classes.
+
+    The array and the tensor share their memory.
+    """
+    assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
+    rows = targets.detach().numpy().astype(np.float32, copy=False)
+    if len(rows):
+        assert rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size, "image outside the batch"
+        assert rows[:, 1].max() < nc, f"class outside the head's {nc}"
+    return rows
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Criterion(ABC, Generic[A]):
         predictions: Any,
         assignment: A,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = alone,
+        sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
         """Loss of a batch: this rank's sums over the counts of all ranks.
 

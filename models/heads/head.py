@@ -22,6 +22,18 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 
+Output = list[Tensor] | tuple[Tensor, list[Tensor]]  # raw outputs in training mode, (decoded, raw) in evaluation mode
+OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so many pixels a side
+
+
+def object_share(stride: float) -> float:
+    """Share of a level's cells that find an object in a fresh dataset.
+
+    Heads start from it: otherwise the first steps would be spent on learning that most cells are empty (Lin et al.
+    2017, section 3.3).
+    """
+    return OBJECTS / (OBJECTS_PX / stride) ** 2
+
 
 @dataclass(frozen=True)
 class HeadSpec:
@@ -51,9 +63,12 @@ class Head(nn.Module, ABC):
     (decoded, raw): `decoded` float32 (B, A, 4 + C), or (B, A, 5 + C) with objectness; rows of centre x, centre y,
     width, height in pixels, [objectness,] class probabilities; level by level.
 
-    Attributes:
+    Args:
         nc: classes.
         strides: pixels a cell of each level, in the order of the levels.
+
+    Attributes:
+        nc, strides: the same; the strides as floats.
         has_objectness: whether decoded rows have an objectness between box and classes.
         rows_per_cell: decoded rows of a cell.
         needs_suppression: whether several rows predict an object, so that all but the best must be suppressed.
@@ -71,10 +86,13 @@ class Head(nn.Module, ABC):
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
 
-    nc: int
-    strides: tuple[float, ...]
     rows_per_cell: int = 1
     needs_suppression: bool = True
+
+    def __init__(self, nc: int, strides: Sequence[float]) -> None:
+        super().__init__()
+        self.nc = nc
+        self.strides = tuple(map(float, strides))
 
     @classmethod
     @abstractmethod
@@ -132,6 +150,10 @@ class Head(nn.Module, ABC):
         """What the head assumes of the sizes of objects, for the checkpoint's key "anchors"; None where nothing."""
         return None
 
+    def grids_hw(self, size_hw: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Height and width of each level in cells for images of (height, width) pixels, multiples of every stride."""
+        return tuple((int(size_hw[0] // stride), int(size_hw[1] // stride)) for stride in self.strides)
+
     def rows_per_level(self, size_hw: Sequence[int]) -> tuple[int, ...]:
-        """Decoded rows of each level for images of (height, width) pixels, multiples of every stride."""
-        return tuple(self.rows_per_cell * int(size_hw[0] // s) * int(size_hw[1] // s) for s in self.strides)
+        """Decoded rows of each level for such images."""
+        return tuple(self.rows_per_cell * ny * nx for ny, nx in self.grids_hw(size_hw))

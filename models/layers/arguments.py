@@ -9,8 +9,6 @@ from typing import Any, TypeGuard
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
-_MOST_COUNT = 2**31 - 1  # a tensor's side is a 64-bit integer, and so is its number of elements
-
 # A reader returns the value of one argument, or raises ValueError with what would have been right.
 Reader = Callable[[Any], Any]
 
@@ -57,11 +55,18 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def count(value: object) -> int:
-    """A whole number from 1, of 31 bits."""
-    if is_whole(value) and 1 <= value <= _MOST_COUNT:
-        return value
-    raise ValueError(f"a whole number of at least 1, at most {_MOST_COUNT:,}")
+def up_to(most: int) -> Callable[[object], int]:
+    """A whole number from 1 to `most`."""
+
+    def read(value: object) -> int:
+        if is_whole(value) and 1 <= value <= most:
+            return value
+        raise ValueError(f"a whole number from 1 to {most:,}")
+
+    return read
+
+
+count = up_to(2**31 - 1)  # a tensor's side is a 64-bit integer, and so is its number of elements
 
 
 def positive(value: object) -> float:

@@ -160,8 +160,12 @@ class C3(nn.Module):
         self.cv1 = Conv(c_in, hidden, 1)
         self.cv2 = Conv(c_in, hidden, 1)
         self.cv3 = Conv(2 * hidden, c_out, 1)
-        deep = (Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats))
-        self.m: nn.Module = nn.Sequential(*deep)
+        self.m = self.deep_branch(hidden, repeats, shortcut, groups)
+
+    @staticmethod
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+        """What stands between `cv1` and `cv3`; another kind of block changes this alone."""
+        return nn.Sequential(*(Bottleneck(channels, channels, shortcut, groups, 1.0) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
@@ -190,7 +194,7 @@ class BottleneckCSP(nn.Module):
         self.cv3 = nn.Conv2d(hidden, hidden, 1, bias=False)
         self.cv4 = Conv(2 * hidden, c_out, 1)
         self.bn = nn.BatchNorm2d(2 * hidden, eps=BN_EPS, momentum=BN_MOMENTUM)
-        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, expansion=1.0) for _ in range(repeats)))
+        self.m = C3.deep_branch(hidden, repeats, shortcut, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""

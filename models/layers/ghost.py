@@ -77,15 +77,7 @@ class GhostBottleneck(nn.Module):
 class C3Ghost(C3):
     """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3`."""
 
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        repeats: int = 1,
-        shortcut: bool = True,
-        groups: int = 1,
-        expansion: float = 0.5,
-    ) -> None:
-        super().__init__(c_in, c_out, 0, shortcut, groups, expansion)
-        hidden = int(c_out * expansion)
-        self.m = nn.Sequential(*(GhostBottleneck(hidden, hidden) for _ in range(repeats)))
+    @staticmethod
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+        """Ghost bottlenecks."""
+        return nn.Sequential(*(GhostBottleneck(channels, channels) for _ in range(repeats)))

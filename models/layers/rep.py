@@ -46,29 +46,22 @@ class RepConv(nn.Module):
 
 
 class RepBottleneck(nn.Module):
-    """`RepConv`, then a 3×3 convolution, added to the input where the channels agree."""
+    """`RepConv`, then a 3×3 convolution, added to the input."""
 
-    def __init__(self, c_in: int, c_out: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.cv1 = RepConv(c_in, c_out)
-        self.cv2 = Conv(c_out, c_out, 3)
-        self.adds = c_in == c_out
+        self.cv1 = RepConv(channels, channels)
+        self.cv2 = Conv(channels, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
-        y = cast(Tensor, self.cv2(self.cv1(x)))
-        return x + y if self.adds else y
+        """(B, C, H, W) to the same shape."""
+        return x + cast(Tensor, self.cv2(self.cv1(x)))
 
 
 class RepC3(C3):
-    """`C3` with re-parameterised bottlenecks, which add their input.
+    """`C3` with re-parameterised bottlenecks, which always add their input; the arguments are those of `C3`."""
 
-    Args:
-        c_in, c_out: channels.
-        repeats: bottlenecks in the deep branch.
-    """
-
-    def __init__(self, c_in: int, c_out: int, repeats: int = 1) -> None:
-        super().__init__(c_in, c_out, 0)
-        hidden = c_out // 2
-        self.m = nn.Sequential(*(RepBottleneck(hidden, hidden) for _ in range(repeats)))
+    @staticmethod
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+        """Re-parameterised bottlenecks."""
+        return nn.Sequential(*(RepBottleneck(channels) for _ in range(repeats)))

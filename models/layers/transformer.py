@@ -64,14 +64,7 @@ class C3TR(C3):
     Attention takes memory and time in the square of the number of cells: it is for the smallest maps.
     """
 
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        repeats: int = 1,
-        shortcut: bool = True,
-        groups: int = 1,
-        expansion: float = 0.5,
-    ) -> None:
-        super().__init__(c_in, c_out, 0, shortcut, groups, expansion)
-        self.m = TransformerBlock(int(c_out * expansion), HEADS, repeats)
+    @staticmethod
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+        """Layers of attention."""
+        return TransformerBlock(channels, HEADS, repeats)

@@ -57,6 +57,31 @@ FAMILY = {
 # Of YOLOv9's main branch folded, as its users counted it (WongKinYiu/yolov9 issue 505), less the 16 fixed bins.
 FOLDED = {"yolov9-t": 2_407_632 - 16, "yolov9-s": 7_105_888 - 16, "yolov9-m": 19_978_672 - 16}
 
+# What YOLOv5 publishes: parameters at 80 classes, those once folded, and GFLOPs at 640 px.
+YOLOV5 = {
+    "n": (1_872_157, 1_867_405, 4.5),
+    "s": (7_235_389, 7_225_885, 16.5),
+    "m": (21_190_557, 21_172_173, 49.0),
+    "l": (46_563_709, 46_533_693, 109.1),
+    "x": (86_749_405, 86_705_005, 205.7),
+    "n6": (3_246_940, None, None),
+    "s6": (12_626_620, None, None),
+    "m6": (35_731_932, None, None),
+    "l6": (76_770_172, None, None),
+    "x6": (140_794_780, None, None),
+}
+
+
+@pytest.mark.parametrize("size", YOLOV5)
+def test_parameters_and_gflops_of_yolov5(size: str) -> None:
+    parameters, folded, gflops = YOLOV5[size]
+    with torch.device("meta"):
+        model = DetectionModel(f"yolov5{size}")
+    assert model.nc == 80 and model.head.strides == (8, 16, 32, 64)[: 4 if size.endswith("6") else 3]
+    assert count_parameters(model) == parameters
+    assert gflops is None or count_gflops(model, 640) == pytest.approx(gflops, abs=0.051)
+    assert folded is None or count_parameters(model.fuse()) == folded
+
 
 def head_of(name: str) -> type[Head]:
     """The head that a model's name stands for."""

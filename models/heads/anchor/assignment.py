@@ -9,7 +9,9 @@ levels, level by level), U cells that at least one candidate lies in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,9 +58,8 @@ class AnchorAssignment(Assignment):
     batch_size: int
 
 
-@dataclass(frozen=True)
-class _Level:
-    """One level's part of an AnchorAssignment, in NumPy; indices count from the level's own start."""
+class _Level(NamedTuple):
+    """One level's part of an AnchorAssignment, in NumPy; cells as rows (U, 4)."""
 
     cells: NDArray[np.int64]
     last_candidates: NDArray[np.int64]
@@ -69,12 +70,12 @@ class _Level:
 
 
 def assign_targets(
-    targets: Tensor,
+    rows: NDArray[np.float32],
     anchors: NDArray[np.float32],
-    strides: NDArray[np.float32],
+    strides: Sequence[float],
     anchor_t: float,
     batch_size: int,
-    size_hw: tuple[int, int],
+    grids_hw: tuple[tuple[int, int], ...],
 ) -> AnchorAssignment:
     """Match targets with anchors and cells on every level.
 
@@ -82,38 +83,32 @@ def assign_targets(
     in the cell of the target's centre and in up to two neighbours within half a cell of it, none across the border.
 
     Args:
-        targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+        rows: float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of the batch (see `checked_targets`).
         anchors: float32 (L, A, 2), in grid units of their level.
-        strides: float32 (L,), pixels a cell.
+        strides: pixels a cell of each level.
         anchor_t: the limit on the ratio of sides.
         batch_size: images of the batch.
-        size_hw: height and width of the batch's images in pixels, multiples of every stride.
+        grids_hw: height and width of each level in cells.
     """
-    assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
-    rows = targets.detach().numpy().astype(np.float32, copy=False)
-    assert len(rows) == 0 or (rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size), "image outside the batch"
-
-    grids_hw = tuple((int(size_hw[0] / stride), int(size_hw[1] / stride)) for stride in strides)
-    levels = [
-        _assign_level(rows, level_anchors, stride, anchor_t, batch_size, grid_hw)
-        for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True)
-    ]
-    cells_per_level = tuple(len(level.last_candidates) for level in levels)
-    positives_per_level = tuple(len(level.candidate_cells) for level in levels)
-    first_cell = np.cumsum((0, *cells_per_level[:-1]))
-    first_positive = np.cumsum((0, *positives_per_level[:-1]))
+    levels: list[_Level] = []
+    cells_per_level: tuple[int, ...] = ()
+    positives_per_level: tuple[int, ...] = ()
+    for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
+        level = _assign_level(rows, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
+        last_candidates = level.last_candidates + sum(positives_per_level)
+        candidate_cells = level.candidate_cells + sum(cells_per_level)
+        levels.append(level._replace(last_candidates=last_candidates, candidate_cells=candidate_cells))
+        cells_per_level += (len(last_candidates),)
+        positives_per_level += (len(candidate_cells),)
+    whole = _Level(*map(np.concatenate, zip(*levels, strict=True)))
     predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
     return AnchorAssignment(
-        cells=torch.from_numpy(np.concatenate([level.cells for level in levels], axis=1)),
-        last_candidates=torch.from_numpy(
-            np.concatenate([level.last_candidates + first for level, first in zip(levels, first_positive, strict=True)])
-        ),
-        candidate_cells=torch.from_numpy(
-            np.concatenate([level.candidate_cells + first for level, first in zip(levels, first_cell, strict=True)])
-        ),
-        classes=torch.from_numpy(np.concatenate([level.classes for level in levels])),
-        boxes=torch.from_numpy(np.concatenate([level.boxes for level in levels])),
-        anchors=torch.from_numpy(np.concatenate([level.anchors for level in levels])),
+        cells=torch.from_numpy(np.ascontiguousarray(whole.cells.T)),
+        last_candidates=torch.from_numpy(whole.last_candidates),
+        candidate_cells=torch.from_numpy(whole.candidate_cells),
+        classes=torch.from_numpy(whole.classes),
+        boxes=torch.from_numpy(whole.boxes),
+        anchors=torch.from_numpy(whole.anchors),
         counts=torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
         cells_per_level=cells_per_level,
         positives_per_level=positives_per_level,
@@ -130,7 +125,7 @@ def _assign_level(
     batch_size: int,
     grid_hw: tuple[int, int],
 ) -> _Level:
-    """Match all targets with the anchors (A, 2) of one level whose grid is (ny, nx)."""
+    """Match all targets with the anchors (A, 2) of one level of (ny, nx) cells; indices count from its own start."""
     ny, nx = grid_hw
     boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
     size, limit = boxes[:, 2:], np.float32(anchor_t)
@@ -159,7 +154,7 @@ def _assign_level(
     # The first occurrence seen from the end is the last write.
     cells, first, candidate_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
     return _Level(
-        cells=np.stack(np.unravel_index(cells, shape)).astype(np.int64),
+        cells=np.stack(np.unravel_index(cells, shape), axis=1).astype(np.int64),
         last_candidates=len(flat) - 1 - first,
         candidate_cells=candidate_cells[::-1],
         classes=rows[target, 1].astype(np.int64),

@@ -76,9 +76,9 @@ class Detect(AnchorLayers):
         if config.noautoanchor:
             return
         rng = sample_rng(config.seed, 0, 0, "anchors")
-        found = world.from_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
-        log.info(found.message)
-        set_anchors(self, found.anchors_px)
+        anchors_px, message = world.from_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
+        log.info(message)
+        set_anchors(self, anchors_px)
 
     @property
     def priors(self) -> Tensor:

@@ -12,9 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tessera.models.heads.head import Head
-
-Output = list[Tensor] | tuple[Tensor, list[Tensor]]
+from tessera.models.heads.head import Head, Output, object_share
 
 
 class AnchorLayers(Head):
@@ -29,8 +27,7 @@ class AnchorLayers(Head):
 
     Attributes:
         anchors: buffer (nl, na, 2), width and height in grid units, that is pixels / stride.
-        nc, no, nl, na: classes, numbers a row, levels, anchors a level.
-        strides: the same as `stride`, as Python numbers.
+        no, nl, na: numbers a row, levels, anchors a level.
     """
 
     has_objectness = True
@@ -45,35 +42,25 @@ class AnchorLayers(Head):
         channels: Sequence[int],
         strides: Sequence[float],
     ) -> None:
-        super().__init__()
+        super().__init__(nc, strides)
         if isinstance(anchors, int):
             sides = [[4 * stride * 2 ** (i / anchors) for i in range(anchors)] for stride in strides]
             anchors = [[side for side in row for _ in range(2)] for row in sides]
         assert len(anchors) == len(channels) == len(strides), (anchors, channels, strides)
-        self.nc = nc
         self.no = nc + 5
         self.nl = len(channels)
         self.na = self.rows_per_cell = len(anchors[0]) // 2
-        self.strides = tuple(map(float, strides))
         pixels = torch.tensor(anchors, dtype=torch.float32).view(self.nl, self.na, 2)
         self.register_buffer("anchors", pixels / torch.tensor(self.strides).view(-1, 1, 1))
         self.m = nn.ModuleList(nn.Conv2d(c, self.no * self.na, 1) for c in channels)
         self._start_from_priors()
 
-    @property
-    def stride(self) -> Tensor:
-        """Pixels a cell of each level, float32 (nl,) on the CPU."""
-        return torch.tensor(self.strides, device="cpu")
-
     @torch.no_grad()
     def _start_from_priors(self) -> None:
-        """Raise the biases to the odds of a fresh dataset: 8 objects in a 640 px image, 0.6 / nc a class.
-
-        Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3).
-        """
+        """Raise the biases to the odds of a fresh dataset, and 0.6 / nc a class."""
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = cast(Tensor, cast(nn.Conv2d, conv).bias).view(self.na, self.no)
-            bias[:, 4] += math.log(8 / (640 / stride) ** 2)
+            bias[:, 4] += math.log(object_share(stride))
             bias[:, 5:] += math.log(0.6 / (self.nc - 0.99999))
 
     def forward(self, features: list[Tensor]) -> Output:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tessera.models.heads.anchor.assignment import AnchorAssignment, assign_targets
 from tessera.models.heads.anchor.layers import AnchorLayers
-from tessera.models.heads.criterion import Criterion, SumOverRanks, alone
+from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
@@ -45,12 +45,11 @@ class DetectionLoss(Criterion[AnchorAssignment]):
             imgsz: training size in pixels, which the objectness gain is scaled by.
             label_smoothing: ε of the class targets 1 - ε/2 and ε/2.
         """
-        self.nc, self.nl = head.nc, head.nl
+        self.nc = head.nc
         self.label_smoothing = label_smoothing
         self.gains = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
         self._hyp = hyp
         self._head = head
-        self._strides: NDArray[np.float32] = head.stride.detach().cpu().float().numpy()
         self._anchors = head.anchors.detach().cpu().float().numpy().copy()
         self._anchors_seen = (head.anchors, head.anchors._version)
         box, obj, cls = self.gains
@@ -58,34 +57,21 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         self._weights = {weights.device: weights}  # a copy for each device that computes with them
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
-        """Decide which predictions are trained to find which targets; host work, before the forward.
-
-        Args:
-            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
-            batch_size: images of the batch.
-            size_hw: height and width of the images as the model gets them.
-        """
-        assert len(targets) == 0 or int(targets[:, 1].max()) < self.nc, f"class outside the head's {self.nc}"
-        return assign_targets(targets, self._anchors_on_host(), self._strides, self._hyp.anchor_t, batch_size, size_hw)
+        """As Criterion: which predictions are trained to find which targets."""
+        head, rows = self._head, checked_targets(targets, self.nc, batch_size)
+        anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
+        return assign_targets(rows, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
 
     def __call__(
         self,
         predictions: Sequence[Tensor],
         assignment: AnchorAssignment,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = alone,
+        sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a batch: this rank's sums over the counts of all ranks.
+        """As Criterion: `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
 
-        Args:
-            predictions: L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
-            assignment: of the same batch, on the same device.
-            global_counts: (L, 2), `assignment.counts` added up over the ranks; None with a single rank.
-            sum_over_ranks: not needed: all counts are known before the forward.
-
-        Returns:
-            The loss, a scalar; and its parts box, obj, cls, detached (3,). Added up over the ranks, both are the mean
-            losses of the whole batch (not multiplied by its size).
+        All counts are known before the forward: `sum_over_ranks` is not called.
         """
         counts = assignment.counts if global_counts is None else global_counts
         parts = self._means(self.sums(predictions, assignment), counts)

@@ -10,7 +10,6 @@ Legend: M labels, A anchors of all layers, L layers. Sizes are width, height in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,27 +22,7 @@ SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be f
 MUTATED_SHARE, MUTATION_SIGMA = 0.9, 0.1  # of the sides in a generation; largest standard deviation of their factors
 KMEANS_ROUNDS = 30  # at most; fewer where nothing moves any more
 LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
-
-
-@dataclass(frozen=True)
-class AnchorReport:
-    """What AutoAnchor found.
-
-    Attributes:
-        anchors_px: float32 (L, A / L, 2), the anchors to train with: the head's own, or better ones.
-        replaced: whether they are new.
-        recall: best possible recall of the labels with `anchors_px`.
-        recall_before: the same with the head's own.
-        anchors_per_label: anchors within the limit, on average over the labels, with `anchors_px`.
-        message: one line for the user.
-    """
-
-    anchors_px: NDArray[np.float32]
-    replaced: bool
-    recall: float
-    recall_before: float
-    anchors_per_label: float
-    message: str
+GENERATIONS = 1000  # mutations tried
 
 
 def best_possible_recall(
@@ -65,9 +44,7 @@ def best_possible_recall(
     return float(fits.any(1).mean()), float(fits.sum(1).mean())
 
 
-def kmeans_anchors(
-    wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.random.Generator, generations: int = 1000
-) -> NDArray[np.float32]:
+def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.random.Generator) -> NDArray[np.float32]:
     """Anchors for the labels: k-means, then random mutations of which the improvements are kept.
 
     Labels below 2 px are left out, and at most 20,000 sampled from the rest. Each is scaled by a factor in 0.9-1.1, as
@@ -79,7 +56,6 @@ def kmeans_anchors(
         anchor_t: largest ratio of sides. The fitness is the mean over the labels of the smaller ratio (lesser side by
             greater) to the best anchor, 0 where that is beyond the limit.
         rng: source of all randomness.
-        generations: mutations tried.
 
     Returns:
         float32 (n, 2), in order of area.
@@ -97,14 +73,14 @@ def kmeans_anchors(
     spread = usable.std(0)
     spread[spread < 1e-9] = 1.0
     anchors = _kmeans(usable / spread, n, rng) * spread
-    anchors = _evolve(_log(usable), anchors, anchor_t, rng, generations)
+    anchors = _evolve(_log(usable), anchors, anchor_t, rng)
     return anchors[np.argsort(anchors.prod(1), kind="stable")].astype(np.float32)
 
 
 def check_anchors(
-    head: AnchorLayers, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator, generations: int = 1000
-) -> AnchorReport:
-    """Keep the head's anchors where they fit at least 98 % of the labels; else look for ones that fit more.
+    head: AnchorLayers, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], str]:
+    """AutoAnchor: keep the head's anchors where they fit at least 98 % of the labels; else look for better ones.
 
     Changes nothing: `set_anchors` does, on every rank, with what one of them decided.
 
@@ -113,44 +89,39 @@ def check_anchors(
         wh: (M, 2), sizes of the training labels at the training size.
         anchor_t: largest ratio of sides between a label and its anchor.
         rng: source of all randomness.
-        generations: mutations tried.
+
+    Returns:
+        The anchors to train with, float32 (L, A / L, 2) in pixels: the head's own or new ones; and one line for the
+        user.
     """
-    strides = head.stride.detach().cpu().double().numpy()
+    strides = np.array(head.strides)
     own = head.anchors.detach().cpu().double().numpy() * strides[:, None, None]
+    kept = own.astype(np.float32)
     flat = own.reshape(-1, 2)
     recall, per_label = best_possible_recall(wh, flat, anchor_t)
-
-    def keep(message: str) -> AnchorReport:
-        return AnchorReport(own.astype(np.float32), False, recall, recall, per_label, message)
-
     if len(wh) == 0:
-        return keep("AutoAnchor: no labels to fit anchors to, the model's own are kept.")
+        return kept, "AutoAnchor: no labels to fit anchors to, the model's own are kept."
     if recall > SUFFICIENT_RECALL:
-        return keep(f"AutoAnchor: {per_label:.2f} anchors a label, best possible recall {recall:.4f}: a good fit.")
+        return kept, f"AutoAnchor: {per_label:.2f} anchors a label, best possible recall {recall:.4f}: a good fit."
     usable = int((wh >= SMALLEST_SIDE).all(1).sum())
     if usable < len(flat):
-        return keep(
+        return kept, (
             f"AutoAnchor: the model's own anchors are kept, best possible recall {recall:.4f}: {usable} labels with "
             f"sides of at least 2 px are too few to fit {len(flat)} others to. A larger --imgsz, or more labels, would "
             f"change that."
         )
-    fitted = kmeans_anchors(wh, len(flat), anchor_t, rng, generations)
-    new_recall, new_per_label = best_possible_recall(wh, fitted, anchor_t)
+    fitted = kmeans_anchors(wh, len(flat), anchor_t, rng)
+    new_recall, _ = best_possible_recall(wh, fitted, anchor_t)
     if new_recall <= recall:
-        return keep(
+        return kept, (
             f"AutoAnchor: the model's own anchors are kept: their best possible recall, {recall:.4f}, is at least that "
             f"of fitted ones, {new_recall:.4f}."
         )
     per_layer = np.empty_like(own, dtype=np.float32)
     per_layer[np.argsort(strides, kind="stable")] = fitted.reshape(own.shape)
     sizes = ", ".join(f"{w:.0f}x{h:.0f}" for w, h in fitted)
-    return AnchorReport(
-        per_layer,
-        True,
-        new_recall,
-        recall,
-        new_per_label,
-        f"AutoAnchor: new anchors raise the best possible recall from {recall:.4f} to {new_recall:.4f}: {sizes}.",
+    return per_layer, (
+        f"AutoAnchor: new anchors raise the best possible recall from {recall:.4f} to {new_recall:.4f}: {sizes}."
     )
 
 
@@ -159,7 +130,7 @@ def set_anchors(head: AnchorLayers, anchors_px: NDArray[np.floating]) -> None:
     assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
     pixels = torch.as_tensor(anchors_px).to(head.anchors)
     with torch.no_grad():
-        head.anchors.copy_(pixels / head.stride.to(head.anchors)[:, None, None])
+        head.anchors.copy_(pixels / head.anchors.new_tensor(head.strides)[:, None, None])
 
 
 def _log(wh: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -203,15 +174,11 @@ def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator) -> ND
 
 
 def _evolve(
-    log_wh: NDArray[np.float64],
-    anchors: NDArray[np.float64],
-    anchor_t: float,
-    rng: np.random.Generator,
-    generations: int,
+    log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Multiply sides by random factors, normal around 1 and within 0.3-3, and keep what is fitter."""
     best = _fitness(log_wh, anchors, anchor_t)
-    for _ in range(generations):
+    for _ in range(GENERATIONS):
         mutated = rng.random(anchors.shape) < MUTATED_SHARE
         factor = np.where(mutated, 1 + rng.standard_normal(anchors.shape) * rng.random() * MUTATION_SIGMA, 1.0).clip(
             0.3, 3.0

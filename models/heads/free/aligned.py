@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Criterion, SumOverRanks, alone
+from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
 from tessera.models.heads.free.alignment import Matches, align
 from tessera.models.heads.free.assignment import FreeAssignment, assign_candidates
 from tessera.models.heads.free.grid import Grid, make_grid
@@ -75,28 +75,23 @@ class AlignedLoss(Criterion[FreeAssignment]):
     """
 
     def __init__(
-        self, head: Head, hyp: Hyp, names: Sequence[str], gains: Sequence[float], *, label_smoothing: float
+        self, head: Head, hyp: Hyp, gains: Mapping[str, float], widths: Sequence[int], label_smoothing: float
     ) -> None:
         """Prepare the loss.
 
         Args:
             head: the model's last module.
             hyp: hyperparameters; topk, alpha and beta are read here.
-            names: of the losses of one kind of branches.
-            gains: of these.
+            gains: of the losses of one kind of branches, by their names.
+            widths: numbers a cell of each output of one kind of branches.
             label_smoothing: has no effect; a warning says so.
         """
         if label_smoothing:
             log.warning("--label-smoothing has no effect: the targets of this head are soft already.")
-        self.names = tuple(names)
-        self._gains = tuple(gains)
+        self.names = tuple(gains)
+        self._gains, self._widths = tuple(gains.values()), tuple(widths)
         self._most: tuple[int, ...] = (round(hyp.topk),)  # cells an object, for each kind of branches
-        self._hyp = hyp
-        self._nc, self._strides = head.nc, head.strides
-
-    @abstractmethod
-    def _widths(self) -> tuple[int, ...]:
-        """Numbers a cell of each output of one kind of branches."""
+        self._hyp, self._head = hyp, head
 
     @abstractmethod
     def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
@@ -111,35 +106,18 @@ class AlignedLoss(Criterion[FreeAssignment]):
         """The losses of one kind of branches as sums, before their gains, of outputs (B·A, …)."""
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> FreeAssignment:
-        """List the cells that could find each object; host work, before the forward.
-
-        Args:
-            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
-            batch_size: images of the batch.
-            size_hw: height and width of the images as the model gets them.
-        """
-        assert len(targets) == 0 or int(targets[:, 1].max()) < self._nc, f"class outside the head's {self._nc}"
-        return assign_candidates(targets, self._strides, self._most[0], batch_size, size_hw)
+        """As Criterion: which cells could find each object."""
+        head, rows = self._head, checked_targets(targets, self._head.nc, batch_size)
+        return assign_candidates(rows, head.strides, self._most[0], batch_size, head.grids_hw(size_hw))
 
     def __call__(
         self,
         predictions: Sequence[Tensor],
         assignment: FreeAssignment,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = alone,
+        sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a batch: this rank's sums over the target scores of all ranks.
-
-        Args:
-            predictions: what the head returns in training mode, in any float dtype.
-            assignment: of the same batch, on the same device.
-            global_counts: not needed.
-            sum_over_ranks: for the target scores.
-
-        Returns:
-            The loss, a scalar; and its parts, detached (len(names),). Added up over the ranks, both are the mean losses
-            of the whole batch (not multiplied by its size).
-        """
+        """As Criterion: this rank's sums over the target scores of all ranks, of predictions in any float dtype."""
         grid, found = self._match(predictions, assignment)
         summing = sum_over_ranks(_units(found))
         sums = self._sums(assignment, grid, found)
@@ -157,8 +135,8 @@ class AlignedLoss(Criterion[FreeAssignment]):
 
     def _match(self, predictions: Sequence[Tensor], assignment: FreeAssignment) -> tuple[Grid, list[Matched]]:
         """The cells of the batch's images, and what each kind of branches predicts and is trained for."""
-        grid = make_grid(assignment.grids_hw, self._strides, predictions[0].device)
-        widths, shape = self._widths(), (assignment.batch_size, len(grid.centres))
+        grid = make_grid(assignment.grids_hw, self._head.strides, predictions[0].device)
+        widths, shape = self._widths, (assignment.batch_size, len(grid.centres))
         assert len(predictions) == len(widths) * len(self._most), len(predictions)
         found = []
         for kind, most in enumerate(self._most):

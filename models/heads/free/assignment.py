@@ -68,7 +68,11 @@ class FreeAssignment(Assignment):
 
 
 def assign_candidates(
-    targets: Tensor, strides: Sequence[float], most: int, batch_size: int, size_hw: tuple[int, int]
+    rows: NDArray[np.float32],
+    strides: Sequence[float],
+    most: int,
+    batch_size: int,
+    grids_hw: tuple[tuple[int, int], ...],
 ) -> FreeAssignment:
     """List the cells whose centre lies in an object, on every level.
 
@@ -76,36 +80,33 @@ def assign_candidates(
     (YOLO26, arXiv 2606.03748, section on small targets). An object has none where it lies outside the image.
 
     Args:
-        targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+        rows: float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of the batch (see `checked_targets`).
         strides: pixels a cell of each level.
         most: K.
         batch_size: images of the batch.
-        size_hw: height and width of the batch's images in pixels, multiples of every stride.
+        grids_hw: height and width of each level in cells.
     """
-    assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
-    rows = targets.detach().numpy().astype(np.float64)
-    assert len(rows) == 0 or (rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size), "image outside the batch"
-    grids_hw = tuple((int(size_hw[0] / stride), int(size_hw[1] / stride)) for stride in strides)
+    targets = rows.astype(np.float64)
     grids, sizes = np.array(grids_hw), np.array(strides)[:, None]
     level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
 
-    low, high = (side[:, None] / sizes for side in _widened(rows[:, 2:], float(min(strides))))  # (T, L, 2) in cells
+    low, high = (side[:, None] / sizes for side in _widened(targets[:, 2:], min(strides)))  # (T, L, 2) in cells
     # A centre i + ½ lies in [low, high).
     first = np.clip(np.ceil(low - 0.5), 0, grids[:, ::-1]).astype(np.int64)
     counts = np.clip(np.ceil(high - 0.5), 0, grids[:, ::-1]).astype(np.int64) - first
     found = np.maximum(counts, 0).prod(2)  # (T, L)
     kept = found.sum(1) > 0
-    rows, first, counts, found = rows[kept], first[kept], counts[kept], found[kept]
+    targets, first, counts, found = targets[kept], first[kept], counts[kept], found[kept]
 
     owners, level = np.nonzero(found)
     corner, size = first[owners, level], counts[owners, level]
     cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
-    cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
+    cells += targets[owners, 0].astype(np.int64) * level_starts[-1]
     rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], found[owners, level]))
 
     length = found.sum(1)
     start = np.cumsum(length) - length
-    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
+    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(targets)]
     parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
     for objects in map(slice, cuts[:-1], cuts[1:]):
         slots[objects] += (start[objects] - start[objects][:1])[:, None]
@@ -114,8 +115,8 @@ def assign_candidates(
     return FreeAssignment(
         counts=torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
-        classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
-        boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
+        classes=torch.from_numpy(targets[:, 1].astype(np.int64)),
+        boxes_xyxy=torch.from_numpy(targets[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(most) < length[:, None]),
         parts=tuple(parts),

@@ -11,30 +11,14 @@ from numpy.typing import NDArray
 from tessera.models.heads.free.layers import FreeLayers, light_branches
 from tessera.models.heads.free.loss import FreeLoss
 from tessera.models.heads.head import HeadSpec
-from tessera.models.layers.arguments import flag, is_whole, one_of, read_arguments
+from tessera.models.layers.arguments import flag, one_of, read_arguments, up_to
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
-MAX_BINS, MAX_DEPTH = 64, 8
+MAX_BINS, MAX_DEPTH = 64, 8  # bins of a distance, 1 = a plain number; 3×3 convolutions of a branch
 DEFAULTS = [16, 1, False]  # reg_max, depth, end2end
-
-
-def bins(value: object) -> int:
-    """Bins of a distance: 1 = a plain number."""
-    return _up_to(MAX_BINS, value)
-
-
-def depth(value: object) -> int:
-    """3×3 convolutions of a branch."""
-    return _up_to(MAX_DEPTH, value)
-
-
-def _up_to(most: int, value: object) -> int:
-    if is_whole(value) and 1 <= value <= most:
-        return value
-    raise ValueError(f"a whole number from 1 to {most}")
 
 
 class DetectFree(FreeLayers):
@@ -50,7 +34,7 @@ class DetectFree(FreeLayers):
         Raises:
             ConfigError: other arguments.
         """
-        readers = (("nc", one_of("nc")), ("reg_max", bins), ("depth", depth), ("end2end", flag))
+        readers = (("nc", one_of("nc")), ("reg_max", up_to(MAX_BINS)), ("depth", up_to(MAX_DEPTH)), ("end2end", flag))
         given = read_arguments(spec.where, spec.arguments, readers, required=1)[1:]
         reg_max, deep, end2end = given + DEFAULTS[len(given) :]
         sets = [light_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)]

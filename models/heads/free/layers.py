@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.free.grid import Grid, cells_last, make_grid
-from tessera.models.heads.head import Head
+from tessera.models.heads.head import Head, Output, object_share
 from tessera.models.layers.blocks import Conv
 from tessera.utils.boxes import xyxy_to_cxcywh
 
 LEAST_WIDTH = 64  # channels of a branch
-OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so many pixels
 BIN_FALL = 0.4  # how much less the bias of each bin is than the one before: a distance of 2 strides
 START_DISTANCE = 2.0  # strides
 START_STD = 0.01  # of the last convolutions' weights
-
-Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 
 
 class Branches(nn.Module):
@@ -41,12 +38,11 @@ class Branches(nn.Module):
     def start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
         """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
 
-        Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3),
-        and no box would be near enough to an object to be trained for it.
+        Otherwise no box would be near enough to an object to be trained for it.
         """
         bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
         for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
-            probability = OBJECTS / (OBJECTS_PX / stride) ** 2 / nc
+            probability = object_share(stride) / nc
             last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
             for last in (last_box, last_cls):
                 nn.init.normal_(last.weight, std=START_STD)
@@ -101,16 +97,15 @@ class FreeLayers(Head):
         one_to_one: the second set, of the same kind; None = without.
 
     Attributes:
-        nc, reg_max: C and R.
+        reg_max: R.
         one_to_many, one_to_one: the branches; None where they are not there.
     """
 
     def __init__(
         self, nc: int, strides: Sequence[float], reg_max: int, one_to_many: Branches, one_to_one: Branches | None = None
     ) -> None:
-        super().__init__()
-        self.nc, self.reg_max = nc, reg_max
-        self.strides = tuple(map(float, strides))
+        super().__init__(nc, strides)
+        self.reg_max = reg_max
         self.one_to_many: Branches | None = one_to_many
         self.one_to_one = one_to_one
 

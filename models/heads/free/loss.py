@@ -32,6 +32,8 @@ class FreeLoss(AlignedLoss):
     Predictions are raw boxes (B, A, 4 R) and classes (B, A, C) of each kind of branches.
     """
 
+    _head: FreeLayers
+
     def __init__(self, head: FreeLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
         """Prepare the loss.
 
@@ -40,15 +42,11 @@ class FreeLoss(AlignedLoss):
             hyp: hyperparameters; box, cls, dfl, topk, alpha and beta are read.
             label_smoothing: has no effect; a warning says so.
         """
-        names = ("box", "cls", "dfl" if head.reg_max > 1 else "l1")
-        super().__init__(head, hyp, names, (hyp.box, hyp.cls, hyp.dfl), label_smoothing=label_smoothing)
-        self._head = head
+        gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
+        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing)
         if head.one_to_one is not None:
             self._most = (*self._most, 1)
-            self.names = (*names, *(f"one_{name}" for name in names))
-
-    def _widths(self) -> tuple[int, ...]:
-        return 4 * self._head.reg_max, self._head.nc
+            self.names = (*gains, *(f"one_{name}" for name in gains))
 
     def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
         return self._head.boxes(outputs[0], grid)

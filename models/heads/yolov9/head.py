@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from tessera.models.heads.free.head import DetectFree, bins
+from tessera.models.heads.free.head import MAX_BINS, DetectFree
 from tessera.models.heads.free.layers import Branches
 from tessera.models.heads.head import HeadSpec
-from tessera.models.layers.arguments import count, one_of, read_arguments
+from tessera.models.layers.arguments import count, one_of, read_arguments, up_to
 from tessera.models.layers.blocks import Conv
 
 GROUPS = 4  # of the box branch: a group of convolutions for each side
@@ -26,7 +26,7 @@ class DetectYOLOv9(DetectFree):
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectYOLOv9:
         """As Head."""
-        readers = (("nc", one_of("nc")), ("width", count), ("reg_max", bins))
+        readers = (("nc", one_of("nc")), ("width", count), ("reg_max", up_to(MAX_BINS)))
         _, width, *rest = read_arguments(spec.where, spec.arguments, readers, required=2)
         (reg_max,) = rest or (REG_MAX,)
         box_width = max(-(-(spec.channels[0] // 4) // GROUPS) * GROUPS, 4 * reg_max)

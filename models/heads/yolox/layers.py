@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.free.grid import Grid, cells_last, make_grid
-from tessera.models.heads.free.layers import OBJECTS, OBJECTS_PX, START_STD
-from tessera.models.heads.head import Head
+from tessera.models.heads.free.layers import START_STD
+from tessera.models.heads.head import Head, Output, object_share
 from tessera.models.layers.blocks import Conv
 
 START_SIDE = 4.0  # strides
 LARGEST_LOG = 16.0  # of a side in strides: what lies beyond is no size of anything, and its square is not finite
-
-Output = list[Tensor] | tuple[Tensor, list[Tensor]]
 
 
 class YoloxLayers(Head):
@@ -43,9 +41,7 @@ class YoloxLayers(Head):
     has_objectness = True
 
     def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float]) -> None:
-        super().__init__()
-        self.nc = nc
-        self.strides = tuple(map(float, strides))
+        super().__init__(nc, strides)
         width = channels[0]
         self.stems = nn.ModuleList(Conv(c, width) for c in channels)
         self.cls = nn.ModuleList(nn.Sequential(*_pair(width), nn.Conv2d(width, nc, 1)) for _ in channels)
@@ -58,7 +54,6 @@ class YoloxLayers(Head):
     def _start_from_priors(self) -> None:
         """Start at the odds of a fresh dataset, and at boxes of four strides about the middle of their cell.
 
-        Otherwise the first steps would be spent on learning that most cells are empty (Lin et al. 2017, section 3.3).
         Of boxes of one stride few would overlap an object enough to be trained for it, and of all objects those of a
         stride's size alone. The classes are learnt where there is an object: C odds to 1 against each.
         """
@@ -67,7 +62,7 @@ class YoloxLayers(Head):
             offsets, objectness = (cast(nn.Conv2d, layers[level]) for layers in (self.offsets, self.objectness))
             for layer in (last, offsets, objectness):
                 nn.init.normal_(layer.weight, std=START_STD)
-            probability = OBJECTS / (OBJECTS_PX / stride) ** 2
+            probability = object_share(stride)
             cast(Tensor, objectness.bias).fill_(math.log(probability / (1 - probability)))
             cast(Tensor, last.bias).fill_(-math.log(self.nc))
             side = math.log(START_SIDE)

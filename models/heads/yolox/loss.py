@@ -39,6 +39,8 @@ class YoloxLoss(AlignedLoss):
     Predictions are offsets (B, A, 4), objectness (B, A, 1) and classes (B, A, C).
     """
 
+    _head: YoloxLayers
+
     def __init__(self, head: YoloxLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
         """Prepare the loss.
 
@@ -47,12 +49,8 @@ class YoloxLoss(AlignedLoss):
             hyp: hyperparameters; box, obj, cls, topk, alpha and beta are read.
             label_smoothing: has no effect; a warning says so.
         """
-        gains = hyp.box, hyp.obj, hyp.cls
-        super().__init__(head, hyp, ("box", "obj", "cls"), gains, label_smoothing=label_smoothing)
-        self._head = head
-
-    def _widths(self) -> tuple[int, ...]:
-        return 4, 1, self._head.nc
+        gains = {"box": hyp.box, "obj": hyp.obj, "cls": hyp.cls}
+        super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing)
 
     def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
         return cxcywh_to_xyxy(self._head.boxes(_bounded(outputs[0]), grid))

@@ -13,14 +13,7 @@ from tessera.data.augment.colours import HsvJitter
 from tessera.data.augment.scene import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import FILL, Sample
-from tests.data.augment.made_scenes import (
-    ListSource,
-    horizon_in_sight,
-    rendered,
-    scenes,
-    share_outside,
-    smooth_picture,
-)
+from tests.data.augment.made_scenes import ListSource, horizon_in_sight, rendered, scenes, share_outside, smooth_picture
 from tests.data.augment.mosaic_oracle import plain_scene
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,15 +15,7 @@ from tessera.data.augment.labels import CanvasLabels, clip_outlines, warp_labels
 from tessera.data.augment.scene import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import Sample
-from tests.data.augment.made_scenes import (
-    ListSource,
-    horizon_in_sight,
-    random_boxes,
-    rendered,
-    scenes,
-    star,
-    warps,
-)
+from tests.data.augment.made_scenes import ListSource, horizon_in_sight, random_boxes, rendered, scenes, star, warps
 from tests.data.augment.mosaic_oracle import plain_scene
 
 
@@ -59,9 +52,9 @@ def test_polygons_equal_brute_force(case: tuple[Scene, ListSource]) -> None:
     if horizon_in_sight(scene.warp):
         return
     warp = scene.warp
-    objects = CanvasLabels.gather(source.samples, [(0, 0) for _ in source.samples], warp.canvas_hw)
+    labels = CanvasLabels.gather(source.samples, [(0, 0) for _ in source.samples], warp.canvas_hw)
     expected, _ = plain_scene(Scene((0,), (0, 0), warp), [at_origin(source.samples, warp)])
-    boxes, classes = warp_labels(objects, warp)
+    boxes, classes = warp_labels(labels, warp)
     found = match(expected, boxes, classes)
     # Brute force sees a polygon by quarter pixels: slivers may be missed, so compare where both have found it.
     assert len(found) >= min(len(boxes), len(expected.boxes_xyxy)) - 1 - len(boxes) // 4
@@ -122,8 +115,8 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     render([tile], warp, out)
     # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
     segments = [outline] if outlined or not warp.axis_aligned else []
-    objects = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile[1:]], warp.canvas_hw)
-    boxes, _ = warp_labels(objects, warp)
+    labels = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile[1:]], warp.canvas_hw)
+    boxes, _ = warp_labels(labels, warp)
     red = np.argwhere(out[..., 0].astype(int) - out[..., 2] > 127)
     if len(boxes) == 0:
         return
@@ -140,13 +133,23 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     assert (larger < (1.6 if warp.axis_aligned else sharp)).all(), "a label too large"
 
 
+def objects(*boxes: list[float], outline: Sequence[tuple[float, float]] = ()) -> CanvasLabels:
+    """Objects of classes 0, 1 …; the first may have an outline."""
+    counts = np.zeros(len(boxes), np.int64)
+    counts[0] = len(outline)
+    points = np.array(outline, np.float32).reshape(-1, 2)
+    return CanvasLabels(np.array(boxes, np.float32), np.arange(len(boxes), dtype=np.int32), points, counts)
+
+
+def square(low: float, high: float) -> list[tuple[float, float]]:
+    return [(low, low), (high, low), (high, high), (low, high)]
+
+
 def test_which_objects_are_kept() -> None:
     warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))  # the left half goes out of sight
     kept = [[60, 0, 90, 30], [41, 0, 60, 30], [30, 50, 53, 80]]
     dropped = [[0, 0, 40, 30], [10, 10, 52.5, 30], [60, 0, 61.9, 30], [60, 0, 90, 2.0], [10, 40, 52, 70]]
-    boxes = np.array(kept + dropped, np.float32)
-    objects = CanvasLabels(boxes, np.arange(8, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(8, np.int64))
-    after, classes = warp_labels(objects, warp)
+    after, classes = warp_labels(objects(*kept, *dropped), warp)
     assert classes.tolist() == [0, 1, 2]
     assert after.tolist() == [[10, 0, 40, 30], [0, 0, 10, 30], [0, 50, 3, 80]]
 
@@ -155,43 +158,34 @@ def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
     """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
     tile = Tile(np.zeros((64, 64, 3), np.uint8), -40, 0)
     sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
-    objects = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
-    assert objects.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
-    assert warp_labels(objects, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
+    found = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
+    assert found.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
+    assert warp_labels(found, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
 
 
 def test_long_thin_boxes_are_dropped() -> None:
-    warp = Warp((600, 600), (600, 600))
-    boxes = np.array([[0, 0, 299, 3], [0, 0, 301, 3]], np.float32)
-    objects = CanvasLabels(boxes, np.arange(2, dtype=np.int32), np.zeros((0, 2), np.float32), np.zeros(2, np.int64))
-    assert warp_labels(objects, warp)[1].tolist() == [0]
+    found = warp_labels(objects([0, 0, 299, 3], [0, 0, 301, 3]), Warp((600, 600), (600, 600)))
+    assert found[1].tolist() == [0]
 
 
 def test_polygon_keeps_with_a_hundredth_of_its_area() -> None:
     warp = Warp((100, 100), (100, 100), shift_xy=(-0.45, 0.5))  # only x ≥ 95 stays in sight
-    box = np.array([[0, 0, 100, 100]], np.float32)
-    outline = np.array([[0, 0], [100, 0], [100, 100], [0, 100]], np.float32)
-    classes = np.zeros(1, np.int32)
-    outlined = CanvasLabels(box, classes, outline, np.array([4]))
-    boxed = CanvasLabels(box, classes, outline[:0], np.array([0]))
+    outlined, boxed = objects([0, 0, 100, 100], outline=square(0, 100)), objects([0, 0, 100, 100])
     assert warp_labels(outlined, warp)[0].tolist() == [[0, 0, 5, 100]]
     assert len(warp_labels(boxed, warp)[0]) == 0
 
 
 def test_polygon_box_is_what_is_in_sight() -> None:
     """A triangle cut at its tip: the box around its corners, cut, would reach further than the triangle does."""
-    warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))
-    outline = np.array([[0, 0], [100, 50], [0, 100]], np.float32)
-    objects = CanvasLabels(np.array([[0, 0, 100, 100]], np.float32), np.zeros(1, np.int32), outline, np.array([3]))
-    assert warp_labels(objects, warp)[0].tolist() == [[0, 25, 50, 75]]
+    triangle = objects([0, 0, 100, 100], outline=[(0, 0), (100, 50), (0, 100)])
+    found, _ = warp_labels(triangle, Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5)))
+    assert found.tolist() == [[0, 25, 50, 75]]
 
 
 def test_polygon_around_the_whole_sample() -> None:
     """None of its edges is in sight, all of the sample is inside it."""
-    warp = Warp((300, 300), (100, 100))
-    outline = np.array([[10, 10], [290, 10], [290, 290], [10, 290]], np.float32)
-    objects = CanvasLabels(np.array([[10, 10, 290, 290]], np.float32), np.zeros(1, np.int32), outline, np.array([4]))
-    assert warp_labels(objects, warp)[0].tolist() == [[0, 0, 100, 100]]
+    found, _ = warp_labels(objects([10, 10, 290, 290], outline=square(10, 290)), Warp((300, 300), (100, 100)))
+    assert found.tolist() == [[0, 0, 100, 100]]
 
 
 def test_clip_keeps_owners_and_order() -> None:
@@ -219,11 +213,8 @@ def area(points: np.ndarray) -> float:
 
 def test_objects_behind_the_horizon_are_dropped() -> None:
     warp = Warp((100, 100), (100, 100), perspective_xy=(0.05, 0.0))
-    boxes = np.array([[0, 0, 50, 50], [50, 50, 80, 80]], np.float32)
-    outline = np.array([[0, 0], [50, 0], [50, 50], [0, 50]], np.float32)
-    boxed = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline[:0], np.zeros(2, np.int64))
-    assert warp_labels(boxed, warp)[1].tolist() == [1]
-    outlined = CanvasLabels(boxes, np.arange(2, dtype=np.int32), outline, np.array([4, 0]))
-    after, classes = warp_labels(outlined, warp)
+    boxes = [0, 0, 50, 50], [50, 50, 80, 80]
+    assert warp_labels(objects(*boxes), warp)[1].tolist() == [1]
+    after, classes = warp_labels(objects(*boxes, outline=square(0, 50)), warp)
     assert classes.tolist() == [0, 1] and np.isfinite(after).all()  # the polygon's part before the horizon stays
     assert math.isclose(after[0, 0], 0)

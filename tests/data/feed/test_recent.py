@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import SharedFile
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.feed.another_process import another_process, in_another_process
+from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 
 SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70)]
@@ -55,11 +55,6 @@ def draw(position: int, *neighbours: int) -> Draw:
     first = position - len(neighbours) + 1
     near = {image: first + number for number, image in enumerate(neighbours)}
     return Draw(neighbours[-1], position, 0, (64, 64), near)
-
-
-def world(number: int = 0, size: int = 1, node_first: Callable[[Any], Any] = lambda value: value) -> Any:
-    """What `share_recent` looks at of a World, on one node."""
-    return SimpleNamespace(local_rank=number, local_size=size, size=size, node_first=node_first)
 
 
 def test_an_image_is_decoded_once_and_is_the_stores(store: Counted) -> None:
@@ -282,20 +277,20 @@ def test_slots_take_no_more_than_a_part_of_the_memory(
     store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int, share: int, slots: int
 ) -> None:
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
-    found = share_recent(store, world(), batch_size=2, share=share, batches=8)
+    found = share_recent(store, rank(0, 1), batch_size=2, share=share, batches=8)
     assert isinstance(found, RecentImages) and found.slots == slots
 
 
 @pytest.mark.parametrize("memory", [None, 0, ROOM - 1])
 def test_without_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
-    assert share_recent(store, world(), batch_size=4, share=4, batches=8) is store
-    assert share_recent(store, world(1, 2, lambda _: (0, None)), batch_size=4, share=4, batches=8) is store
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
+    assert share_recent(store, rank(1, 2, lambda _: (0, None)), batch_size=4, share=4, batches=8) is store
 
 
 def test_without_files_in_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    assert share_recent(store, world(), batch_size=4, share=4, batches=8) is store
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
 
 
 def test_where_slots_cannot_be_mapped_nothing_is_kept(
@@ -305,14 +300,14 @@ def test_where_slots_cannot_be_mapped_nothing_is_kept(
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(recent_module.mmap, "mmap", no_room)
-    assert share_recent(store, world(), batch_size=4, share=4, batches=8) is store
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
     assert "Cannot make room for decoded images" in caplog.text and "Cannot allocate memory" in caplog.text
 
 
 def test_ranks_of_a_node_share_the_first_ones_slots(store: Counted) -> None:
     said: list[Any] = []
-    first = share_recent(store, world(0, 2, lambda v: said.append(v) or v), batch_size=4, share=4, batches=3)
-    second = share_recent(store, world(1, 2, lambda _: said[0]), batch_size=4, share=4, batches=1)
+    first = share_recent(store, rank(0, 2, lambda v: said.append(v) or v), batch_size=4, share=4, batches=3)
+    second = share_recent(store, rank(1, 2, lambda _: said[0]), batch_size=4, share=4, batches=1)
     assert isinstance(first, RecentImages) and isinstance(second, RecentImages)
     with first.near(draw(1, 0, 1)):
         first.load(0)
@@ -328,7 +323,7 @@ def test_a_rank_that_cannot_see_the_first_ones_slots_has_its_own(
     if there == "another file":
         path.write_bytes(bytes(2**20))
     shared = SharedFile(path, (1, 2))
-    alone = share_recent(store, world(1, 2, lambda _: (3, shared)), batch_size=4, share=4, batches=3)
+    alone = share_recent(store, rank(1, 2, lambda _: (3, shared)), batch_size=4, share=4, batches=3)
     assert isinstance(alone, RecentImages) and alone.slots == 3
     assert "Cannot share the node's decoded images" in caplog.text
     read(alone, 2)

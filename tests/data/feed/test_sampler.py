@@ -45,31 +45,22 @@ def epoch_of(sampler: EpochSampler, epoch: int) -> list[list[Draw]]:
     return list(sampler)
 
 
-@given(lengths, ranks, shares, epochs, seeds, st.booleans(), st.booleans())
-@example(8, 2, 2, 0, 0, False, False)
-@example(6, 2, 2, 0, 0, False, False)
-@example(5, 2, 2, 0, 0, False, False)
-@example(10, 2, 2, 0, 0, False, False)
-@example(10, 2, 2, 0, 0, True, False)
-@example(1, 4, 5, 3, 0, False, True)
-def test_laws_of_an_epoch(
-    length: int, ranks: int, share: int, epoch: int, seed: int, drop_last: bool, rect: bool
-) -> None:
+@given(lengths, ranks, shares, epochs, seeds, st.booleans())
+@example(8, 2, 2, 0, 0, False)
+@example(5, 2, 2, 0, 0, False)
+@example(1, 4, 5, 3, 0, True)
+def test_laws_of_an_epoch(length: int, ranks: int, share: int, epoch: int, seed: int, rect: bool) -> None:
     batch = ranks * share
-    if drop_last and length < batch:
-        with pytest.raises(ConfigError, match=f"at most {length}"):
-            EpochOrder(length, batch, seed, 64, drop_last=True)
-        return
 
     def sampler(rank: int, size: int) -> EpochSampler:
         shapes_hw = padded_shapes(make_sizes(length), 64, 32) if rect else None
-        return EpochSampler(EpochOrder(length, batch, seed, 64, shapes_hw, drop_last), rank, size)
+        return EpochSampler(EpochOrder(length, batch, seed, 64, shapes_hw), rank, size)
 
     whole = epoch_of(sampler(0, 1), epoch)
     parts = [epoch_of(sampler(rank, ranks), epoch) for rank in range(ranks)]
 
     # The number of batches, whole ones only, the same on every rank.
-    steps = length // batch if drop_last else -(-length // batch)
+    steps = -(-length // batch)
     assert [len(part) for part in parts] == [steps] * ranks == [len(sampler(0, ranks))] * ranks
     assert all(len(mine) == share for part in parts for mine in part)
 
@@ -82,16 +73,11 @@ def test_laws_of_an_epoch(
     # Every image once; padding repeats images of the epoch's own start, evenly.
     counts = Counter(draw.index for draws in whole for draw in draws)
     times, extra = divmod(steps * batch, length)
-    if drop_last:
-        assert set(counts.values()) == {1}
-    else:
-        assert (
-            Counter(counts[i] for i in range(length)) == Counter({times: length - extra, times + 1: extra}) - Counter()
-        )
-        order = epoch_order(length, batch, seed, epoch)
-        assert {i for i in counts if counts[i] == times + 1} == set(order[:extra].tolist())
-        if not rect:
-            assert [draw.index for draws in whole for draw in draws] == order.tolist()
+    assert Counter(counts[i] for i in range(length)) == Counter({times: length - extra, times + 1: extra}) - Counter()
+    order = epoch_order(length, batch, seed, epoch)
+    assert {i for i in counts if counts[i] == times + 1} == set(order[:extra].tolist())
+    if not rect:
+        assert [draw.index for draws in whole for draw in draws] == order.tolist()
 
 
 @given(lengths, epochs, seeds, shares, st.data())

@@ -47,13 +47,17 @@ class Drawing:
         return (torch.initial_seed(), float(np.random.random()), random.random(), *threads)  # noqa: NPY002
 
 
+def started(dataset: Any, workers: int = 1, number: int = 0, size: int = 1) -> Loader[Any]:
+    """A loader of two batches whose workers have begun."""
+    sampler: Any = [[0], [1]]
+    loader: Loader[Any] = Loader(dataset, sampler, rank(number, size), workers=workers, seed=7)
+    loader._start()
+    return loader
+
+
 def test_workers_have_one_thread_and_generators_of_their_own() -> None:
     def drawn(number: int) -> list[Any]:
-        sampler: Any = [[0], [1]]
-        dataset: Any = Drawing()
-        loader = Loader(dataset, sampler, rank(number, 2), workers=2, seed=7)
-        with loader:
-            loader._start()
+        with started(Drawing(), 2, number, 2) as loader:
             return [next(loader._stream), next(loader._stream)]
 
     twice = [drawn(0), drawn(0)]
@@ -78,11 +82,8 @@ class Late:
 
 def test_a_signal_while_the_workers_are_ended_comes_afterwards() -> None:
     """Raised within torch's `__del__` it was lost, and so were the workers, for which the rank waited at its end."""
-    sampler: Any = [[0], [1]]
-    dataset: Any = Drawing()
-    loader = Loader(dataset, sampler, rank(0, 1), workers=1, seed=7)
     with pytest.raises(Interrupted), Interruption():
-        loader._start()
+        loader = started(Drawing())
         loader._stream = Late(loader._stream)  # type: ignore[assignment]
         workers_before = multiprocessing.active_children()
         loader.close()
@@ -91,10 +92,7 @@ def test_a_signal_while_the_workers_are_ended_comes_afterwards() -> None:
 
 def test_workers_that_torch_does_not_end_are_killed() -> None:
     """As where a traceback still holds its iterator."""
-    sampler: Any = [[0], [1]]
-    dataset: Any = Drawing()
-    with Loader(dataset, sampler, rank(0, 1), workers=1, seed=7) as loader:
-        loader._start()
+    with started(Drawing()) as loader:
         held = loader._stream
         workers_before = multiprocessing.active_children()
     assert workers_before and not any(worker.is_alive() for worker in workers_before)
@@ -146,12 +144,11 @@ class Unsendable(Drawing):
 def test_a_batch_that_cannot_be_sent_ends_its_worker_and_is_no_wait_without_end(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    sampler: Any = [[0], [1]]
-    dataset: Any = Unsendable()
-    with Loader(dataset, sampler, rank(0, 1), workers=1, seed=7) as loader:
-        loader._start()
-        with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
-            next(loader._stream)
+    with (
+        started(Unsendable()) as loader,
+        pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"),
+    ):
+        next(loader._stream)
     assert "a batch cannot be sent (TypeError: cannot pickle" in capfd.readouterr().err
 
 
@@ -170,11 +167,7 @@ def test_no_workers_where_a_socket_finds_no_room(
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed_while_the_loader_is_closed_is_no_error() -> None:
-    sampler: Any = [[0], [1]]
-    dataset: Any = Drawing()
-    loader = Loader(dataset, sampler, rank(0, 1), workers=1, seed=7)
-    with loader:
-        loader._start()
+    with started(Drawing()) as loader:
         next(loader._stream)
         (worker,) = multiprocessing.active_children()
         assert worker.pid is not None
@@ -208,7 +201,7 @@ def test_no_workers_where_processes_cannot_share_memory(
 
     monkeypatch.setattr(multiprocessing, "Lock", refused)
     assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 0
-    assert "/dev/shm: Read-only file system: without it there are no loader workers" in caplog.text
+    assert "/dev/shm: Read-only file system: without locks there are no loader workers" in caplog.text
 
 
 def test_workers_are_capped_by_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

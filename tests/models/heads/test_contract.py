@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.heads.find import find_heads
-from tessera.models.heads.head import Head
+from tessera.models.heads.head import Head, HeadSpec
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp, load_hyp
@@ -99,6 +100,34 @@ def test_the_keys_of_a_yaml_are_those_of_its_head() -> None:
     without = {key: value for key, value in made("Detect").yaml.items() if key != "anchors"}
     with pytest.raises(ConfigError, match="the key 'anchors' is missing"):
         DetectionModel(without)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "complaint"),
+    [
+        ("DetectFree", [], "has 0 arguments [], expected 1 to 4: [nc, reg_max, depth, end2end]"),
+        ("DetectFree", ["anchors"], "argument 'nc' is 'anchors', expected one of nc"),
+        ("DetectFree", ["nc", 0], "argument 'reg_max' is 0, expected a whole number from 1 to 64"),
+        ("DetectFree", ["nc", 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),
+        ("DetectFree", ["nc", 16, True], "argument 'depth' is True, expected a whole number"),
+        ("DetectFree", ["nc", 16, 9], "argument 'depth' is 9, expected a whole number from 1 to 8"),
+        ("DetectFree", ["nc", 16, 1, 1], "argument 'end2end' is 1, expected true or false"),
+        ("DetectYOLOX", [], "has 0 arguments [], expected 1: [nc]"),
+        ("DetectYOLOX", ["nc", 16], "has 2 arguments ['nc', 16], expected 1: [nc]"),
+        ("DetectYOLOX", [80], "argument 'nc' is 80, expected one of nc"),
+        ("DetectYOLOv9", ["nc", 64, 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),
+    ],
+)
+def test_wrong_arguments_of_a_head(kind: str, arguments: list[object], complaint: str) -> None:
+    spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), f"m.yaml:9: layer 5 ({kind})")
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        find_heads()[kind].from_spec(spec)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_head_without_branches_that_predict_once_says_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--end2end: this model's {name} has no one-to-one branch. Leave the"):
+        made(name).head.keep_inference(end2end=True)
 
 
 @each_head

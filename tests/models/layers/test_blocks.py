@@ -28,12 +28,6 @@ def test_conv_sizes(kernel: int, stride: int, padding: int | None, dilation: int
     assert conv(image(2, 4, 8, 10)).shape == (2, 6, *size)
 
 
-def test_conv_uses_the_familys_batch_norm() -> None:
-    bn = Conv(3, 8).bn
-    assert isinstance(bn, nn.BatchNorm2d)
-    assert (bn.eps, bn.momentum) == (1e-3, 0.03)
-
-
 @pytest.mark.parametrize(
     "block",
     [

@@ -86,16 +86,6 @@ def test_what_a_copy_folds_its_original_keeps() -> None:
     assert isinstance(block.get_submodule("cv2.bn"), nn.BatchNorm2d)
 
 
-@pytest.mark.parametrize("c_out", [8, 16])
-def test_a_bottleneck_adds_its_input_only_where_it_can(c_out: int) -> None:
-    block = randomised(RepBottleneck(8, c_out))
-    assert isinstance(block, RepBottleneck)
-    x = image(1, 8, 4, 4)
-    with torch.no_grad():
-        plain = block.cv2(block.cv1(x))
-        torch.testing.assert_close(block(x), x + plain if c_out == 8 else plain)
-
-
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_bottlenecks_of_half_the_channels_are_joined_with_a_branch_around_them(repeats: int) -> None:
     block = randomised(RepC3(6, 16, repeats))

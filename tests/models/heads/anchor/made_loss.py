@@ -23,10 +23,10 @@ def grid_anchors() -> Tensor:
     return torch.tensor(ANCHORS_PX, dtype=torch.float32) / torch.tensor([8.0, 16.0, 32.0])[:, None, None]
 
 
-def Head(nc: int = 5) -> Detect:
+def Head(nc: int = 5, strides: tuple[int, ...] = (8, 16, 32)) -> Detect:
     """A head of three levels with the anchors above."""
     flat = [[side for pair in level for side in pair] for level in ANCHORS_PX]
-    return Detect(nc, flat, channels=(1, 1, 1), strides=(8, 16, 32))
+    return Detect(nc, flat, channels=(1, 1, 1), strides=strides)
 
 
 def raw_predictions(batch_size: int, size_hw: tuple[int, int], nc: int, seed: int = 0) -> list[Tensor]:

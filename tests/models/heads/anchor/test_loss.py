@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.models.detector import DetectionModel
 from tessera.models.heads.anchor.loss import DetectionLoss
-from tessera.models.heads.criterion import LossMeter
 from tessera.utils.config import Hyp
 from tessera.utils.machine.accelerator import Accelerator
 from tests.models.heads.anchor.loss_oracle import oracle_loss
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions, reference_targets
-from tests.models.heads.shares import shares_of
-
-# Reference values
 
 
 def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
@@ -37,9 +32,6 @@ def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
         np.testing.assert_allclose(prediction.grad.double().abs().sum(), expected[f"grad_abs_sum_p{level}"], rtol=1e-5)
 
 
-# Oracles
-
-
 def test_loss_and_gradient_equal_plain_loops(hyp: Hyp) -> None:
     targets = random_targets(25, 2, SIZE_HW, 5)
     predictions = raw_predictions(2, SIZE_HW, 5)
@@ -54,32 +46,6 @@ def test_loss_and_gradient_equal_plain_loops(hyp: Hyp) -> None:
     ours, theirs = torch.autograd.grad(loss, predictions), torch.autograd.grad(expected.sum(), predictions)
     for grad, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-7)
-
-
-# What must not matter
-
-
-def test_a_batch_cut_over_ranks_gives_the_whole_batch(hyp: Hyp) -> None:
-    size_hw, batch_size = (96, 96), 4
-    targets = random_targets(40, batch_size, size_hw, 5)
-    targets = targets[targets[:, 0] != 3]  # one rank has fewer objects, and its last image none
-    whole = raw_predictions(batch_size, size_hw, 5)
-    criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    loss, items = criterion(whole, criterion.assign(targets, batch_size, size_hw))
-    gradients = torch.autograd.grad(loss, whole)
-
-    cuts = (range(1), range(1, 4))
-    shares = zip(cuts, shares_of(targets, cuts), strict=True)
-    ranks = [(images, criterion.assign(mine, len(images), size_hw)) for images, mine in shares]
-    counts = torch.stack([assignment.counts for _, assignment in ranks]).sum(0)
-    total_items = torch.zeros(3)
-    for images, assignment in ranks:
-        part = [p.detach()[images.start : images.stop].requires_grad_() for p in whole]
-        part_loss, part_items = criterion(part, assignment, counts)
-        total_items += part_items
-        for grad, expected in zip(torch.autograd.grad(part_loss, part), gradients, strict=True):
-            torch.testing.assert_close(grad, expected[images.start : images.stop], rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(total_items, items, rtol=1e-5, atol=1e-8)
 
 
 def test_memory_format_does_not_matter(hyp: Hyp) -> None:
@@ -153,32 +119,3 @@ def test_gains_stay_on_each_device(hyp: Hyp) -> None:
     criterion.losses(np.zeros((3, 5)))
     criterion._means(sums, counts)
     assert criterion._weights[sums.device] is there
-
-
-# Validation
-
-
-def test_validation_losses_depend_neither_on_batches_nor_on_ranks(hyp: Hyp) -> None:
-    targets = random_targets(40, 5, SIZE_HW, 5)
-    predictions = [p.detach() for p in raw_predictions(5, SIZE_HW, 5)]
-    criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    _, whole = criterion(predictions, criterion.assign(targets, 5, SIZE_HW))
-
-    meters = [LossMeter(criterion), LossMeter(criterion), LossMeter(criterion)]
-    cuts = (range(1), range(1, 3), range(3, 5))
-    for meter, images, mine in zip((meters[0], meters[1], meters[0]), cuts, shares_of(targets, cuts), strict=True):
-        part = [p[images.start : images.stop] for p in predictions]
-        meter.update(part, criterion.assign(mine, len(images), SIZE_HW))
-    merged = meters[0].losses(meter.total() for meter in meters)
-    assert merged == pytest.approx(whole.tolist(), rel=1e-5)
-    assert meters[2].losses([meters[2].total()]) == (0.0, 0.0, 0.0)
-
-
-def test_a_real_model_and_its_criterion_are_a_pair(hyp: Hyp) -> None:
-    model = DetectionModel("yolov5n.yaml", nc=3).train()
-    criterion = model.head.criterion(hyp, imgsz=64)
-    predictions = model(torch.rand(2, 3, 64, 64))
-    loss, _ = criterion(predictions, criterion.assign(torch.tensor([[1, 2, 4, 6, 40, 30.0]]), 2, (64, 64)))
-    loss.backward()
-    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert without == []

@@ -10,16 +10,22 @@ from torch import Tensor
 from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.free.layers import light_branches
 from tessera.utils.config import Hyp, load_hyp
-from tests.models.heads.free.oracle import cells_of
+from tests.models.heads.free.oracle import STRIDES, cells_of
 
 SIZE_HW = (64, 96)
+SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
 HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.5)
 
 
 def made_head(nc: int = 5, reg_max: int = 16, end2end: bool = False) -> DetectFree:
-    strides = (8, 16, 32)
-    sets = [light_branches(nc, (8, 8, 8), strides, reg_max) for _ in range(2 if end2end else 1)]
-    return DetectFree(nc, strides, reg_max, *sets)
+    sets = [light_branches(nc, (8, 8, 8), STRIDES, reg_max) for _ in range(2 if end2end else 1)]
+    return DetectFree(nc, STRIDES, reg_max, *sets)
+
+
+def features(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """What such a head reads of two images."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
 
 
 def raw_predictions(batch_size: int, nc: int = 5, reg_max: int = 16, seed: int = 0) -> list[Tensor]:

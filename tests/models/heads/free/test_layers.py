@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import copy
-import re
 
 import numpy as np
 import pytest
 import torch
 
 from tessera.models.heads.free.grid import make_grid
-from tessera.models.heads.free.head import DetectFree
-from tessera.models.heads.head import HeadSpec
 from tessera.utils.config import TrainConfig
-from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
-from tests.models.heads.free.made import HYP, SIZE_HW, made_head
+from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, features, made_head
 from tests.models.heads.free.oracle import STRIDES, cells_of, decode
-
-SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
-
-
-def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
 
 
 @pytest.mark.parametrize("reg_max", [1, 16])
@@ -75,24 +64,6 @@ def test_half_precision_is_decoded_in_float32(dtype: torch.dtype) -> None:
     assert float(again[0, 0, 2]) == 4 + 7.5 * 8, "the mean of 0 to 15, in strides, from the first centre"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "has 0 arguments [], expected 1 to 4: [nc, reg_max, depth, end2end]"),
-        (["anchors"], "argument 'nc' is 'anchors', expected one of nc"),
-        (["nc", 0], "argument 'reg_max' is 0, expected a whole number from 1 to 64"),
-        (["nc", 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),
-        (["nc", 16, True], "argument 'depth' is True, expected a whole number"),
-        (["nc", 16, 9], "argument 'depth' is 9, expected a whole number from 1 to 8"),
-        (["nc", 16, 1, 1], "argument 'end2end' is 1, expected true or false"),
-    ],
-)
-def test_wrong_arguments(arguments: list[object], complaint: str) -> None:
-    spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), "m.yaml:9: layer 5 (DetectFree)")
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
-        DetectFree.from_spec(spec)
-
-
 def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_below() -> None:
     torch.manual_seed(0)
     head = made_head(end2end=True).eval()
@@ -108,8 +79,6 @@ def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_
     assert torch.equal(same, many) and len(its_raw) == len(once_raw) == 2
     torch.testing.assert_close(many[..., 4:], raw[1].sigmoid())
     torch.testing.assert_close(once[..., 4:], raw[3].sigmoid())
-    with pytest.raises(ConfigError, match=r"--end2end: this model's DetectFree has no one-to-one branch. Leave the"):
-        made_head().keep_inference(end2end=True)
 
 
 def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,6 @@ from tessera.models.heads.yolox.head import DetectYOLOX
 from tests.models.heads.free.made import SIZE_HW
 from tests.models.heads.free.oracle import STRIDES, cells_of
 
-SHAPES_HW = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
-
 
 def made_head(nc: int = 5) -> DetectYOLOX:
     return DetectYOLOX(nc, channels=(8, 8, 8), strides=STRIDES)

@@ -10,7 +10,7 @@ from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
 from tests.models.heads.free.oracle import aligned_targets, cells_of
 
-Found = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
+CellTargets = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
 
 
 def decode(offsets: Tensor, size_hw: tuple[int, int]) -> Tensor:
@@ -21,7 +21,7 @@ def decode(offsets: Tensor, size_hw: tuple[int, int]) -> Tensor:
     return cxcywh_to_xyxy(torch.cat((centre, found[..., 2:].exp() * strides[:, None]), 2))
 
 
-def oracle_targets(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]) -> Found:
+def oracle_targets(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]) -> CellTargets:
     """What each cell is trained for, where a score is objectness times class probability."""
     offsets, objectness, logits = (p.detach().double() for p in predictions)
     return aligned_targets(decode(offsets, size_hw), objectness.sigmoid() * logits.sigmoid(), targets, hyp, size_hw)

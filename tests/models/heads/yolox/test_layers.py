@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.models.heads.free.grid import make_grid
-from tessera.models.heads.head import HeadSpec
-from tessera.models.heads.yolox.head import DetectYOLOX
 from tessera.models.heads.yolox.layers import LARGEST_LOG
 from tessera.models.layers.blocks import Conv
-from tessera.utils.errors import ConfigError
-from tests.models.heads.free.made import SIZE_HW
+from tests.models.heads.free.made import SHAPES_HW, SIZE_HW, features
 from tests.models.heads.free.oracle import STRIDES, cells_of
-from tests.models.heads.yolox.made import SHAPES_HW, made_head, raw_predictions
-
-
-def features(batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, 8, *shape, generator=generator).to(dtype) for shape in SHAPES_HW]
+from tests.models.heads.yolox.made import made_head, raw_predictions
 
 
 def test_rows_are_those_worked_out_by_hand() -> None:
@@ -108,22 +99,3 @@ def test_half_precision_is_decoded_in_float32(dtype: torch.dtype) -> None:
             again = head.boxes(offsets, grid)
     assert decoded.dtype == torch.float32 == again.dtype
     torch.testing.assert_close(again, head.boxes(offsets.float(), grid))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "has 0 arguments [], expected 1: [nc]"),
-        (["nc", 16], "has 2 arguments ['nc', 16], expected 1: [nc]"),
-        ([80], "argument 'nc' is 80, expected one of nc"),
-    ],
-)
-def test_wrong_arguments(arguments: list[object], complaint: str) -> None:
-    spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), "m.yaml:9: layer 5 (DetectYOLOX)")
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
-        DetectYOLOX.from_spec(spec)
-
-
-def test_it_has_no_branch_that_predicts_once() -> None:
-    with pytest.raises(ConfigError, match=r"--end2end: this model's DetectYOLOX has no one-to-one branch"):
-        made_head().keep_inference(end2end=True)
