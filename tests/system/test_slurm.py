@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.report.results import read_results
-from tests.system.launch import ROOT, free_port
+from tests.system.launch import ROOT, free_port, wait_until
 from tests.system.tiny import flags, make_data
 
 pytestmark = pytest.mark.slow
@@ -148,19 +148,14 @@ def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cl
     job = cluster.said("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "job.sh")).split()[0]
     run = tmp_path / "runs" / "train" / f"job{job}"
     log = tmp_path / f"slurm-{job}.out"
-    wait_for(lambda: (run / "weights" / "last.pt").exists(), 300, log)
+
+    def said() -> str:
+        return log.read_text() if log.exists() else f"{log}: nothing was said"
+
+    wait_until((run / "weights" / "last.pt").exists, 300, said)
     cluster.said("scancel", "--signal=USR1", job)  # what SLURM sends to the ranks before the time is over
-    wait_for(lambda: "Best epoch" in log.read_text(), 300, log)
-    wait_for(lambda: job not in cluster.said("squeue", "--noheader"), 300, log)
-    said = log.read_text()
-    assert said.count("Stopped as asked") == 1 and said.count("Resuming ") == 1, said
+    wait_until(lambda: "Best epoch" in said(), 300, said)
+    wait_until(lambda: job not in cluster.said("squeue", "--noheader"), 300, said)
+    assert said().count("Stopped as asked") == 1 and said().count("Resuming ") == 1, said()
     assert [path.name for path in run.parent.iterdir()] == [run.name]
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
-
-
-def wait_for(condition, seconds: float, log: Path) -> None:  # type: ignore[no-untyped-def]
-    """Until `condition` holds; what was said so far where it never does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, log.read_text() if log.exists() else f"{log}: nothing was said"
-        time.sleep(0.3)
