@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import shlex
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from tests.hostile.checkpoints import ARCHITECTURE
 from tests.hostile.expect import checked
-from tests.system.launch import ROOT
+from tests.system.launch import ROOT, environment
 from tests.system.tiny import make_data
 
 CASES, FAST_CASES = 60, 2
@@ -45,7 +44,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     else:
         size = rng.randint(2**29, 2**33)
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))  # noqa: E731
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit, env=_environment())
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit, env=environment())
     said = f"{kind}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     assert "Traceback" not in said, said
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -76,10 +75,6 @@ _STREAMS = {
     "stdout a broken pipe": "| true",
     "stderr a broken pipe": "2>&1 >/dev/null | true",
 }
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def _may_mount() -> bool:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tessera.utils.files import sha256
 from tessera.utils.inference.outputs import PictureFiles
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import keep_streams
+from tests.hostile.damages import named
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import checked
 from tests.hostile.names import require_all
@@ -113,7 +113,7 @@ def _limited(rng: random.Random, folder: Path) -> str:
     return judged(outcome, folder / "runs")
 
 
-def _full(rng: random.Random, folder: Path) -> str:
+def _full_disk(rng: random.Random, folder: Path) -> str:
     """A file system of a few pages."""
     disk = folder / "disk"
     disk.mkdir()
@@ -228,12 +228,4 @@ def _may_mount() -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-_KINDS: dict[str, Callable[[random.Random, Path], str]] = {
-    "collisions": _collisions,
-    "mixed": _mixed,
-    "limited": _limited,
-    "full disk": _full,
-    "vanished": _vanished,
-    "originals": _originals,
-    "unwritable": _unwritable,
-}
+_KINDS = named(_collisions, _mixed, _limited, _full_disk, _vanished, _originals, _unwritable)
