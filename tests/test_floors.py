@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,6 +72,11 @@ def room_of(module: str) -> str:
     return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Absolute module names with the line of their import."""
     found: list[tuple[str, int]] = []
@@ -86,7 +92,7 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 def test_imports_go_down_only() -> None:
     for path in FILES:
         me = room_of(module_of(path))
-        for module, line in imports(ast.parse(path.read_text())):
+        for module, line in imports(parsed(path)):
             if module.startswith("tessera."):
                 other, place = room_of(module), f"{path}:{line}: {me} imports {module}"
                 assert ROOMS.index(other) <= ROOMS.index(me), f"{place}, which lies above it"
@@ -96,7 +102,7 @@ def test_imports_go_down_only() -> None:
 
 def test_no_import_inside_a_function() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 inside = [(m, line) for m, line in imports(node) if not {m, m.partition(".")[0]} & OPTIONAL]
                 assert not inside, f"{path}: imports inside a function: {inside}"
@@ -105,7 +111,7 @@ def test_no_import_inside_a_function() -> None:
 def test_some_libraries_have_one_home() -> None:
     for path in FILES:
         me = module_of(path)
-        for module, line in imports(ast.parse(path.read_text())):
+        for module, line in imports(parsed(path)):
             for library, home in HOMES.items():
                 if module == library or module.startswith(f"{library}."):
                     assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"

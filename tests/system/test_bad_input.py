@@ -198,9 +198,9 @@ def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--batch", "7"], "2 ranks do not divide it. Use 6 or 8"),
+        pytest.param(["--batch", "7"], "2 ranks do not divide it. Use 6 or 8", marks=pytest.mark.slow),
         (["--weights", "nowhere/best.pt"], "no such file"),
-        (["--data", "coc0128.yaml"], "coc0128.yaml"),
+        pytest.param(["--data", "coc0128.yaml"], "coc0128.yaml", marks=pytest.mark.slow),
         (["--epochs", "many"], "whole number"),
     ],
 )

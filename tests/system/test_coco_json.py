@@ -18,6 +18,7 @@ from tessera.commands import val
 from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
+from tests.system.tiny import describe_coco128
 
 IMAGES, MAX_DET = 16, 100
 
@@ -30,10 +31,7 @@ def dataset(tmp_path: Path, shared: Path) -> tuple[Path, Path]:
     category_ids = chance.sample(range(3, 400, 3), len(COCO_NAMES))
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "images").symlink_to(shared / "coco128" / "images" / "train2017")
-    labels = tmp_path / "labels.yaml"
-    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
-    labels.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
-    index = build_index(load_spec(labels), "val")
+    index = build_index(load_spec(describe_coco128(tmp_path, shared)), "val")
     images, annotations = [], []
     for place, own in enumerate(ids):
         height, width = index.sizes_hw[place].tolist()

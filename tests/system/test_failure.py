@@ -61,15 +61,11 @@ def reports(outcome: Outcome) -> list[str]:
     ],
 )
 def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
-    outcome = train_to_the_end(data, tmp_path, fault) if " end " in fault else fail(data, tmp_path, fault)
+    more = ("--epochs", "1") if " end " in fault else ()
+    outcome = fail(data, tmp_path, fault, *more)
     assert outcome.err.count("RuntimeError: broken on purpose") == 1, outcome.said
     assert f"rank {fault[0]}: Traceback" in outcome.err, outcome.said
     assert reports(outcome) == [fault[0]], outcome.said
-
-
-def train_to_the_end(data: Path, folder: Path, fault: str) -> Outcome:
-    """As `fail`, with the failure after the training."""
-    return fail(data, folder, fault, "--epochs", "1")
 
 
 @pytest.mark.slow
@@ -189,7 +185,7 @@ def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--check-data", "--evolve 1", "--resume", "--weights other.pt"])
+@pytest.mark.parametrize("flag", ["--evolve 1", "--weights other.pt"])
 def test_ranks_that_were_asked_for_other_work_are_refused_before_they_wait_for_each_other(
     data: Path, tmp_path: Path, flag: str
 ) -> None:

@@ -81,7 +81,7 @@ def test_results_replace_no_source(
     elif how == "over standard input":
         source = "-"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{inside}/p.png\n".encode())))
-    with pytest.raises(ConfigError, match=r"it lies in the folder of results .* Leave --exist-ok out"):
+    with pytest.raises(ConfigError, match="--exist-ok"):
         run(weights, source, tmp_path, **flags)
     assert {path: sha256(path) for path in before} == before
     assert run(weights, str(inside), tmp_path, **{**flags, "exist_ok": False, "name": "other"}).pictures == 4
@@ -102,7 +102,7 @@ def test_results_inside_the_source_twice(
         second = run(weights, f"{inside}{glob}", tmp_path, **flags)
     assert second == first and caplog.text.count("passed over") == 1
     for source in (inside / "out" / "exp", inside / "out" / "exp" / "p.png", inside / "out" / "exp" / "*.png"):
-        with pytest.raises(ConfigError, match="it lies in the folder of results"):
+        with pytest.raises(ConfigError, match="folder of results"):
             run(weights, str(source), tmp_path, **flags)
 
 
@@ -127,7 +127,7 @@ def test_labels_of_a_validation_replace_no_labels_of_its_dataset(weights: str, t
     yaml = tmp_path / "set.yaml"
     yaml.write_text(f"path: {tmp_path / 'set'}\nval: images\nnames: [circle, square, star]\n")
     flags = {"weights": weights, "data": str(yaml), "imgsz": 64, "device": "cpu", "workers": 0, "save_txt": True}
-    with pytest.raises(ConfigError, match=r"a\.png: it lies in the folder of results"):
+    with pytest.raises(ConfigError, match=r"a\.png: .*folder of results"):
         val.run(**flags, project=str(tmp_path), name="set", exist_ok=True)
     assert (labels / "a.txt").read_text() == "0 0.5 0.5 0.5 0.5\n"
 

@@ -34,7 +34,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Detections
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
-from tests.system.tiny import flags, make_data
+from tests.system.tiny import describe_coco128, flags, make_data
 
 VAL = ROOT / "val.py"
 
@@ -49,10 +49,7 @@ def figures(outcome: Outcome) -> list[str]:
 @pytest.fixture(scope="module")
 def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     """The YAML of coco128 where it lies."""
-    path = tmp_path_factory.mktemp("coco128") / "coco128.yaml"
-    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
-    path.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
-    return path
+    return describe_coco128(tmp_path_factory.mktemp("coco128"), shared)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +115,9 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
     gone = Weights({}, {}, (), "best.pt", str(tmp_path / "gone.yaml"))
-    with pytest.raises(UserError, match=r"(?s)gone.yaml: no such .*is what best.pt was trained on; give another with"):
+    with pytest.raises(UserError, match=r"(?s)gone\.yaml: .*best\.pt"):
         read_dataset(ValConfig(weights="best.pt"), gone)
-    with pytest.raises(ConfigError, match=r"none given, and yolov5n.pt does not say .* Give a dataset YAML, such as"):
+    with pytest.raises(ConfigError, match=r"--data: .*yolov5n\.pt"):
         read_dataset(ValConfig(), gone._replace(data=""))
 
 
