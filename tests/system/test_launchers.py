@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from tessera.utils.environment import Launch
 from tessera.utils.report.results import read_results
-from tests.system.jobs import Job, started
+from tests.system.jobs import Job, sbatch_script, started
 from tests.system.launch import ROOT, Outcome, free_port, python_command, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
@@ -111,19 +110,7 @@ exit ${code:-0}
 @pytest.mark.slow
 def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path: Path) -> None:
     """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
-    text = (ROOT / "docs" / "distributed.md").read_text()
-    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
-    assert "#SBATCH --signal=USR1@120\n" in script
-    words = [w for w in flags(make_data(tmp_path), Path("runs/train"), "--epochs", "3") if "runs" not in w]
-    words.remove("--project")
-    for old, new in {
-        "--data coco.yaml --cfg yolov5s.yaml --batch-size 128": " ".join(words),
-        "--save-steps 1000": "--save-steps 1",
-        "train.py": str(TRAIN),
-    }.items():
-        assert old in script
-        script = script.replace(old, new)
-    (tmp_path / "job.sh").write_text(script)
+    (tmp_path / "job.sh").write_text(sbatch_script(make_data(tmp_path), {"train.py": str(TRAIN)}))
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, content in {

@@ -130,13 +130,13 @@ def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Pa
         torch.testing.assert_close(mine[key], theirs[key], rtol=1e-3, atol=1e-4)
 
 
-def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path) -> None:
+def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(one_epoch, tmp_path / "exp")
-    done = jobs.train(tmp_path, 1, "--resume", "--project", str(tmp_path), "--device", "cpu")
-    assert done.code == 1
-    assert "epochs done 1, --epochs 1" in done.err and "larger --epochs" in done.err
-    more = jobs.train(tmp_path, 1, "--resume", "--project", str(tmp_path), "--epochs", "2", "--device", "cpu")
-    assert more.code == 0, more.said
+    resume = ["--resume", "--project", str(tmp_path), "--device", "cpu"]
+    assert train.main(resume) == 1
+    refused = capsys.readouterr().err
+    assert "epochs done 1, --epochs 1" in refused and "larger --epochs" in refused
+    assert train.main([*resume, "--epochs", "2"]) == 0
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
 
 
@@ -150,8 +150,7 @@ def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path) -> None
     ],
 )
 def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:
-    outcome = jobs.train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2", *extra.split()))
-    assert outcome.code == 0, outcome.said
+    assert train.main(flags(data, tmp_path, "--epochs", "2", *extra.split())) == 0
     assert losses(tmp_path / "exp").notna().all().all()
 
 

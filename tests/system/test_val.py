@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tessera import Detector
+from tessera.commands import train, val
 from tessera.commands.val import image_size, read_dataset, without_effect
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import build_val_loader
@@ -57,8 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags that measure a little detector on four images."""
     folder = tmp_path_factory.mktemp("trained")
     data = make_data(folder, train=8, val=4)
-    outcome = run_python(ROOT / "train.py", *flags(data, folder / "runs", "--epochs", "1"))
-    assert outcome.code == 0, outcome.said
+    assert train.main(flags(data, folder / "runs", "--epochs", "1")) == 0
     weights = folder / "runs" / "exp" / "weights" / "best.pt"
     args = ["--data", str(data), "--weights", str(weights), "--imgsz", "64", "--device", "cpu", "--workers", "0"]
     return [*args, "--save-json", "--max-det", "20"]
@@ -82,10 +82,8 @@ def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path
 
 def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
-    outcome = run_python(
-        VAL, *trained, "--tile", "64", "--overlap", "0.3", "--conf", "1e-5", "--project", str(tmp_path)
-    )
-    assert outcome.code == 0, outcome.said
+    tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]
+    assert val.main([*trained, *tiles, "--project", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "exp" / "predictions.json").read_text())
     detector = Detector(
         trained[3], imgsz=64, conf_thres=1e-5, iou_thres=0.6, max_det=20, tile=64, overlap=0.3, device="cpu"
@@ -100,17 +98,17 @@ def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Pat
 
 
 def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(
-    trained: list[str], tmp_path: Path
+    trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = yaml.safe_load(Path(trained[1]).read_text())
     names = content["names"]
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**content, "names": [*reversed(names)]}))
-    done = run_python(VAL, *trained, "--data", str(other), "--project", str(tmp_path))
-    assert done.code == 0, done.said
+    assert val.main([*trained, "--data", str(other), "--project", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
     offered = tmp_path / "exp" / "names.yaml"
-    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
-    assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
+    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in said
+    assert str(offered) in said and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
 
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
