@@ -9,7 +9,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tessera.utils.files import sha256
 from tessera.utils.inference.outputs import PictureFiles
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import keep_streams
+from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import checked
@@ -118,7 +118,7 @@ def _full_disk(rng: random.Random, folder: Path) -> str:
     disk = folder / "disk"
     disk.mkdir()
     size = rng.choice((4, 8, 16, 32, 64, 128, 256))
-    if not _may_mount():
+    if not may_mount():
         return ", not here"
     flags = json.dumps({**_flags(rng), "source": str(folder / "in"), "project": str(disk), "weights": weights()})
     command = f'mount -t tmpfs -o size={size}k,nr_inodes={rng.choice((10, 30, 1000))} tmpfs {disk} && exec "$@"'
@@ -218,14 +218,6 @@ def _unwritable(rng: random.Random, folder: Path) -> str:
         assert "cannot be" in outcome, outcome
         return ", refused"
     return ", not met"
-
-
-def _may_mount() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 _KINDS = named(_collisions, _mixed, _limited, _full_disk, _vanished, _originals, _unwritable)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,23 +16,14 @@ import yaml
 from tessera import Detector
 from tessera.commands import train, val
 from tessera.commands.val import image_size, read_dataset, without_effect
-from tessera.data.feed.cache import open_images
-from tessera.data.feed.loader import build_val_loader
 from tessera.data.source.annotations.coco_names import COCO_NAMES
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import ValConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.evaluate import evaluate, fused_copy
-from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.inference.detector import usable_imgsz
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.world import World
-from tessera.utils.types import Batch, DatasetIndex, Detections
 from tests.system.launch import ROOT, Outcome, run_python, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 
@@ -182,59 +172,3 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 def test_the_yaml_of_coco_has_its_names() -> None:
     for name in ("coco.yaml", "coco128.yaml"):
         assert tuple(yaml.safe_load((ROOT / "data" / name).read_text())["names"].values()) == COCO_NAMES
-
-
-class Keep(Sink):
-    """A sink that keeps every detection as pycocotools wants it."""
-
-    def __init__(self, index: DatasetIndex) -> None:
-        self.rows: list[dict[str, object]] = []
-        self._index = index
-
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        for image, found in zip(batch.indices.tolist(), in_original, strict=True):
-            boxes = found.boxes_xyxy.double()
-            boxes[:, 2:] -= boxes[:, :2]
-            for box, score, category in zip(boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True):
-                self.rows.append({"image_id": image, "category_id": category, "bbox": box, "score": score})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("max_det", [100, 300])
-def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, max_det: int) -> None:
-    """On the very detections of the official weights, to 1e-6."""
-    coco, cocoeval = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
-    weights = load_weights(shared / "weights" / "yolov5n.pt")
-    model = DetectionModel(weights.model_yaml, names=weights.names)
-    model.load_state_dict(weights.state_dict)
-    index, world = build_index(load_spec(coco128), "val"), World()
-    keep = Keep(index)
-    with (
-        open_images(index, 640, "none", "area", world) as store,
-        build_val_loader(store, world, batch_size=16, stride=32, workers=0) as loader,
-    ):
-        found = evaluate(fused_copy(model, world.accelerator), loader, world, Settings(max_det=max_det), sinks=[keep])
-    truth = coco.COCO()
-    truth.dataset = ground_truth(index)
-    truth.createIndex()
-    evaluation = cocoeval.COCOeval(truth, truth.loadRes(keep.rows), "bbox")
-    evaluation.params.maxDets = [1, 10, max_det]
-    evaluation.evaluate()
-    evaluation.accumulate()
-    precision = evaluation.eval["precision"][:, :, :, 0, 2]
-    assert found.metrics.map == pytest.approx(precision[precision > -1].mean(), abs=1e-6)
-    assert found.metrics.map50 == pytest.approx(precision[0][precision[0] > -1].mean(), abs=1e-6)
-
-
-def ground_truth(index: DatasetIndex) -> dict[str, list[dict[str, object]]]:
-    """Labels as COCO has them."""
-    images: list[dict[str, object]] = []
-    annotations: list[dict[str, object]] = []
-    for image in range(len(index)):
-        height, width = index.sizes_hw[image].tolist()
-        images.append({"id": image, "height": height, "width": width})
-        for category, box in zip(*index.labels(image), strict=True):
-            x1, y1, x2, y2 = (float(v) for v in box)
-            row = {"id": len(annotations) + 1, "image_id": image, "category_id": int(category), "iscrowd": 0}
-            annotations.append({**row, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)})
-    return {"images": images, "annotations": annotations, "categories": [{"id": i} for i in range(len(index.names))]}
