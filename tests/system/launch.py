@@ -32,6 +32,9 @@ class Outcome:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
+Command = Callable[..., Outcome]  # of a script's main and its arguments
+
+
 def forget_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take from the environment what a user's shell has not; with some of it libraries behave better."""
     names = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "ORT_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST")

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tessera.commands import train, val
-from tests.system.launch import ROOT, Outcome, torchrun
+from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import flags, make_data
 
 TRAIN = ROOT / "train.py"
@@ -119,21 +119,6 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     shutil.copytree(pristine, copy)
     edit_yaml(copy / "tiny.yaml", path=str(copy / "shapes")).replace(copy / "tiny.yaml")
     return copy
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a script's main in this process, as the command line would."""
-
-    def run(main: Callable[[list[str]], int], *args: str) -> Outcome:
-        code = main(list(args))
-        out, err = capsys.readouterr()
-        return Outcome(code, out, err)
-
-    return run
 
 
 @pytest.mark.parametrize("name", MISTAKES)

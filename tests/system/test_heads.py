@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from tessera.commands import export, val
 from tessera.utils.report.results import read_results, result_columns
 from tests.system.jobs import train
-from tests.system.launch import ROOT
+from tests.system.launch import ROOT, Command, Outcome
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
 
@@ -57,9 +58,18 @@ def run(request: pytest.FixtureRequest) -> Run:
     return found
 
 
-def measure(run: Run, project: Path, *more: str) -> int:
-    weights = ("--weights", str(run.folder / "weights" / "best.pt"), "--data", str(run.data), "--workers", "0")
-    return val.main([*weights, "--imgsz", "64", "--device", "cpu", "--project", str(project), *more])
+Measure = Callable[..., Outcome]
+
+
+@pytest.fixture
+def measure(command: Command, tmp_path: Path) -> Measure:
+    """val.py of a run's best.pt, with more flags."""
+
+    def measured(run: Run, *more: str) -> Outcome:
+        weights = ("--weights", str(run.folder / "weights" / "best.pt"), "--data", str(run.data), "--workers", "0")
+        return command(val.main, *weights, "--imgsz", "64", "--device", "cpu", "--project", str(tmp_path), *more)
+
+    return measured
 
 
 def test_its_losses_are_reported_and_drawn(run: Run) -> None:
@@ -85,23 +95,21 @@ def test_a_stopped_run_resumes_bit_by_bit(run: Run, tmp_path: Path) -> None:
     assert losses(tmp_path / "exp").equals(losses(run.folder))
 
 
-def test_it_is_validated(run: Run, tmp_path: Path) -> None:
-    assert measure(run, tmp_path, "--augment", "--half", "--save-json") == 0
+def test_it_is_validated(run: Run, tmp_path: Path, measure: Measure) -> None:
+    assert measure(run, "--augment", "--half", "--save-json").code == 0
     assert (tmp_path / "exp" / "predictions.json").is_file()
 
 
-def test_its_branch_without_suppression_is_measured(
-    free: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert measure(free, tmp_path, "--end2end") == 0
-    assert measure(free, tmp_path, "--end2end", "--augment") == 2
-    assert capsys.readouterr().err.count("Leave one of them out") == 1
+def test_its_branch_without_suppression_is_measured(free: Run, measure: Measure) -> None:
+    assert measure(free, "--end2end").code == 0
+    refused = measure(free, "--end2end", "--augment")
+    assert refused.code == 2 and refused.err.count("Leave one of them out") == 1, refused.said
 
 
 @pytest.mark.slow
-def test_a_head_without_that_branch_says_so(yolox: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert measure(yolox, tmp_path, "--end2end") == 2
-    assert "DetectYOLOX has no one-to-one branch" in capsys.readouterr().err
+def test_a_head_without_that_branch_says_so(yolox: Run, measure: Measure) -> None:
+    refused = measure(yolox, "--end2end")
+    assert refused.code == 2 and "DetectYOLOX has no one-to-one branch" in refused.err, refused.said
 
 
 @pytest.mark.slow

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tessera.commands import train
 from tessera.utils.environment import Launch
 from tessera.utils.report.results import read_results
 from tests.system.jobs import Job, sbatch_script, started
-from tests.system.launch import ROOT, Outcome, free_port, python_command, run_command, run_python, torchrun
+from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
@@ -45,8 +46,8 @@ def free_job() -> int:
     raise AssertionError("no port is free")
 
 
-def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path) -> None:
-    outcome = run_python(TRAIN, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
+def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path, command: Command) -> None:
+    outcome = command(train.main, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
     assert outcome.code == 2, outcome.said
     assert "torchrun --standalone --nproc-per-node 2 train.py --device 0,1" in outcome.err
     assert "Traceback" not in outcome.err

@@ -21,6 +21,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results, result_columns
 from tests.data.made_index import make_index
 from tests.system import jobs
+from tests.system.launch import Command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
@@ -38,19 +39,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one epoch by one rank, in float32; to be copied."""
     folder = tmp_path_factory.mktemp("one")
-    done = jobs.train(folder, 1, *flags(data, folder, "--epochs", "1", *FLOAT32))
-    assert done.code == 0, done.said
+    assert train.main(flags(data, folder, "--epochs", "1", *FLOAT32)) == 0
     return folder / "exp"
 
 
-def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, command: Command) -> None:
     pictures = data.parent / "shapes" / "images" / "val"
     ruled = tmp_path / "ruled.yaml"
     ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
     data = ruled
     args = [a for a in flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1") if a != "--noplots"]
     args[args.index("none")] = "tensorboard"
-    outcome = jobs.train(tmp_path, 1, *args, "--cache", "ram")
+    outcome = command(train.main, *args, "--cache", "ram")
     assert outcome.code == 0, outcome.said
     run = tmp_path / "runs" / "exp"
     for name in (*PICTURES, "opt.yaml", "hyp.yaml"):
@@ -70,10 +70,10 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, caps
 
     weights = ("--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
     more = "--imgsz 64 --device cpu --workers 0 --verbose --save-txt --save-conf --save-json"
-    assert val.main([*weights, *more.split()]) == 0
-    measured = capsys.readouterr().out
+    measured = command(val.main, *weights, *more.split())
+    assert measured.code == 0, measured.said
     last_line = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
-    assert last_line in measured, "val.py measures what train.py reported"
+    assert last_line in measured.out, "val.py measures what train.py reported"
     assert len(list((tmp_path / "val" / "exp" / "labels").glob("*.txt"))) == 8
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
 
@@ -130,12 +130,12 @@ def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Pa
         torch.testing.assert_close(mine[key], theirs[key], rtol=1e-3, atol=1e-4)
 
 
-def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(one_epoch, tmp_path / "exp")
     resume = ["--resume", "--project", str(tmp_path), "--device", "cpu"]
-    assert train.main(resume) == 1
-    refused = capsys.readouterr().err
-    assert "epochs done 1, --epochs 1" in refused and "larger --epochs" in refused
+    refused = command(train.main, *resume)
+    assert refused.code == 1
+    assert "epochs done 1, --epochs 1" in refused.err and "larger --epochs" in refused.err
     assert train.main([*resume, "--epochs", "2"]) == 0
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
 

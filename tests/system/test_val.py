@@ -24,7 +24,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.inference.detector import usable_imgsz
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator
-from tests.system.launch import ROOT, Outcome, run_python, torchrun
+from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 
 VAL = ROOT / "val.py"
@@ -55,9 +55,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 5))])
-def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path: Path, ranks: int) -> None:
+def test_four_images_measure_the_same_on_more_ranks(
+    trained: list[str], tmp_path: Path, ranks: int, command: Command
+) -> None:
     args = [*trained, "--project", str(tmp_path)]
-    alone = run_python(VAL, *args, "--name", "alone")
+    alone = command(val.main, *args, "--name", "alone")
     own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
     together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
     assert figures(alone) == figures(together)
@@ -88,17 +90,17 @@ def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Pat
 
 
 def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(
-    trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: list[str], tmp_path: Path, command: Command
 ) -> None:
     content = yaml.safe_load(Path(trained[1]).read_text())
     names = content["names"]
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**content, "names": [*reversed(names)]}))
-    assert val.main([*trained, "--data", str(other), "--project", str(tmp_path)]) == 0
-    said = capsys.readouterr().err
+    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
+    assert done.code == 0, done.said
     offered = tmp_path / "exp" / "names.yaml"
-    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in said
-    assert str(offered) in said and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
+    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
+    assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
 
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
