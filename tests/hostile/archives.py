@@ -13,7 +13,7 @@ from tessera.data.source.archives import unpack
 from tests.hostile.damages import cut, flipped, left_out, named, zeroed
 from tests.hostile.expect import Message, message_or_result
 
-CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 40, 60, 2**29
+CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**29
 
 FILES = {f"set/{kind}/{n:03}.{end}": random.Random(n).randbytes(n * 37) for n in range(20)
          for kind, end in (("images", "jpg"), ("labels", "txt"))}  # fmt: skip

@@ -31,7 +31,7 @@ from tessera.utils.ranks.world import World
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 
-CASES, FAST_CASES = 3000, 60
+CASES, FAST_CASES = 3000, 30
 
 NAMES = ("circle", "square")
 ARCHITECTURE = {

@@ -16,7 +16,7 @@ from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import checked, message_or_result
 
-CASES, FAST_CASES = 3000, 30
+CASES, FAST_CASES = 3000, 20
 IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))
 TIME_LIMIT_S = 60
 

@@ -18,7 +18,7 @@ from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 
-CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 40, 60, 2**30
+CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**30
 
 DATA = """\
 path: {folder}/pets
