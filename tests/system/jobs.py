@@ -81,7 +81,7 @@ class Job:
         """Processes that `parent` has started: of a rank, its loader workers."""
         return [pid for pid in self.processes() if _parent(pid) == parent]
 
-    def wait(self, timeout: float = 120) -> Outcome:
+    def wait(self, timeout: float = 300) -> Outcome:
         """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
         try:
             self.process.wait(timeout)
@@ -91,7 +91,7 @@ class Job:
             raise AssertionError(f"the job is not over after {timeout} s\n{self.said}") from None
         return Outcome(self.process.returncode, self.out, self.err)
 
-    def until(self, ready: Callable[[], object], timeout: float = 90) -> None:
+    def until(self, ready: Callable[[], object], timeout: float = 300) -> None:
         """Wait until `ready` gives something true, while the job runs."""
         end = time.monotonic() + timeout
         while not ready():

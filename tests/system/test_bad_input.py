@@ -190,7 +190,7 @@ def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared
     ],
 )
 def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
-    outcome = torchrun(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *more), timeout=90)
+    outcome = torchrun(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *more))
     assert outcome.code != 0
     assert outcome.err.count("error: ") == 1, outcome.said
     assert message in outcome.err, outcome.said

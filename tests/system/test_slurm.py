@@ -94,7 +94,7 @@ class Cluster:
 
     def said(self, *command: str) -> str:
         """What a command of SLURM's prints."""
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=300, check=False)
         return done.stdout + done.stderr
 
     def _start(self, program: str, *words: str) -> None:
