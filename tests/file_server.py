@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.raw_server import serving
+
 
 class FileServer(ThreadingHTTPServer):
     """Serves `body` at any path.
@@ -54,14 +56,8 @@ class FileServer(ThreadingHTTPServer):
     @contextmanager
     def running(self) -> Iterator[FileServer]:
         """Answer in a thread."""
-        with self:
-            thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            try:
-                yield self
-            finally:
-                self.shutdown()
-                thread.join()
+        with self, serving(self, threading.Event()):
+            yield self
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -54,6 +54,12 @@ def room_of(module: str) -> str:
     return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Absolute module names with the line of their import."""
     found: list[tuple[str, int]] = []
@@ -70,7 +76,7 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 def rooms_below(room: str) -> frozenset[str]:
     """The other rooms that the files of a room import from."""
     files = [path for path in FILES if room_of(module_of(path)) == room]
-    modules = [module for path in files for module, _ in imports(ast.parse(path.read_text()))]
+    modules = [module for path in files for module, _ in imports(parsed(path))]
     return frozenset({room_of(module) for module in modules if module.startswith("tessera.")} - {room})
 
 

@@ -22,7 +22,7 @@ def read_request(handler: socketserver.BaseRequestHandler) -> bytes:
 
 
 @contextmanager
-def serving(server: socketserver.ThreadingTCPServer, over: threading.Event) -> Iterator[None]:
+def serving(server: socketserver.TCPServer, over: threading.Event) -> Iterator[None]:
     """Answer in a thread; `over` is set at the end, before the thread is waited for."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.house import FILES, PAGE, ROOMS, ROOT, drawn, imports, module_of, room_of
+from tests.house import FILES, PAGE, ROOMS, ROOT, drawn, imports, module_of, parsed, room_of
 
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "tessera.utils.ranks",
@@ -36,7 +36,7 @@ BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match,
 def test_imports_go_down_only() -> None:
     for path in FILES:
         me = room_of(module_of(path))
-        for module, line in imports(ast.parse(path.read_text())):
+        for module, line in imports(parsed(path)):
             if module.startswith("tessera."):
                 other, place = room_of(module), f"{path}:{line}: {me} imports {module}"
                 assert ROOMS.index(other) <= ROOMS.index(me), f"{place}, which lies above it"
@@ -46,7 +46,7 @@ def test_imports_go_down_only() -> None:
 
 def test_no_import_inside_a_function() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 inside = [(m, line) for m, line in imports(node) if not {m, m.partition(".")[0]} & OPTIONAL]
                 assert not inside, f"{path}: imports inside a function: {inside}"
@@ -55,7 +55,7 @@ def test_no_import_inside_a_function() -> None:
 def test_some_libraries_have_one_home() -> None:
     for path in FILES:
         me = module_of(path)
-        for module, line in imports(ast.parse(path.read_text())):
+        for module, line in imports(parsed(path)):
             for library, home in HOMES.items():
                 if module == library or module.startswith(f"{library}."):
                     assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"

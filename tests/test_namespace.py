@@ -37,7 +37,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Python in a user's folder, which knows Tessera by its path alone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=True
     )
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.report.results import read_results
 from tests.benchmarks.rounds import machine, parser
+from tests.system.launch import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RIVALS: Mapping[str, Mapping[str, str]] = {
     "OpenMP's default": {"GOMP_SPINCOUNT": "300000"},
     "one thread": {"OMP_NUM_THREADS": "1"},
@@ -59,10 +59,7 @@ def _compute() -> None:
 
 def main() -> None:
     """Print the table."""
-    flags = parser(__doc__)
-    flags.add_argument("--imgsz", type=int, default=320)
-    flags.add_argument("--epochs", type=int, default=6)
-    asked = flags.parse_args()
+    asked = parser(__doc__, data="shapes.yaml", imgsz=320, epochs=6).parse_args()
     print(machine())
     alone = {name: epoch_s(asked.data, asked.imgsz, asked.epochs, env) for name, env in RIVALS.items()}
     with busy_cores(usable_cpus()):

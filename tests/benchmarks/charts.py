@@ -6,7 +6,6 @@ uv run python -m tests.benchmarks.charts --classes 80 1203 10000 --objects 50000
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import tracemalloc
@@ -18,6 +17,7 @@ import numpy as np
 from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.validation import plot_validation
+from tests.benchmarks.rounds import parser
 from tests.utils.report.made_charts import curves, index, names
 
 
@@ -35,10 +35,7 @@ def cost(call: Callable[[], None]) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
-    flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--classes", type=int, nargs="+", default=[80, 1203, 10_000])
-    flags.add_argument("--objects", type=int, nargs="+", default=[50_000, 5_000_000])
-    given = flags.parse_args()
+    given = parser(__doc__, classes=[80, 1203, 10_000], objects=[50_000, 5_000_000]).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run, base = Path(folder), 0.0
         for count in given.classes:

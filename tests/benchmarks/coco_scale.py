@@ -10,7 +10,6 @@ is computed here once more. The dataset is made once and stays in the folder.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -27,7 +26,7 @@ from tessera.data.feed.sampler import EpochOrder, batches_per_epoch
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.engine.schedule import Schedule
-from tests.benchmarks.rounds import machine
+from tests.benchmarks.rounds import machine, parser
 from tests.data.made_coco import IMAGES, write_coco
 from tests.system.launch import ROOT, torchrun
 
@@ -160,12 +159,13 @@ class DryRun:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--folder", type=Path, default=Path("/tmp/tessera-coco-size"))
-    flags.add_argument("--cfg", default="tessera-n.yaml")
-    flags.add_argument("--batch", type=int, default=128, help="images over both ranks")
-    flags.add_argument("--images", type=int, default=IMAGES)
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        folder=Path("/tmp/tessera-coco-size"),
+        cfg="tessera-n.yaml",
+        batch=(128, "over both ranks"),
+        images=IMAGES,
+    ).parse_args()
     print(machine())
     run = DryRun(given.folder.resolve(), given.cfg, given.batch, given.images)
     first = run.part("The first steps", 5)

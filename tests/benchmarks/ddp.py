@@ -32,12 +32,15 @@ from tests.benchmarks.step import made_batch
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--cfg", default="yolov5n.yaml")
-    flags.add_argument("--imgsz", type=int, default=320)
-    flags.add_argument("--batch", type=int, default=8, help="images of a rank")
-    flags.add_argument("--sync-bn", action="store_true")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        data="shapes.yaml",
+        rounds=7,
+        cfg="yolov5n.yaml",
+        imgsz=320,
+        batch=(8, "images of a rank"),
+        sync_bn=False,
+    ).parse_args()
     with open_world("cpu") as world:
         index = world.from_main(lambda: indexed(given.data))
         hyp = load_hyp("hyp.scratch-low.yaml")

@@ -22,7 +22,7 @@ except ImportError:
 
 
 def main() -> None:
-    given = parser(__doc__).parse_args()
+    given = parser(__doc__, data="shapes.yaml", rounds=7).parse_args()
     torch.set_num_threads(1)
     index = indexed(given.data)
     files = [np.fromfile(index.path(number), np.uint8) for number in range(min(len(index), 64))]

@@ -8,7 +8,6 @@ times after a first round; seconds of CPU are beside them, for a machine that do
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from tessera.data.source.shapes import write_shapes
 from tessera.utils.inference.detector import Detector
 from tessera.utils.types import IMAGE_SUFFIXES
 from tests.benchmarks.gathering import status_kb
-from tests.benchmarks.rounds import machine
+from tests.benchmarks.rounds import machine, parser
 
 ROUNDS = 3
 STAGES = ("reading", "preparation", "inference", "NMS")
@@ -68,18 +67,13 @@ def drawn(count: int) -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--weights", default="yolov5n.pt")
-    parser.add_argument("--source", type=Path)
-    parser.add_argument("--imgsz", type=int, default=640)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pictures", type=int, default=32)
-    parser.add_argument("--frames", type=int, default=5000)
-    args = parser.parse_args()
+    args = parser(
+        __doc__, weights="yolov5n.pt", source="", imgsz=640, device="cpu", pictures=32, frames=5000
+    ).parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        source = args.source
-        if source is None:
+        source = Path(args.source)
+        if not args.source:
             write_shapes(Path(folder) / "shapes", train=args.pictures, val=1, size=640)
             source = Path(folder) / "shapes" / "images" / "train"
         paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][: args.pictures]

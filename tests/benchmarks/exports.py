@@ -90,11 +90,7 @@ def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Ca
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.set_defaults(data="coco128.yaml")
-    flags.add_argument("--weights", default="yolov5n.pt")
-    flags.add_argument("--imgsz", type=int, default=640)
-    given = flags.parse_args()
+    given = parser(__doc__, data="coco128.yaml", rounds=7, weights="yolov5n.pt", imgsz=640).parse_args()
     cpu = Accelerator()
     pictures = gather(indexed(given.data, "val"), given.imgsz).pictures
     with tempfile.TemporaryDirectory() as folder:

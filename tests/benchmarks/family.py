@@ -78,13 +78,9 @@ class Steps:
 
 def main() -> None:
     """Print the table, a line a model as soon as it is measured."""
-    flags = parser(__doc__)
+    flags = parser(__doc__, data="shapes.yaml", rounds=7, imgsz=320, batch=16, device="cpu", steps=1)
     named = "model YAMLs; tessera: those of this family, small: sizes n, t and s of all families"
     flags.add_argument("cfgs", nargs="*", default=("tessera",), help=f"{named} (default: tessera)")
-    flags.add_argument("--imgsz", type=int, default=320)
-    flags.add_argument("--batch", type=int, default=16)
-    flags.add_argument("--device", default="cpu")
-    flags.add_argument("--steps", type=int, default=1, help="steps a round, after which the device is waited for")
     given = flags.parse_args()
     accelerator = choose_accelerator(given.device, Launch())
     index = indexed(given.data)

@@ -10,7 +10,6 @@ Memory is without what gloo holds while it sends: as much again in a gather to a
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import multiprocessing
 import pickle
@@ -28,7 +27,7 @@ from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.match_state import Accumulator, LastHits
 from tessera.utils.evaluation.matching import ImageMatches
-from tests.benchmarks.rounds import machine
+from tests.benchmarks.rounds import machine, parser
 from tests.utils.evaluation.plain_metrics import Plain, merge, plain_figures
 
 
@@ -180,10 +179,7 @@ def compare(job: Job) -> None:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("ranks", 0), ("images", 100_000), ("detections", 100), ("classes", 80)):
-        flags.add_argument(f"--{name}", type=int, default=default)
-    given = flags.parse_args()
+    given = parser(__doc__, ranks=0, images=100_000, detections=100, classes=80).parse_args()
     print(machine())
     if given.ranks:
         compare(Job(given.ranks, given.images, given.detections, given.classes))

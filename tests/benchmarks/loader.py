@@ -61,12 +61,15 @@ def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) ->
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--imgsz", type=int, default=640)
-    flags.add_argument("--images", type=int, default=128, help="samples a round")
-    flags.add_argument("--times", type=int, default=16, help="the dataset so many times over, more than is held")
-    flags.add_argument("--hyp", default="hyp.scratch-low.yaml")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        data="shapes.yaml",
+        rounds=7,
+        imgsz=640,
+        images=(128, "samples a round"),
+        times=(16, "the dataset so many times over, more than is held"),
+        hyp="hyp.scratch-low.yaml",
+    ).parse_args()
     index = repeated(indexed(given.data), given.times)
     from_memory, from_files = plain_rivals(index, given.imgsz, given.hyp)
 

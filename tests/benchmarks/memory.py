@@ -5,6 +5,7 @@ uv run python -m tests.benchmarks.memory --data coco128.yaml
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import subprocess
@@ -161,13 +162,15 @@ def peak_program(which: str, data: str, cfg: str) -> None:
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--imgsz", type=int, default=640)
-    flags.add_argument("--times", type=int, default=1, help="the dataset so many times over, for the cache")
-    flags.add_argument("--rank-program", default="")
-    flags.add_argument("--peak-program", default="")
-    flags.add_argument("--cfg", default="yolov5n.yaml", help="the model whose peak is measured")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        data="shapes.yaml",
+        imgsz=640,
+        times=(1, "the dataset so many times over, for the cache"),
+        cfg=("yolov5n.yaml", "the model whose peak is measured"),
+        rank_program=("", argparse.SUPPRESS),
+        peak_program=("", argparse.SUPPRESS),
+    ).parse_args()
     if given.rank_program:
         return rank_program(given.data, given.times, given.imgsz, given.rank_program)
     if given.peak_program:

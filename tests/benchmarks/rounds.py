@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,12 +54,26 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
 
 
-def parser(what: str | None) -> argparse.ArgumentParser:
-    """Flags that all benchmarks have."""
-    flags = argparse.ArgumentParser(description=what)
-    flags.add_argument("--data", default="shapes.yaml", help="dataset YAML (figures in the docs: coco128.yaml)")
-    flags.add_argument("--rounds", type=int, default=7)
-    return flags
+def parser(what: str | None, **flags: Any) -> argparse.ArgumentParser:
+    """The flags of a benchmark, by their defaults, or default and meaning; a list takes several, and False is off."""
+    made = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, given in flags.items():
+        default, about = given if isinstance(given, tuple) else (given, _USUAL.get(name))
+        how: dict[str, Any] = {"action": "store_true"}
+        if default is not False:
+            first = default[0] if isinstance(default, list) else default
+            how = {"type": type(first), "default": default, "nargs": "+" if isinstance(default, list) else None}
+        made.add_argument(f"--{name.replace('_', '-')}", help=about, **how)
+    return made
+
+
+_USUAL = {
+    "data": "dataset YAML (figures in the docs: coco128.yaml)",
+    "imgsz": "side of an image in pixels",
+    "batch": "images of a batch",
+    "rounds": "of all rivals by turns",
+    "steps": "of a round, after which the device is waited for",
+}
 
 
 def repeated(index: DatasetIndex, times: int) -> DatasetIndex:

@@ -8,13 +8,13 @@ tree takes 2 log2 N. The smaller of both counts. SyncBatchNorm sends two small m
 
 from __future__ import annotations
 
-import argparse
 import math
 
 from torch import nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp
+from tests.benchmarks.rounds import parser
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:
@@ -24,16 +24,17 @@ def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> f
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--cfg", default="yolov5s.yaml")
-    flags.add_argument("--batch", type=int, default=16, help="images of a GPU")
-    flags.add_argument("--step-ms", type=float, default=25, help="forward and backward of a GPU's batch")
-    flags.add_argument("--nvlink", type=float, default=300, help="GB/s of a GPU within a host of 8")
-    flags.add_argument("--network", type=float, default=25, help="GB/s of a GPU between hosts")
-    flags.add_argument("--hop-us", type=float, default=8, help="latency of a hop between hosts; a quarter within one")
-    flags.add_argument("--image-kb", type=float, default=165, help="mean size of a JPEG file: COCO's")
-    flags.add_argument("--loader", type=float, default=90, help="samples/s of a core, from files")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        cfg="yolov5s.yaml",
+        batch=(16, "images of a GPU"),
+        step_ms=(25.0, "forward and backward of a GPU's batch"),
+        nvlink=(300.0, "GB/s of a GPU within a host of 8"),
+        network=(25.0, "GB/s of a GPU between hosts"),
+        hop_us=(8.0, "latency of a hop between hosts; a quarter within one"),
+        image_kb=(165.0, "mean size of a JPEG file: COCO's"),
+        loader=(90.0, "samples/s of a core, from files"),
+    ).parse_args()
     model = DetectionModel(given.cfg, names=[str(i) for i in range(80)])
     gradient = 4 * sum(p.numel() for p in model.parameters())
     norms = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]

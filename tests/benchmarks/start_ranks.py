@@ -27,7 +27,7 @@ from tessera.utils.ranks.consistency import data_fingerprint, require_agreement
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import machine
+from tests.benchmarks.rounds import machine, parser
 from tests.data.make import write_image
 from tests.system.launch import free_port
 
@@ -95,15 +95,16 @@ def measure(yaml: Path, ranks: int, *more: str) -> str:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--images", type=int, default=20_000)
-    flags.add_argument("--ranks", type=int, default=4)
-    flags.add_argument("--folder", type=Path, default=Path("/tmp/tessera-million"))
-    flags.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    flags.add_argument("--each-for-itself", action="store_true", help=argparse.SUPPRESS)
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        images=20_000,
+        ranks=4,
+        folder=Path("/tmp/tessera-million"),
+        rank_of=("", argparse.SUPPRESS),
+        each_for_itself=(False, argparse.SUPPRESS),
+    ).parse_args()
     if given.rank_of:
-        start(given.rank_of, given.each_for_itself)
+        start(Path(given.rank_of), given.each_for_itself)
         return
     print(machine())
     folder = given.folder.resolve()

@@ -85,9 +85,7 @@ def plain_scan(index: DatasetIndex, numbers: range) -> None:
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--images", type=int, default=20_000)
-    given = flags.parse_args()
+    given = parser(__doc__, data="shapes.yaml", images=20_000).parse_args()
     print(machine())
     small = indexed(given.data)
     with many(small, given.images) as path:

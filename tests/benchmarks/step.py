@@ -210,14 +210,17 @@ def end_of_step(case: Case, dtype: torch.dtype, count: int = 15) -> dict[str, fl
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.add_argument("--cfg", default="yolov5n.yaml")
-    flags.add_argument("--imgsz", type=int, default=320)
-    flags.add_argument("--batch", type=int, default=16)
-    flags.add_argument("--device", default="cpu")
-    flags.add_argument("--steps", type=int, default=1, help="steps a round, after which the device is waited for")
-    flags.add_argument("--compile", action="store_true", help="time torch.compile too")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        data="shapes.yaml",
+        rounds=7,
+        cfg="yolov5n.yaml",
+        imgsz=320,
+        batch=16,
+        device="cpu",
+        steps=1,
+        compile=(False, "time torch.compile too"),
+    ).parse_args()
     torch.manual_seed(0)
     accelerator = choose_accelerator(given.device, Launch())
     index = indexed(given.data)

@@ -7,7 +7,6 @@ While all wait for the last rank; in a running job; and when a collective breaks
 
 from __future__ import annotations
 
-import argparse
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from tessera.utils.machine.limits import open_files_left
 from tessera.utils.ranks.liveness import Heartbeat
 from tessera.utils.ranks.rendezvous import agree_on_session
 from tests.at_once import at_once
-from tests.benchmarks.rounds import machine
+from tests.benchmarks.rounds import machine, parser
 from tests.system.launch import free_port
 from tests.utils.ranks.counted_store import CountedStore
 
@@ -73,9 +72,7 @@ def run(stores: list[CountedStore], asked: Counter[str]) -> None:
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--ranks", type=int, default=512)
-    given = flags.parse_args()
+    given = parser(__doc__, ranks=512).parse_args()
     print(machine())
     open_files_left(4 * given.ranks)
     os.environ["TESSERA_PEER_TIMEOUT"] = "600"

@@ -82,17 +82,17 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         append_run(path, run)
     assert read_runs(path) == runs
     append_run(path, runs[0])
-    with pytest.raises(ValueError, match=r"results.jsonl:3: another run of old on cards, seed 0"):
+    with pytest.raises(ValueError, match=r"results\.jsonl:3: .*old on cards, seed 0"):
         read_runs(path)
     path.write_text('{"arm": "old"\n')
-    with pytest.raises(ValueError, match=r"results.jsonl:1: expected a run as a JSON object .* Remove the line"):
+    with pytest.raises(ValueError, match=r"results\.jsonl:1: "):
         read_runs(path)
 
 
 def test_a_campaign_does_what_is_missing_and_never_mixes_flags(tmp_path: Path) -> None:
     asked = [Asked("old", "cards", seed, "--cfg a.yaml", tmp_path, tmp_path, None, True) for seed in range(3)]
     assert [one.seed for one in missing(asked, made("old", [0.3], first_seed=1))] == [0, 2]
-    with pytest.raises(ValueError, match=r"(?s)arm old on cards, seed 1: .*--cfg a.yaml.*--cfg b.yaml.*another name"):
+    with pytest.raises(ValueError, match=r"(?s)old on cards, seed 1: .*--cfg a\.yaml.*--cfg b\.yaml"):
         missing([dataclasses.replace(one, flags="--cfg b.yaml") for one in asked], made("old", [0.3], first_seed=1))
 
 
@@ -103,11 +103,11 @@ def test_a_seed_is_finished_before_the_next_and_an_arms_own_flags_win(tmp_path: 
         str(tmp_path),
         "--project",
         str(tmp_path / "runs"),
+        "--jobs",
+        "2",
         "--sets",
         "cards",
         "coco128",
-        "--jobs",
-        "2",
     ]
     asked = campaign(parser().parse_args([*words, "--seeds", "0", "1", "1"]), {"old": "", "long": "--epochs 90"})
     order = [(one.seed, one.set, one.arm) for one in asked]
@@ -118,12 +118,12 @@ def test_a_seed_is_finished_before_the_next_and_an_arms_own_flags_win(tmp_path: 
     assert not any(one.timed for one in asked), "two at once"
     spec = yaml.safe_load(asked[0].data.read_text())
     assert spec["path"] == str(tmp_path / "cards") and spec["names"][-1] == "ace"
-    with pytest.raises(ValueError, match="it has no folder 'raccoon'"):
+    with pytest.raises(ValueError, match=r"--shared .*raccoon"):
         campaign(parser().parse_args([*words, "--sets", "raccoon"]), {"old": ""})
 
 
 def test_arms_have_names() -> None:
     assert named(["old=--cfg a.yaml", "new-1.5=--lr=3"]) == {"old": "--cfg a.yaml", "new-1.5": "--lr=3"}
     for wrong in (["--cfg a.yaml"], ["=--cfg a.yaml"], ["a/b=--cfg a.yaml"], ["a=", "a=--rect"]):
-        with pytest.raises(ValueError, match="expected one name=flags"):
+        with pytest.raises(ValueError, match="name=flags"):
             named(wrong)

@@ -121,12 +121,7 @@ def made_matches(images: int, detections: int, nc: int) -> Accumulator:
 
 
 def main() -> None:
-    flags = parser(__doc__)
-    flags.set_defaults(data="coco128.yaml")
-    flags.add_argument("--weights", default="yolov5n.pt")
-    flags.add_argument("--imgsz", type=int, default=640)
-    flags.add_argument("--batch", type=int, default=32)
-    given = flags.parse_args()
+    given = parser(__doc__, data="coco128.yaml", rounds=7, weights="yolov5n.pt", imgsz=640, batch=32).parse_args()
     index = indexed(given.data, "val")
     weights = load_weights(resolve_weights(given.weights))
     model = DetectionModel(weights.model_yaml, names=index.names)

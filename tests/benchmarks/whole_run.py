@@ -22,6 +22,7 @@ from tessera.models.summary import count_gflops, count_parameters
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation, nominal_batch
+from tests.benchmarks.rounds import parser
 from tests.benchmarks.scaling import all_reduce_ms
 from tests.data.made_coco import IMAGES, OBJECTS
 
@@ -71,21 +72,22 @@ def rows(given: argparse.Namespace, hyp: Hyp, model: DetectionModel, batch: int)
 
 
 def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--cfg", default="tessera-n.yaml")
-    flags.add_argument("--hyp", default="hyp.tessera-long.yaml")
-    flags.add_argument("--epochs", type=int, default=300)
-    flags.add_argument("--images", type=int, default=IMAGES)
-    flags.add_argument("--objects", type=int, default=OBJECTS)
-    flags.add_argument("--imgsz", type=int, default=640)
-    flags.add_argument("--gpus", type=int, default=8, help="of one host")
-    flags.add_argument("--rate", type=float, default=640, help="images/s that a GPU trains on")
-    flags.add_argument("--loader", type=float, default=90, help="samples/s of a core, from files")
-    flags.add_argument("--image-kb", type=float, default=165, help="mean size of a JPEG file: COCO's")
-    flags.add_argument("--aspect", type=float, default=0.75, help="short side of an image over its long one")
-    flags.add_argument("--nvlink", type=float, default=300, help="GB/s of a GPU within the host")
-    flags.add_argument("--hop-us", type=float, default=2, help="latency of a hop within the host")
-    given = flags.parse_args()
+    given = parser(
+        __doc__,
+        cfg="tessera-n.yaml",
+        hyp="hyp.tessera-long.yaml",
+        epochs=300,
+        images=IMAGES,
+        objects=OBJECTS,
+        imgsz=640,
+        gpus=(8, "of one host"),
+        rate=(640.0, "images/s that a GPU trains on"),
+        loader=(90.0, "samples/s of a core, from files"),
+        image_kb=(165.0, "mean size of a JPEG file: COCO's"),
+        aspect=(0.75, "short side of an image over its long one"),
+        nvlink=(300.0, "GB/s of a GPU within the host"),
+        hop_us=(2.0, "latency of a hop within the host"),
+    ).parse_args()
     hyp = load_hyp(given.hyp)
     with torch.device("meta"):
         model = DetectionModel(given.cfg, nc=80)

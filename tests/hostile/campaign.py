@@ -10,7 +10,9 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -178,3 +180,12 @@ def _limit_memory(more: int) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text(errors="backslashreplace") if path.is_file() else ""
+
+
+def may_mount() -> bool:
+    """Whether a case may mount a file system of its own here."""
+    if shutil.which("unshare") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0

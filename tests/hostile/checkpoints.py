@@ -28,9 +28,10 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 
-CASES, FAST_CASES = 3000, 60
+CASES, FAST_CASES = 3000, 30
 
 NAMES = ("circle", "square")
 ARCHITECTURE = {
@@ -49,10 +50,10 @@ def prepare() -> None:
 
 def trial(rng: random.Random, folder: Path) -> str:
     """Damage a checkpoint in one way, then resume from it and take its weights."""
-    damage = rng.choice([*_DAMAGES])
+    damage = rng.choice([*_OF_BYTES, *_MADE])
     path = folder / "weights" / "last.pt"
     path.parent.mkdir()
-    path.write_bytes(_DAMAGES[damage](rng))
+    path.write_bytes(_OF_BYTES[damage](rng, whole()) if damage in _OF_BYTES else _MADE[damage](rng))
     used = message_or_result(lambda: take_weights(path)), message_or_result(lambda: continue_run(path))
     assert damage != "weights alone" or isinstance(used[1], Message), "a run resumed without a state"
     if damage in _ALWAYS_FOUND:
@@ -113,59 +114,20 @@ def file_of(state: Any) -> bytes:
     return file.getvalue()
 
 
-def repacked(
-    change: Callable[[str, bytes], bytes], method: Callable[[str], int] = lambda _: zipfile.ZIP_STORED
-) -> bytes:
-    """The whole checkpoint as another archive, without a seal, its members changed and packed by name."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(whole())) as source, zipfile.ZipFile(file, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, change(name, source.read(name)), method(name))
-    return file.getvalue()
-
-
-def _flipped(rng: random.Random) -> bytes:
-    damaged = bytearray(whole())
-    for _ in range(rng.randint(1, 3)):
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
-
-
-def _cut(rng: random.Random) -> bytes:
-    return whole()[: rng.randrange(len(whole()))]
-
-
-def _without_a_part(rng: random.Random) -> bytes:
-    start = rng.randrange(len(whole()))
-    return whole()[:start] + whole()[start + rng.randint(1, 5000) :]
-
-
 def _compressed(rng: random.Random) -> bytes:
     packing = rng.choice([zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     with zipfile.ZipFile(io.BytesIO(whole())) as source:
         names = source.namelist()
     packed = rng.sample(names, rng.randint(1, len(names)))
-    return repacked(lambda _, content: content, lambda name: packing if name in packed else zipfile.ZIP_STORED)
+    return repacked(whole(), lambda _, content: content, lambda name: packing if name in packed else zipfile.ZIP_STORED)
 
 
 def _directory_changed(rng: random.Random) -> bytes:
-    archive = bytearray(repacked(lambda _, content: content))
+    archive = bytearray(repacked(whole(), lambda _, content: content))
     start = archive.index(b"PK\x01\x02")
     for _ in range(rng.randint(1, 6)):
         archive[rng.randrange(start, len(archive))] = rng.choice([0, 1, 255, rng.randrange(256)])
     return bytes(archive)
-
-
-def _pickle_changed(rng: random.Random) -> bytes:
-    def change(name: str, content: bytes) -> bytes:
-        if not name.endswith("data.pkl"):
-            return content
-        changed = bytearray(content)
-        for _ in range(rng.randint(1, 4)):
-            changed[rng.randrange(len(changed))] = rng.choice([*b"(.)]}tuebsaQRcK", rng.randrange(256)])
-        return bytes(changed)
-
-    return repacked(change)
 
 
 def _bomb(rng: random.Random) -> bytes:
@@ -180,10 +142,10 @@ def _bomb(rng: random.Random) -> bytes:
     hostile = rng.choice(
         [b"}" + deep + b"Ns.", b"}" + key + deep + b"s.", b"}" + key + doubling + b"s.", b"}" + key + tensor + b"s."]
     )
-    return repacked(lambda name, content: b"\x80\x02" + hostile if name.endswith("data.pkl") else content)
+    return repacked(whole(), lambda name, content: b"\x80\x02" + hostile if name.endswith("data.pkl") else content)
 
 
-def _newer(rng: random.Random) -> bytes:
+def _newer_version(rng: random.Random) -> bytes:
     state = copy.deepcopy(content())
     state["config"][rng.choice(["sharpness", "x\x1b[31m", "y" * 5000])] = rng.choice(_OTHERS)()
     state["version"] += rng.randint(0, 1)
@@ -191,27 +153,15 @@ def _newer(rng: random.Random) -> bytes:
 
 
 _OTHERS: tuple[Callable[[], Any], ...] = (
-    *(
-        lambda: None,
-        lambda: True,
-        lambda: -1,
-        lambda: 0,
-        lambda: 10**30,
-        lambda: 10**6,
-        lambda: float("nan"),
-        lambda: -0.5,
-    ),
+    *(lambda: None, lambda: True, lambda: -1, lambda: 0, lambda: 10**30, lambda: 10**6, lambda: -0.5),
+    lambda: float("nan"),
     *(lambda: "", lambda: "text\x1b[31m", list, lambda: [[1], "a"], dict, lambda: {"a": 1}, lambda: ()),
-    *(
-        lambda: torch.zeros(3),
-        lambda: torch.zeros(0),
-        lambda: torch.tensor(5),
-        lambda: torch.zeros(2, 2, dtype=torch.bool),
-    ),
+    *(lambda: torch.zeros(3), lambda: torch.zeros(0), lambda: torch.tensor(5)),
+    lambda: torch.zeros(2, 2, dtype=torch.bool),
 )
 
 
-def _confused(rng: random.Random) -> bytes:
+def _confused_value(rng: random.Random) -> bytes:
     """One value, at any depth, is another."""
     return file_of(_confuse(rng, content()))
 
@@ -233,16 +183,6 @@ def _confuse(rng: random.Random, original: Any) -> Any:
     return state
 
 
-_DAMAGES: dict[str, Callable[[random.Random], bytes]] = {
-    "flipped bits": _flipped,
-    "cut": _cut,
-    "a part is missing": _without_a_part,
-    "compressed": _compressed,
-    "directory changed": _directory_changed,
-    "pickle changed": _pickle_changed,
-    "bomb": _bomb,
-    "confused value": _confused,
-    "weights alone": _weights_alone,
-    "newer version": _newer,
-}
-_ALWAYS_FOUND = frozenset({"flipped bits", "cut", "a part is missing", "compressed", "bomb"})
+_OF_BYTES = named(flipped, cut, left_out, pickle_changed)
+_MADE = named(_compressed, _directory_changed, _bomb, _confused_value, _weights_alone, _newer_version)
+_ALWAYS_FOUND = frozenset({"flipped", "cut", "left out", "compressed", "bomb"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex, DatasetSpec
 from tests.data.make import write_image
+from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 
 CASES, FAST_CASES = 1500, 15
@@ -280,28 +280,14 @@ def corners(plan: Plan) -> None:
     plan.corners = "train"
 
 
-def from_one(plan: Plan) -> None:
+def from_1(plan: Plan) -> None:
     plan.first_class = 1
 
 
-_PLANT: dict[str, Callable[[Plan], None]] = {
-    "no labels": no_labels,
-    "labels alone": labels_alone,
-    "corners": corners,
-    "beyond": beyond,
-    "shared": shared,
+_PLANT = {
+    **named(no_labels, labels_alone, corners, beyond, shared, twice, unknown_class, from_1, case, unused_class),
+    **named(bad_picture, cut_picture, bad_row, row_twice, flat_box, other_size),
     "twice, labels differ": twice_differ,
-    "twice": twice,
-    "unknown class": unknown_class,
-    "from 1": from_one,
-    "case": case,
-    "unused class": unused_class,
-    "bad picture": bad_picture,
-    "cut picture": cut_picture,
-    "bad row": bad_row,
-    "row twice": row_twice,
-    "flat box": flat_box,
-    "other size": other_size,
 }
 
 

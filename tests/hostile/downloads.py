@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from tessera.data.source.download import fetch
 from tessera.utils.network import NetworkLimits
+from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server
 
@@ -23,7 +23,7 @@ Pieces = list[bytes | float]
 
 def trial(rng: random.Random, folder: Path) -> str:
     """Ask a bad server, then a good one for the same file."""
-    kind = rng.choice([*_ANSWERS])
+    kind = rng.choice([*_ANSWERS, "address"])
     target = folder / "data.zip"
     get = functools.partial(fetch, max_bytes=100_000, progress=False, limits=LIMITS)
     get_patiently = functools.partial(get, limits=LONGER_LIMITS)
@@ -53,7 +53,7 @@ def _noise(rng: random.Random) -> Pieces:
     return [rng.randbytes(rng.randint(0, 3000))]
 
 
-def _flipped(rng: random.Random) -> Pieces:
+def _header_flipped(rng: random.Random) -> Pieces:
     """Damage in the header; what follows is whole."""
     header = bytearray(_header(len(BODY)))
     for _ in range(rng.randint(1, 4)):
@@ -90,13 +90,8 @@ def _endless(rng: random.Random) -> Pieces:
 
 def _chunks(rng: random.Random) -> Pieces:
     sizes = rng.choice([b"7530", b"zz", b"-1", b"f" * 20, b"7530;" + b"x" * 70_000, b"1"])
-    return [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + sizes
-        + b"\r\n"
-        + BODY
-        + rng.choice([b"\r\n0\r\n\r\n", b"", b"\r\n"])
-    ]
+    end = rng.choice([b"\r\n0\r\n\r\n", b"", b"\r\n"])
+    return [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%b\r\n%b%b" % (sizes, BODY, end)]
 
 
 def _redirect(rng: random.Random) -> Pieces:
@@ -109,34 +104,12 @@ def _redirect(rng: random.Random) -> Pieces:
 
 
 def _status(rng: random.Random) -> Pieces:
-    code = rng.choice(
-        [
-            b"100",
-            b"204",
-            b"206",
-            b"304",
-            b"401",
-            b"404",
-            b"407",
-            b"416",
-            b"500",
-            b"503",
-            b"000",
-            b"999",
-            b"2" * 5000,
-            b"-1",
-        ]
-    )
-    return [
-        b"HTTP/1.1 "
-        + code
-        + b" "
-        + rng.choice([b"", b"\x1b[31m", b"x" * 60_000])
-        + b"\r\nContent-Range: bytes 0-1/\x80\r\n\r\nab"
-    ]
+    code = rng.choice([*b"100 204 206 304 401 404 407 416 500 503 000 999 -1".split(), b"2" * 5000])
+    reason = rng.choice([b"", b"\x1b[31m", b"x" * 60_000])
+    return [b"HTTP/1.1 %b %b\r\nContent-Range: bytes 0-1/\x80\r\n\r\nab" % (code, reason)]
 
 
-def _well(rng: random.Random) -> Pieces:
+def _made_well(rng: random.Random) -> Pieces:
     return [rng.choice([_header(len(BODY)) + BODY, b"HTTP/1.1 200 OK\r\n\r\n" + BODY])]
 
 
@@ -148,18 +121,7 @@ def _address(rng: random.Random) -> str:
     return rng.choice(odd)
 
 
-_ANSWERS: dict[str, Callable[[random.Random], Pieces]] = {
-    "noise": _noise,
-    "header": _flipped,
-    "length": _length,
-    "cut": _cut,
-    "trickle": _trickle,
-    "silence": _silence,
-    "endless": _endless,
-    "chunks": _chunks,
-    "redirect": _redirect,
-    "status": _status,
-    "made well": _well,
-    "address": lambda rng: [],
-}
+_ANSWERS = named(
+    *(_noise, _header_flipped, _length, _cut, _trickle, _silence, _endless, _chunks, _redirect, _status, _made_well),
+)
 _WHOLE = frozenset({"cut", "made well"})

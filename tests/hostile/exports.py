@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.inference.detector import Detector
+from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.inference.backends.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
@@ -86,29 +87,20 @@ def _put(folder: Path, files: dict[str, bytes]) -> Path:
     return folder / next(iter(files))
 
 
-def _bytes_changed(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _bytes(rng: random.Random, folder: Path, trace: Path) -> Path:
     """Bits flipped, bytes overwritten, a part zeroed, left out or repeated, the end cut off: of any of its files."""
     files = dict(good()[rng.choice([*good()])])
     name = rng.choice([*files])
-    content = bytearray(files[name])
-    start = rng.randrange(len(content))
-    length = rng.choice((1, 8, 300, len(content) // 2))
-    match rng.randrange(6):
-        case 0:
-            for _ in range(rng.randint(1, 8)):
-                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        case 1:
-            for _ in range(rng.randint(1, 8)):
-                content[rng.randrange(len(content))] = rng.choice((0, 1, 127, 128, 255))
-        case 2:
-            content[start : start + length] = bytes(len(content[start : start + length]))
-        case 3:
-            del content[start : start + length]
-        case 4:
-            content[start:start] = content[start : start + length]
-        case _:
-            del content[start:]
-    return _put(folder, {**files, name: bytes(content)})
+    damage = rng.choice((flipped, overwritten, zeroed, left_out, repeated, cut))
+    return _put(folder, {**files, name: damage(rng, files[name])})
+
+
+def overwritten(rng: random.Random, raw: bytes) -> bytes:
+    """A few bytes are 0, 1, 127, 128 or 255."""
+    content = bytearray(raw)
+    for _ in range(rng.randint(1, 8)):
+        content[rng.randrange(len(content))] = rng.choice((0, 1, 127, 128, 255))
+    return bytes(content)
 
 
 _WORDS = (
@@ -122,7 +114,7 @@ _WORDS = (
 _KEYS = ("format", "names", "imgsz", "stride", "size_hw", "end2end", "conf", "conf_per_class", "pixels", "data")
 
 
-def _described(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _description(rng: random.Random, folder: Path, trace: Path) -> Path:
     """One to three strings of the metadata are others, or missing."""
     change = {rng.choice(_KEYS): rng.choice(_WORDS) for _ in range(rng.randint(1, 3))}
     lost = rng.choice(_KEYS) if rng.random() < 0.2 else ""
@@ -168,7 +160,7 @@ def _odd_array(rng: random.Random, value: NDArray[Any]) -> NDArray[Any]:
     return changed
 
 
-def _answered(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _answer(rng: random.Random, folder: Path, trace: Path) -> Path:
     """What a whole detector finds has another shape, type or number."""
     answer: dict[str, NDArray[Any]] = dict(ANSWER)
     for _ in range(rng.randint(1, 2)):
@@ -179,13 +171,13 @@ def _answered(rng: random.Random, folder: Path, trace: Path) -> Path:
     return write_answer(folder / "best.onnx", answer)
 
 
-def _computed(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _rows(rng: random.Random, folder: Path, trace: Path) -> Path:
     """What a bare network computes has another shape, type or number."""
     batch = rng.choice(("batch", "batch", 1, 2, 0, 10**9))
     return write_rows(folder / "best.onnx", _odd_array(rng, ROWS), batch=batch)
 
 
-def _refused_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _impossible_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
     """A number that no detector finds, in an answer of the right shape."""
     name, odd = rng.choice(
         (
@@ -199,7 +191,7 @@ def _refused_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
     return write_answer(folder / "best.onnx", {**ANSWER, name: changed})
 
 
-def _not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _weights_not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
     """A checkpoint with a number that is none."""
     path = _put(folder, good()["best.pt"])
     state = load_any_checkpoint(path)
@@ -215,7 +207,7 @@ def _not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
     return path.with_suffix(".safetensors")
 
 
-def _huge(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _huge_weights(rng: random.Random, folder: Path, trace: Path) -> Path:
     """A checkpoint whose numbers are all finite, and what it computes is not."""
     path = _put(folder, good()["best.pt"])
     state = load_any_checkpoint(path)
@@ -232,7 +224,7 @@ def load_weights_unchecked(state: dict[str, Any], tensors: dict[str, torch.Tenso
     return Weights(tensors, state["model_yaml"], tuple(state["names"]), "best.pt", imgsz=state["imgsz"])
 
 
-def _checkpoint_described(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _checkpoints_description(rng: random.Random, folder: Path, trace: Path) -> Path:
     """The description of a checkpoint, or of a file of safetensors, has other values."""
     path = _put(folder, good()["best.pt"])
     state = load_any_checkpoint(path)
@@ -257,7 +249,7 @@ def _checkpoint_described(rng: random.Random, folder: Path, trace: Path) -> Path
     return path
 
 
-def _attack(rng: random.Random, folder: Path, trace: Path) -> Path:
+def _program_that_attacks(rng: random.Random, folder: Path, trace: Path) -> Path:
     """A file that runs code, under any name."""
     attack = rng.choice((*PT2, "loaded", "running"))
     if attack in PT2:
@@ -271,15 +263,8 @@ def _attack(rng: random.Random, folder: Path, trace: Path) -> Path:
     return path
 
 
-_DAMAGES: dict[str, Callable[[random.Random, Path, Path], Path]] = {
-    "bytes": _bytes_changed,
-    "description": _described,
-    "answer": _answered,
-    "impossible answer": _refused_answer,
-    "rows": _computed,
-    "weights not finite": _not_finite,
-    "huge weights": _huge,
-    "checkpoint's description": _checkpoint_described,
-    "program that attacks": _attack,
-}
+_DAMAGES = named(
+    *(_bytes, _description, _answer, _impossible_answer, _rows, _weights_not_finite, _huge_weights),
+    *(_checkpoints_description, _program_that_attacks),
+)
 _ALWAYS_REFUSED = frozenset({"impossible answer", "weights not finite", "program that attacks"})

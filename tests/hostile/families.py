@@ -6,7 +6,6 @@ import functools
 import io
 import random
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tessera.models.description import MODELS_DIR
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.yaml_file import read_yaml
+from tests.hostile.damages import cut, flipped, named, pickle_changed
 from tests.hostile.expect import Message, message_or_result
 
 CASES, FAST_CASES = 1500, 12
@@ -50,9 +50,9 @@ def prepare() -> None:
 
 def trial(rng: random.Random, folder: Path) -> str:
     """Damage a file in one way, then take its weights, as val.py does."""
-    family, damage = rng.choice(("YOLOX", "YOLOX", "YOLOv9")), rng.choice([*_DAMAGES])
+    family, damage = rng.choice(("YOLOX", "YOLOX", "YOLOv9")), rng.choice([*_OF_BYTES, "confused"])
     path = folder / rng.choice(("yolox_s.pth", "v9-t.pt"))
-    path.write_bytes(_DAMAGES[damage](rng, family))
+    path.write_bytes(_OF_BYTES[damage](rng, whole(family)) if damage in _OF_BYTES else _confused_tensors(rng, family))
     used = message_or_result(lambda: take(path))
     if damage == "cut":
         assert isinstance(used, Message), "loaded, and nothing was reported"
@@ -111,30 +111,6 @@ def whole(family: str) -> bytes:
     return file_of(family, tensors(family))
 
 
-def _flipped(rng: random.Random, family: str) -> bytes:
-    damaged = bytearray(whole(family))
-    for _ in range(rng.randint(1, 3)):
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
-
-
-def _cut(rng: random.Random, family: str) -> bytes:
-    return whole(family)[: rng.randrange(len(whole(family)))]
-
-
-def _pickle_changed(rng: random.Random, family: str) -> bytes:
-    """Numbers and opcodes of the pickle are others: sizes, strides, offsets, keys of storages, dtypes."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(whole(family))) as source, zipfile.ZipFile(file, "w") as target:
-        for name in source.namelist():
-            content = bytearray(source.read(name))
-            if name.endswith("data.pkl"):
-                for _ in range(rng.randint(1, 4)):
-                    content[rng.randrange(len(content))] = rng.choice([*b"(.)]}tuebsaQRcK", rng.randrange(256)])
-            target.writestr(name, bytes(content))
-    return file.getvalue()
-
-
 _VALUES: tuple[Callable[[Tensor], Any], ...] = (
     *(lambda x: None, lambda x: x.to(torch.int32), lambda x: x > 0, lambda x: x.double(), lambda x: x.half()),
     *(lambda x: x[..., None], lambda x: x[:0] if x.ndim else x, lambda x: x.flatten(), lambda x: torch.zeros(())),
@@ -144,7 +120,7 @@ _VALUES: tuple[Callable[[Tensor], Any], ...] = (
 )
 
 
-def _confused(rng: random.Random, family: str) -> bytes:
+def _confused_tensors(rng: random.Random, family: str) -> bytes:
     """Some tensors are others, are missing, or have another name."""
     content: dict[Any, Any] = dict(tensors(family))
     for _ in range(rng.randint(1, 3)):
@@ -161,9 +137,4 @@ def _confused(rng: random.Random, family: str) -> bytes:
     return file_of(family, content)
 
 
-_DAMAGES: dict[str, Callable[[random.Random, str], bytes]] = {
-    "flipped bits": _flipped,
-    "cut": _cut,
-    "pickle changed": _pickle_changed,
-    "confused tensors": _confused,
-}
+_OF_BYTES = named(flipped, cut, pickle_changed)

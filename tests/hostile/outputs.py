@@ -9,8 +9,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ from tessera.utils.files import sha256
 from tessera.utils.inference.outputs import PictureFiles
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import keep_streams
+from tests.hostile.campaign import may_mount
+from tests.hostile.damages import named
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import checked
 from tests.hostile.names import require_all
@@ -113,12 +113,12 @@ def _limited(rng: random.Random, folder: Path) -> str:
     return judged(outcome, folder / "runs")
 
 
-def _full(rng: random.Random, folder: Path) -> str:
+def _full_disk(rng: random.Random, folder: Path) -> str:
     """A file system of a few pages."""
     disk = folder / "disk"
     disk.mkdir()
     size = rng.choice((4, 8, 16, 32, 64, 128, 256))
-    if not _may_mount():
+    if not may_mount():
         return ", not here"
     flags = json.dumps({**_flags(rng), "source": str(folder / "in"), "project": str(disk), "weights": weights()})
     command = f'mount -t tmpfs -o size={size}k,nr_inodes={rng.choice((10, 30, 1000))} tmpfs {disk} && exec "$@"'
@@ -220,20 +220,4 @@ def _unwritable(rng: random.Random, folder: Path) -> str:
     return ", not met"
 
 
-def _may_mount() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-_KINDS: dict[str, Callable[[random.Random, Path], str]] = {
-    "collisions": _collisions,
-    "mixed": _mixed,
-    "limited": _limited,
-    "full disk": _full,
-    "vanished": _vanished,
-    "originals": _originals,
-    "unwritable": _unwritable,
-}
+_KINDS = named(_collisions, _mixed, _limited, _full_disk, _vanished, _originals, _unwritable)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -18,6 +17,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.make import write_image
+from tests.hostile.damages import cut, named, zeroed
 from tests.hostile.expect import checked, message_or_result
 
 CASES, FAST_CASES = 1500, 20
@@ -74,40 +74,28 @@ def encoded(rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def flip(rng: random.Random, raw: bytes, most: int = 8) -> bytes:
+def flipped(rng: random.Random, raw: bytes) -> bytes:
     """Change a few bytes, more often near the start."""
     changed = bytearray(raw)
-    for _ in range(rng.randint(1, most)):
+    for _ in range(rng.randint(1, 8)):
         end = min(len(raw), rng.choice((64, 700, len(raw))))
         changed[rng.randrange(end)] = rng.choice((0, 255, rng.randrange(256)))
     return bytes(changed)
 
 
-def cut(rng: random.Random, raw: bytes) -> bytes:
-    """Keep the first bytes."""
-    return raw[: rng.randrange(len(raw))]
-
-
-def blank(rng: random.Random, raw: bytes) -> bytes:
-    """Zeros in the place of a stretch."""
-    start = rng.randrange(len(raw))
-    end = rng.randint(start, len(raw))
-    return raw[:start] + bytes(end - start) + raw[end:]
-
-
-def splice(rng: random.Random, raw: bytes) -> bytes:
+def spliced(rng: random.Random, raw: bytes) -> bytes:
     """The start of one picture, the end of another."""
     return cut(rng, raw) + encoded(rng)[rng.randrange(20) :]
 
 
-def repeat(rng: random.Random, raw: bytes) -> bytes:
+def repeated_often(rng: random.Random, raw: bytes) -> bytes:
     """A stretch many times over."""
     start = rng.randrange(len(raw))
     stretch = raw[start : start + rng.randint(1, 40)]
     return raw[:start] + stretch * rng.randint(2, 20_000) + raw[start:]
 
 
-def enlarge(rng: random.Random, raw: bytes) -> bytes:
+def enlarged(rng: random.Random, raw: bytes) -> bytes:
     """Huge numbers where a size is likely to be."""
     changed, size = bytearray(raw), rng.choice((0xFFFF, 30_000, 0x7FFFFFFF, 0xFFFFFFFF, 12_000, 5_000))
     places = {b"\xff\xd8": [m + 5 for m in range(len(raw) - 10) if raw[m] == 0xFF and raw[m + 1] in (0xC0, 0xC2)]}
@@ -124,21 +112,12 @@ def noise(rng: random.Random, raw: bytes) -> bytes:
     return raw[: rng.randrange(16)] + rng.randbytes(rng.randrange(5000))
 
 
-def as_it_is(rng: random.Random, raw: bytes) -> bytes:
+def other_suffix(rng: random.Random, raw: bytes) -> bytes:
     """A picture under the suffix of another format."""
     return raw
 
 
-_DAMAGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "flipped": flip,
-    "cut": cut,
-    "blank": blank,
-    "spliced": splice,
-    "repeated": repeat,
-    "enlarged": enlarge,
-    "noise": noise,
-    "other suffix": as_it_is,
-}
+_DAMAGES = named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise, other_suffix)
 
 
 def make_special(path: Path, rng: random.Random) -> None:

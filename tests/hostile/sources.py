@@ -10,13 +10,13 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tessera.utils.machine.opencv import cv2
+from tests.hostile.damages import cut, named, zeroed
 from tests.hostile.detections import coloured, found, require_whole, weights, write_video
 from tests.hostile.expect import raw_characters
-from tests.hostile.pictures import blank, cut, encoded, enlarge, flip, make_special, noise, repeat
+from tests.hostile.pictures import encoded, enlarged, flipped, make_special, noise, repeated_often
 
 CASES, FAST_CASES = 500, 3
 TIME_LIMIT_S = 120
@@ -56,18 +56,9 @@ def prepare() -> None:
                 "a.flv": [],
                 "a.mov": ["-c", "copy"],
             }
+            quietly = [program, "-nostdin", "-loglevel", "quiet", "-y", "-i"]
             for name, flags in others.items():
-                command = [
-                    program,
-                    "-nostdin",
-                    "-loglevel",
-                    "quiet",
-                    "-y",
-                    "-i",
-                    folder / "a.mp4",
-                    *flags,
-                    folder / name,
-                ]
+                command = [*quietly, folder / "a.mp4", *flags, folder / name]
                 if subprocess.run(command, check=False).returncode == 0:
                     made[name] = folder / name
         _kept.update({name: path.read_bytes() for name, path in made.items()})
@@ -114,14 +105,14 @@ Made = tuple[list[str], bool]  # what --source is given, and whether something m
 
 def _damaged_video(rng: random.Random, folder: Path) -> Made:
     name = rng.choice([*_kept])
-    damage = rng.choice((flip, cut, blank, repeat, enlarge, noise, _boxes, _boxes, _boxes))
+    damage = rng.choice((flipped, cut, zeroed, repeated_often, enlarged, noise, _boxes, _boxes, _boxes))
     suffix = rng.choice(_SUFFIXES) if rng.random() < 0.2 else f".{name.rpartition('.')[2]}"
     path = folder / f"video{suffix}"
     path.write_bytes(damage(rng, _kept[name]))
     return [str(folder)] if suffix else [str(folder / "zzz.png")], False
 
 
-def _whole_video(rng: random.Random, folder: Path) -> Made:
+def _whole_videos(rng: random.Random, folder: Path) -> Made:
     for name in rng.sample([*_kept], 3):
         (folder / name).write_bytes(_kept[name]) if "." in name else (folder / f"a.{name}").write_bytes(_kept[name])
     return [str(folder)], False
@@ -131,7 +122,7 @@ def _boxes(rng: random.Random, raw: bytes) -> bytes:
     """Another number, or none, in one of the boxes of a header."""
     places = [(raw.find(box), box) for box in _BOXES if box in raw]
     if not places:
-        return flip(rng, raw)
+        return flipped(rng, raw)
     changed, (at, _) = bytearray(raw), rng.choice(places)
     if rng.random() < 0.2:
         struct.pack_into(">I", changed, at - 4, rng.choice((0, 1, 7, 8, 9, 12, 16)))
@@ -150,13 +141,13 @@ def _short_video(rng: random.Random, folder: Path) -> Made:
 
 
 def _damaged_picture(rng: random.Random, folder: Path) -> Made:
-    damage = rng.choice((flip, cut, blank, repeat, enlarge, noise))
+    damage = rng.choice((flipped, cut, zeroed, repeated_often, enlarged, noise))
     suffix = rng.choice((".jpg", ".png", ".bmp", ".webp", ".tif", ".pfm", ".dng", ".mpo"))
     (folder / f"picture{suffix}").write_bytes(damage(rng, encoded(rng)))
     return [str(folder)], False
 
 
-def _odd_picture(rng: random.Random, folder: Path) -> Made:
+def _odd_sizes(rng: random.Random, folder: Path) -> Made:
     """Pictures and videos of odd sizes."""
     height, width = rng.choice(((1, 1), (1, 3000), (3000, 1), (2, 2), (1, 70_000), (17_000, 3), (3, 5), (64, 1)))
     suffix = rng.choice((".png", ".bmp", ".tif"))
@@ -168,13 +159,13 @@ def _odd_picture(rng: random.Random, folder: Path) -> Made:
     return [str(folder)], False
 
 
-def _mjpeg(rng: random.Random, folder: Path) -> Made:
+def _motion_jpeg(rng: random.Random, folder: Path) -> Made:
     """JPEG after JPEG, each of any size, some of them damaged."""
     jpegs = []
     for _ in range(rng.randint(1, 6)):
         size = rng.choice(((48, 64), (64, 48), (8, 8), (200, 30)))
         raw = bytes(cv2.imencode(".jpg", coloured(*size, 1))[1])
-        jpegs.append(rng.choice((flip, _other_size))(rng, raw) if rng.random() < 0.4 else raw)
+        jpegs.append(rng.choice((flipped, _other_size))(rng, raw) if rng.random() < 0.4 else raw)
     (folder / rng.choice(("a.mjpeg", "a.mjpg"))).write_bytes(b"".join(jpegs))
     return [str(folder)], False
 
@@ -194,51 +185,15 @@ def _special(rng: random.Random, folder: Path) -> Made:
 
 def _text(rng: random.Random, folder: Path) -> Made:
     """Texts that are no paths, or hardly."""
-    texts = (
-        "",
-        "\0",
-        "nowhere",
-        "x" * 300,
-        "/" * 5000,
-        "\udcff",
-        "gopher://x",
-        "http://",
-        "http://[",
-        "*",
-        "[",
-        "**/*.png",
-    )
-    return [
-        rng.choice((*texts, "file:///etc/passwd", "pipe:0", "concat:a|b", "99999", "~nobody/x", "\x1b[2J", "rtsp://"))
-    ], False
+    texts = ("", "\0", "nowhere", "x" * 300, "/" * 5000, "\udcff", "gopher://x", "http://", "http://[", "*", "[")
+    others = "**/*.png file:///etc/passwd pipe:0 concat:a|b 99999 ~nobody/x \x1b[2J rtsp://"
+    return [rng.choice((*texts, *others.split()))], False
 
 
 def _list(rng: random.Random, folder: Path) -> Made:
-    rows = [
-        b"zzz.png",
-        b"./zzz.png",
-        b"none.jpg",
-        b"#",
-        b"",
-        b"-",
-        b"\xff\xfe",
-        b"http://",
-        b"ftp://x",
-        b".",
-        b"..",
-        b"/",
-        b"~x/y",
-    ]
-    rows += [
-        b"list.txt",
-        b"a\0b.jpg",
-        b"x" * 5000,
-        b"\x1b[2J.png",
-        b"/dev/null",
-        b"/dev/zero",
-        b"in/zzz.png",
-        b"zzz.png  ",
-    ]
+    rows = b"zzz.png ./zzz.png none.jpg # - \xff\xfe http:// ftp://x . .. / ~x/y list.txt a\0b.jpg".split(b" ")
+    rows += b"\x1b[2J.png /dev/null /dev/zero in/zzz.png".split()
+    rows += [b"", b"x" * 5000, b"zzz.png  "]
     chosen = rng.sample(rows, rng.randint(1, 8))
     end = rng.choice((b"\n", b"\r\n", b"\r", b"\n\n", b"\x0b", b"\xe2\x80\xa8"))
     (folder / "list.txt").write_bytes(rng.choice((b"", b"\xef\xbb\xbf", b"\xff\xfe")) + end.join(chosen))
@@ -251,7 +206,7 @@ def _list(rng: random.Random, folder: Path) -> Made:
 def _stdin(rng: random.Random, folder: Path) -> Made:
     """Standard input that is closed, empty, a picture, or a part of one."""
     raw = encoded(rng)
-    given = rng.choice((None, b"", raw, cut(rng, raw), flip(rng, raw), _kept["mp4"], rng.randbytes(500), b"\n\n\n"))
+    given = rng.choice((None, b"", raw, cut(rng, raw), flipped(rng, raw), _kept["mp4"], rng.randbytes(500), b"\n\n\n"))
     sys.stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given))  # type: ignore[assignment]
     return ["-"], given in (None, b"", _kept["mp4"])
 
@@ -262,17 +217,7 @@ def _twice(rng: random.Random, folder: Path) -> Made:
     return [str(folder / rng.choice(("a.mp4", "zzz.png"))) for _ in range(3)] + [str(folder / "zzz.png")], False
 
 
-_KINDS: dict[str, Callable[[random.Random, Path], Made]] = {
-    "damaged video": _damaged_video,
-    "damaged header": _damaged_video,
-    "whole videos": _whole_video,
-    "short video": _short_video,
-    "damaged picture": _damaged_picture,
-    "odd sizes": _odd_picture,
-    "motion jpeg": _mjpeg,
-    "special": _special,
-    "text": _text,
-    "list": _list,
-    "stdin": _stdin,
-    "twice": _twice,
-}
+_KINDS = named(
+    *(_damaged_video, _whole_videos, _short_video, _damaged_picture, _odd_sizes, _motion_jpeg),
+    *(_special, _text, _list, _stdin, _twice),
+)

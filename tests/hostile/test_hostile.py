@@ -15,7 +15,7 @@ from tests.system.launch import run_command
 
 
 def test_a_few_cases_of_every_subject() -> None:
-    done = run_command([sys.executable, "-m", "tests.hostile", "--fast"], timeout=300)
+    done = run_command([sys.executable, "-m", "tests.hostile", "--fast"], timeout=900)
     assert done.code == 0, done.said
     assert all(f"\n{name} " in done.out for name in subject_names()), done.said
 

@@ -15,9 +15,10 @@ from tessera.utils.config import HYPS_DIR, load_hyp
 from tessera.utils.environment import REPO, datasets_dir
 from tessera.utils.search.evolve import HypTrial, read_trials, write_trials
 from tests.data.make import write_image
+from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 
-CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 40, 60, 2**30
+CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**30
 
 DATA = """\
 path: {folder}/pets
@@ -73,12 +74,7 @@ def _table(folder: Path) -> tuple[str, Callable[[Path], object]]:
     return path.read_text(), read_trials
 
 
-_SUBJECTS: dict[str, Callable[[Path], tuple[str, Callable[[Path], object]]]] = {
-    "data": _data,
-    "hyp": _hyp,
-    "model": _model,
-    "table": _table,
-}
+_SUBJECTS = named(_data, _hyp, _model, _table)
 
 
 def _characters(rng: random.Random, text: str) -> str:
@@ -126,7 +122,7 @@ def _value(rng: random.Random, text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plant(rng: random.Random, text: str) -> str:
+def _planting(rng: random.Random, text: str) -> str:
     """Another place for the data, which is not there."""
     place = rng.choice(["{}/site-packages", "{}/datasets/../lib", "~/lib", "..", ".", "/tmp/planted-by-a-test"])
     folder = text.partition("path: ")[2].partition("/pets")[0] if "path: " in text else "/nowhere"
@@ -143,12 +139,12 @@ def _aliases(rng: random.Random, text: str) -> str:
     return "\n".join(lines) + "\n" + text
 
 
-def _deep(rng: random.Random, text: str) -> str:
+def _depth(rng: random.Random, text: str) -> str:
     depth = rng.choice([40, 500, 5000, 100_000])
     return text + rng.choice(["x: " + "[" * depth, "x: " + "{a: " * depth, "x:\n  " + "- " * depth, "? " * depth])
 
 
-def _large(rng: random.Random, text: str) -> str:
+def _size(rng: random.Random, text: str) -> str:
     return text + rng.choice(["x: [" + "a, " * 10**6 + "]", "#" * (3 << 20), "x: '" + "a" * (3 << 20) + "'"])
 
 
@@ -156,14 +152,5 @@ def _bytes(rng: random.Random, text: str) -> str:
     return rng.randbytes(rng.randint(0, 300)).decode("latin-1")
 
 
-_DAMAGES: dict[str, Callable[[random.Random, str], str]] = {
-    "characters": _characters,
-    "lines": _lines,
-    "value": _value,
-    "planting": _plant,
-    "aliases": _aliases,
-    "depth": _deep,
-    "size": _large,
-    "bytes": _bytes,
-}
+_DAMAGES = named(_characters, _lines, _value, _planting, _aliases, _depth, _size, _bytes)
 _ALWAYS_FOUND = frozenset({"planting", "aliases", "depth", "size"})

@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.system.launch import ROOT, Outcome, free_port
+from tests.system.launch import Outcome, environment, free_port, wait_until
 
 DEVICE = "tess0"  # the network device in each host
 _OWN = ("--uts", "--pid", "--fork", "--kill-child", "--mount-proc")  # name and process ids
@@ -43,7 +43,7 @@ class Host:
         """Begin a command on this host; what it prints goes to `log`.out and `log`.err."""
         mounts = "".join(f"mount -t tmpfs none '{folder}' && " for folder in self.hidden)
         inside = f"{mounts}hostname {self.namespace} && cd '{cwd}' && exec \"$@\""
-        full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": DEVICE, **env}
+        full_env = environment({"GLOO_SOCKET_IFNAME": DEVICE, **env})
         with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace, "unshare", *_OWN, "sh", "-c", inside, "sh", *command],
@@ -173,6 +173,10 @@ class Job:
     def running(self) -> bool:
         """Whether any launcher is."""
         return any(process.poll() is None for process in self._processes)
+
+    def until(self, ready: Callable[[], object]) -> None:
+        """Wait until `ready` gives something true or the job has ended, at most four minutes."""
+        wait_until(lambda: ready() or not self.running(), 240)
 
     def wait(self, timeout: float) -> list[Outcome]:
         """Both outcomes; after `timeout` seconds a failure, with everything killed."""

@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.system.launch import ROOT, Outcome, free_port
+from tests.system.launch import ROOT, Outcome, environment, free_port, python_command, torchrun_command
+from tests.system.tiny import FLAGS
 
 
 class Job:
@@ -26,17 +27,26 @@ class Job:
         command: what to run.
         folder: gets the files `out` and `err`, to which it prints.
         env: variables beside those of the tests.
+        cwd: where it runs.
+        stdin: its standard input, as subprocess has it.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        stdin: int | None = None,
+    ) -> None:
         self.mark = f"TESSERA_TEST_JOB={uuid.uuid4().hex}"
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._err = folder / f"out{uuid.uuid4().hex[:6]}", folder / f"err{uuid.uuid4().hex[:6]}"
         name, value = self.mark.split("=")
-        full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {}), name: value}
+        full_env = {**environment(env), name: value}
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=full_env, stdout=out, stderr=err, start_new_session=True
+                command, cwd=cwd, env=full_env, stdin=stdin, stdout=out, stderr=err, start_new_session=True
             )
 
     def __enter__(self) -> Job:
@@ -71,18 +81,17 @@ class Job:
         """Processes that `parent` has started: of a rank, its loader workers."""
         return [pid for pid in self.processes() if _parent(pid) == parent]
 
-    def wait(self, timeout: float = 120, kill: bool = True) -> Outcome:
+    def wait(self, timeout: float = 300) -> Outcome:
         """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            if kill:
-                self.tell_where()
-                self.kill()
+            self.tell_where()
+            self.kill()
             raise AssertionError(f"the job is not over after {timeout} s\n{self.said}") from None
         return Outcome(self.process.returncode, self.out, self.err)
 
-    def until(self, ready: Callable[[], object], timeout: float = 90) -> None:
+    def until(self, ready: Callable[[], object], timeout: float = 300) -> None:
         """Wait until `ready` gives something true, while the job runs."""
         end = time.monotonic() + timeout
         while not ready():
@@ -121,15 +130,34 @@ class Job:
         return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-16000:]}"
 
 
-def python_command(script: Path | str, *args: str) -> list[str]:
-    """Command line of one plain process."""
-    return [sys.executable, str(script), *args]
+@contextmanager
+def started(
+    folder: Path, commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path = ROOT
+) -> Iterator[list[Job]]:
+    """Ranks without a launcher: jobs beside one another, each with variables of its own."""
+    with ExitStack() as stack:
+        places = [folder / f"said{number}" for number in range(len(commands))]
+        yield [stack.enter_context(Job(*one, cwd=cwd)) for one in zip(commands, places, envs, strict=True)]
 
 
-def torchrun_command(script: Path | str, *args: str, ranks: int = 2, options: Sequence[str] = ()) -> list[str]:
-    """Command line of one node with `ranks` processes, on loopback."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
-    return [*command, "--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script), *args]
+def slurm_variables(ranks: int = 2) -> list[dict[str, str]]:
+    """What srun sets for each task of a job on one node, as far as ranks read it, with a place to meet."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {**place, "SLURM_NTASKS": str(ranks), "SLURM_TASKS_PER_NODE": str(ranks)}
+    return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
+
+
+def sbatch_script(data: Path, changes: Mapping[str, str]) -> str:
+    """The sbatch file of docs/distributed.md for three epochs of a tiny training, with more words changed."""
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
+    assert "#SBATCH --signal=USR1@120\n" in script
+    tiny = f"{' '.join(FLAGS)} --data {data} --epochs 3"
+    own = {"--data coco.yaml --cfg yolov5s.yaml --batch-size 128": tiny, "--save-steps 1000": "--save-steps 1"}
+    for old, new in {**own, **changes}.items():
+        assert old in script, old
+        script = script.replace(old, new)
+    return script
 
 
 def start(

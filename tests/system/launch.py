@@ -1,4 +1,4 @@
-"""Real jobs for tests: a command in a process group of its own, ended by its id when its time is up."""
+"""Commands for tests: their command lines and variables, and running one to its end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,9 @@ class Outcome:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
+Command = Callable[..., Outcome]  # of a script's main and its arguments
+
+
 def forget_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take from the environment what a user's shell has not; with some of it libraries behave better."""
     names = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "ORT_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST")
@@ -44,20 +49,38 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of a command: those of the tests, one thread a process, and `env`."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+
+
+def python_command(script: Path | str, *args: str) -> list[str]:
+    """Command line of one plain process."""
+    return [sys.executable, str(script), *args]
+
+
+def torchrun_command(
+    script: Path | str, *args: str, ranks: int = 2, options: Sequence[str] = (), port: int = 0
+) -> list[str]:
+    """Command line of one node with `ranks` processes, on loopback; at a free port where none is given."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
+    return [*command, "--master-addr=127.0.0.1", f"--master-port={port or free_port()}", str(script), *args]
+
+
+def wait_until(ready: Callable[[], object], timeout: float, said: Callable[[], str] = str) -> None:
+    """Wait until `ready` gives something true; after `timeout` seconds the test fails with what `said` gives then."""
+    end = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < end, f"the test's moment has not come in {timeout} s\n{said()}"
+        time.sleep(0.02)
+
+
 def run_command(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = ROOT
 ) -> Outcome:
     """Run to the end, or fail after `timeout` seconds with the whole process group gone."""
-    full_env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=full_env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=cwd, env=environment(env), start_new_session=True, **pipes)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -67,22 +90,11 @@ def run_command(
     return Outcome(process.returncode, out, err)
 
 
-def run_python(
-    script: Path | str, *args: str, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = ROOT
-) -> Outcome:
-    """One plain process."""
-    return run_command([sys.executable, str(script), *args], env=env, timeout=timeout, cwd=cwd)
+def run_python(script: Path | str, *args: str, **how: Any) -> Outcome:
+    """One plain process, as `run_command` says."""
+    return run_command(python_command(script, *args), **how)
 
 
-def torchrun(
-    script: Path | str,
-    *args: str,
-    ranks: int = 2,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 300,
-    cwd: Path = ROOT,
-) -> Outcome:
-    """One node with `ranks` processes, on loopback."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script), *args]
-    return run_command(command, env=env, timeout=timeout, cwd=cwd)
+def torchrun(script: Path | str, *args: str, ranks: int = 2, **how: Any) -> Outcome:
+    """One node with `ranks` processes, on loopback, as `run_command` says."""
+    return run_command(torchrun_command(script, *args, ranks=ranks), **how)

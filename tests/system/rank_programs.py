@@ -1,4 +1,7 @@
-"""What the ranks of a test job do: `rank_programs.py NAME [ARGS]`; each prints JSON for the test to read."""
+"""What the ranks of a test job do: `rank_programs.py NAME[=ARGUMENT] …`, functions of this file, one after the other.
+
+Each rank prints what each of them returns, a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -20,7 +21,6 @@ from tessera.data.feed.loader import build_train_loader
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.config import load_hyp
-from tessera.utils.errors import UserError
 from tessera.utils.ranks import collectives
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
@@ -29,32 +29,27 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 
-
-def say(world: World, **values: object) -> None:
-    """One line of JSON on stdout, written at once so that ranks' lines do not mix."""
-    sys.stdout.write(json.dumps({"rank": world.rank, **values}) + "\n")
-    sys.stdout.flush()
+Found = dict[str, object]
 
 
-def messages(world: World) -> None:
+def messages(world: World) -> Found:
     """Every control message once."""
     total = world.sum(torch.tensor([world.rank + 1.0]))
     later = world.sum_later(torch.tensor([10.0 * world.rank]))
-    say(
-        world,
-        broadcast=world.broadcast({"from": world.rank}),
-        gathered=world.all_gather(world.rank * 2),
-        on_main=world.gather("x" * world.rank),
-        first=world.node_first(f"rank {world.rank}"),
-        main=world.from_main(lambda: world.rank + 100),
-        sum=total.item(),
-        later=later().item(),
-        local=[world.local_rank, world.local_size, world.node],
-        threads=[torch.get_num_threads(), world.cpus],
-    )
+    return {
+        "broadcast": world.broadcast({"from": world.rank}),
+        "gathered": world.all_gather(world.rank * 2),
+        "on_main": world.gather("x" * world.rank),
+        "first": world.node_first(f"rank {world.rank}"),
+        "main": world.from_main(lambda: world.rank + 100),
+        "sum": total.item(),
+        "later": later().item(),
+        "local": [world.local_rank, world.local_size, world.node],
+        "threads": [torch.get_num_threads(), world.cpus],
+    }
 
 
-def foreign_threads(world: World) -> None:
+def foreign_threads(world: World) -> Found:
     """How often threads that are not Python's entered the interpreter in some hundred collectives."""
     before = _next_thread_state()
     for number in range(100):
@@ -65,10 +60,10 @@ def foreign_threads(world: World) -> None:
         world.sum_later(torch.ones(3))()
         average_statistics(nn.BatchNorm2d(3), world)
     time.sleep(0.2)  # for a late one to be counted
-    say(world, entered=_next_thread_state() - before - 1)
+    return {"entered": _next_thread_state() - before - 1}
 
 
-def freed_messages(world: World) -> None:
+def freed_messages(world: World) -> Found:
     """Whether the memory of the messages' tensors is free as soon as they are through."""
     memory: list[StorageWeakRef] = []
     empty = collectives._empty
@@ -81,7 +76,7 @@ def freed_messages(world: World) -> None:
         world.broadcast("a value")
         world.all_gather("another")
         world.gather("a third")
-    say(world, freed=[storage.expired() for storage in memory])
+    return {"freed": [storage.expired() for storage in memory]}
 
 
 def _next_thread_state() -> int:
@@ -97,52 +92,17 @@ def _next_thread_state() -> int:
     return numbers[0]
 
 
-def zero_first(world: World, folder: str) -> None:
-    """The first rank builds slowly, the others must find the result."""
-    file = Path(folder) / "cache"
-    with torch_distributed_zero_first(world.local_rank):
-        found = file.exists()
-        if world.local_rank == 0:
-            time.sleep(1.5)
-            file.write_text("whole")
-    say(world, found=found)
-
-
-def zero_first_fails(world: World) -> None:
-    """The first rank's mistake must end all of them."""
-    with torch_distributed_zero_first(world.local_rank):
-        if world.local_rank == 0:
-            raise UserError("the data is not here")
-        time.sleep(60)
-
-
-def main_fails(world: World) -> None:
-    """A mistake in rank 0's work must reach the others."""
-    try:
-        world.from_main(lambda: (_ for _ in ()).throw(UserError("folder is read-only")))
-    except UserError as error:
-        say(world, error=str(error))
-        raise
-
-
-def one_rank_raises(world: World) -> None:
-    """A defect on rank 1 while the others wait for it."""
-    if world.rank == 1:
-        raise RuntimeError("boom in the loader")
-    world.barrier()
-
-
 def net(norm: bool = True) -> nn.Sequential:
     """A little network, the same on all ranks."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))
 
 
-def sync_bn(world: World) -> None:
+def sync_bn(world: World) -> Found:
     """Shares of different size: outputs, gradients and running statistics must be those of the whole batch."""
     torch.manual_seed(0)
     images = torch.randn(6, 3, 8, 8) * 3 + 1
-    cut = [0, 4, 6] if world.size == 2 else [0, 1, 4, 6]
+    cut = (0, 4, 6)
     alone = net()
     alone(images).square().sum().backward()
     raw = net()
@@ -155,12 +115,8 @@ def sync_bn(world: World) -> None:
     off += [(alone[1].running_var - raw[1].running_var).abs().max().item()]
     raw.eval(), alone.eval()
     off += [(alone(images) - raw(images)).abs().max().item()]
-    say(
-        world,
-        off=max(off),
-        tracked=int(raw[1].num_batches_tracked),
-        names=list(raw.state_dict()) == list(alone.state_dict()),
-    )
+    same_names = list(raw.state_dict()) == list(alone.state_dict())
+    return {"off": max(off), "tracked": int(raw[1].num_batches_tracked), "names": same_names}
 
 
 def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -168,7 +124,7 @@ def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]
     return list(zip(a.parameters(), b.parameters(), strict=True))
 
 
-def statistics(world: World) -> None:
+def statistics(world: World) -> Found:
     """Without --sync-bn the running statistics become the mean over the ranks, the same everywhere."""
     raw = net()
     model = smart_DDP(raw)
@@ -176,10 +132,10 @@ def statistics(world: World) -> None:
     model(images).sum().backward()
     own = raw[1].running_mean.tolist()
     average_statistics(raw, world)
-    say(world, own=own, mean=raw[1].running_mean.tolist())
+    return {"own": own, "mean": raw[1].running_mean.tolist()}
 
 
-def decodes(world: World, data: str) -> None:
+def decodes(world: World, data: str) -> Found:
     """An epoch of mosaics from files, with two workers a rank."""
     with torch_distributed_zero_first(world.local_rank):
         index = build_index(load_spec(data), "train")
@@ -194,33 +150,17 @@ def decodes(world: World, data: str) -> None:
         for batch in batches.batches(0):
             samples += len(batch)
             world.barrier()  # as steps do, lest one rank be done before the other begins
-    say(world, samples=samples, decoded=store.decoded)
+    return {"samples": samples, "decoded": store.decoded}
 
 
-PROGRAMS: dict[str, Callable[..., None]] = {
-    f.__name__: f
-    for f in (
-        messages,
-        foreign_threads,
-        freed_messages,
-        zero_first,
-        zero_first_fails,
-        main_fails,
-        one_rank_raises,
-        sync_bn,
-        statistics,
-        decodes,
-    )
-}
-
-
-def main() -> int:
-    def body() -> None:
-        with open_world("cpu") as world:
-            PROGRAMS[sys.argv[1]](world, *sys.argv[2:])
-
-    return run_rank(body)[0]
+def main() -> None:
+    with open_world("cpu") as world:
+        for name, _, argument in (word.partition("=") for word in sys.argv[1:]):
+            found = globals()[name](world, *filter(None, [argument]))
+            # Written at once, so that the ranks' lines do not mix.
+            sys.stdout.write(json.dumps({"program": name, "rank": world.rank, **found}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(main)[0])

@@ -12,7 +12,7 @@ import yaml
 
 from tessera.commands import train, val
 from tessera.utils.training import data
-from tests.system.launch import ROOT, Outcome, torchrun
+from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import flags, make_data
 
 TRAIN = ROOT / "train.py"
@@ -122,21 +122,6 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return copy
 
 
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a script's main in this process, as the command line would."""
-
-    def run(main: Callable[[list[str]], int], *args: str) -> Outcome:
-        code = main(list(args))
-        out, err = capsys.readouterr()
-        return Outcome(code, out, err)
-
-    return run
-
-
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_message(name: str, folder: Path, tmp_path: Path, command: Command) -> None:
     make, code, words = MISTAKES[name]
@@ -199,14 +184,14 @@ def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--batch", "7"], "2 ranks do not divide it. Use 6 or 8"),
+        pytest.param(["--batch", "7"], "2 ranks do not divide it. Use 6 or 8", marks=pytest.mark.slow),
         (["--weights", "nowhere/best.pt"], "no such file"),
-        (["--data", "coc0128.yaml"], "coc0128.yaml"),
+        pytest.param(["--data", "coc0128.yaml"], "coc0128.yaml", marks=pytest.mark.slow),
         (["--epochs", "many"], "whole number"),
     ],
 )
 def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
-    outcome = torchrun(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *more), timeout=90)
+    outcome = torchrun(TRAIN, *flags(folder / "tiny.yaml", tmp_path / "runs", *more))
     assert outcome.code != 0
     assert outcome.err.count("error: ") == 1, outcome.said
     assert message in outcome.err, outcome.said

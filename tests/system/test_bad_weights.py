@@ -30,18 +30,12 @@ def command(name: str, weights: Path, data: Path, project: Path) -> tuple[Callab
     """A command with these weights that would write below `project`."""
     common = ["--weights", str(weights), "--device", "cpu", "--imgsz", "64"]
     if name == "train":
-        cfg = "--cfg", ""
-        return train.main, flags(data, project, *cfg, "--weights", str(weights), "--epochs", "1")
+        return train.main, flags(data, project, "--cfg", "", "--weights", str(weights), "--epochs", "1")
     if name == "val":
         return val.main, [*common, "--data", str(data), "--project", str(project)]
     if name == "detect":
-        return detect.main, [
-            *common,
-            "--source",
-            str(data.parent / "shapes" / "images" / "val"),
-            "--project",
-            str(project),
-        ]
+        pictures = data.parent / "shapes" / "images" / "val"
+        return detect.main, [*common, "--source", str(pictures), "--project", str(project)]
     return export.main, ["--weights", str(weights), "--device", "cpu", "--include", "safetensors"]
 
 
@@ -51,12 +45,7 @@ WRONG = ["a call", "cut", "numbers", "nano", "another table", "fifo"]
 @pytest.mark.parametrize("name", ["train", "val", "detect", "export"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_each_command_says_it_once(
-    kind: str,
-    name: str,
-    small: Tensors,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    kind: str, name: str, small: Tensors, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, path, mark = tmp_path / "weights", tmp_path / "weights" / "yolox_s.pth", tmp_path / "mark"
     place.mkdir()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.report.results import read_results
-from tests.system.jobs import Job, torchrun_command
-from tests.system.launch import ROOT
+from tests.system.jobs import Job
+from tests.system.launch import ROOT, torchrun_command
 from tests.system.tiny import make_data
 
 

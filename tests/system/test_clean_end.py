@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.system.jobs import Job, assert_no_shared_memory_but, shared_memory
-from tests.system.launch import ROOT, free_port
+from tests.system.launch import ROOT, free_port, torchrun_command
 from tests.system.tiny import flags, make_data
 
 pytestmark = pytest.mark.slow
@@ -19,13 +18,11 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("how", ["success", "failure", "ctrl-c"])
 def test_nothing_is_left_behind(tmp_path: Path, temporary: Path, how: str) -> None:
     data, port = make_data(tmp_path), free_port()
-    words = flags(
-        data, tmp_path / "runs", "--epochs", "3", "--cache", "ram", "--save-steps", "1", "--loggers", "tensorboard"
-    )
+    more = "--epochs 3 --cache ram --save-steps 1 --loggers tensorboard"
+    words = flags(data, tmp_path / "runs", *more.split())
     words.remove("--noplots")
     program = ROOT / "tests" / "system" / "fault_program.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={port}", str(program), *words]
+    command = torchrun_command(program, *words, port=port)
     before = shared_memory()
     env = {"TMPDIR": str(temporary), "FAULT": "1 loss 5 raise" if how == "failure" else ""}
     with Job(command, tmp_path / "said", env) as job:

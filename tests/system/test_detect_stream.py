@@ -5,33 +5,28 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-from tests.system.launch import ROOT
+from tests.system.jobs import Job
+from tests.system.launch import python_command
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.inference.sources.made_sources import events, frames, items
 from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
-PATIENCE_S = 120
-
 
 def test_a_stream_until_it_is_interrupted(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED)
-    flags = ["--weights", weights, "--imgsz", "64", "--device", "cpu", "--project", tmp_path / "runs", "--save-json"]
+    flags = ["--weights", str(weights), "--project", str(tmp_path / "runs")]
+    flags += ["--imgsz", "64", "--device", "cpu", "--save-json"]
     with mjpeg_server([50], REFUSE, [100_000], pause_s=0.01) as server:
         address = server.url.replace("://", "://me:secret@")
-        command = [sys.executable, ROOT / "detect.py", *flags, "--source", address]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            path, until = tmp_path / "runs" / "exp" / "predictions.jsonl", time.monotonic() + PATIENCE_S
-            while not (path.exists() and _is_back(path.read_text())):
-                assert process.poll() is None and time.monotonic() < until
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + signal.SIGINT, err
+        path = tmp_path / "runs" / "exp" / "predictions.jsonl"
+        with Job(python_command("detect.py", *flags, "--source", address), tmp_path / "said") as job:
+            job.until(lambda: path.exists() and _is_back(path.read_text()))
+            job.process.send_signal(signal.SIGINT)
+            outcome = job.wait()
+    out, err = outcome.out, outcome.err
+    assert outcome.code == 128 + signal.SIGINT, outcome.said
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     happened = [row["event"] for row in rows if "event" in row]  # a busy machine may see more than the one gap
     assert rows[0]["schema"] and list(dict.fromkeys(happened)) == ["opened", "gap", "reconnected"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import load_checkpoint
-from tests.system.jobs import Job, python_command, start, train
-from tests.system.launch import ROOT, Outcome, free_port
+from tests.system.jobs import slurm_variables, start, started, train
+from tests.system.launch import ROOT, Outcome, python_command
 from tests.system.tiny import flags, losses, make_data, tensors
 
 STEPS = 4  # optimizer steps an epoch
@@ -61,15 +61,11 @@ def reports(outcome: Outcome) -> list[str]:
     ],
 )
 def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
-    outcome = train_to_the_end(data, tmp_path, fault) if " end " in fault else fail(data, tmp_path, fault)
+    more = ("--epochs", "1") if " end " in fault else ()
+    outcome = fail(data, tmp_path, fault, *more)
     assert outcome.err.count("RuntimeError: broken on purpose") == 1, outcome.said
     assert f"rank {fault[0]}: Traceback" in outcome.err, outcome.said
     assert reports(outcome) == [fault[0]], outcome.said
-
-
-def train_to_the_end(data: Path, folder: Path, fault: str) -> Outcome:
-    """As `fail`, with the failure after the training."""
-    return fail(data, folder, fault, "--epochs", "1")
 
 
 @pytest.mark.slow
@@ -109,22 +105,13 @@ def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank
 @pytest.mark.slow
 def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Path) -> None:
     """Without torchrun rank 0 holds the store: when it is gone nobody can be asked."""
-    port = str(free_port())
-
-    def slurm(rank: int) -> Job:
-        place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_TASKS_PER_NODE": "2"}
-        args = flags(data, tmp_path, "--epochs", "50", "--save-steps", "1")
-        return Job(python_command(ROOT / "train.py", *args), tmp_path / f"said{rank}", {**place, **address})
-
+    command = python_command(ROOT / "train.py", *flags(data, tmp_path, "--epochs", "50", "--save-steps", "1"))
     last = tmp_path / "exp" / "weights" / "last.pt"
-    with slurm(0) as first, slurm(1) as second:
+    with started(tmp_path, [command] * 2, slurm_variables()) as (first, second):
         first.until(last.is_file)
         first.kill()
-        started = time.monotonic()
         outcome = second.wait(END_S)
         assert outcome.code != 0
-        assert time.monotonic() - started < END_S
         assert reports(outcome) == ["1"] and "rank 1: Traceback" not in outcome.err, outcome.said
         assert second.left_over() == [] and first.left_over() == []
     load_checkpoint(last)
@@ -198,7 +185,7 @@ def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--check-data", "--evolve 1", "--resume", "--weights other.pt"])
+@pytest.mark.parametrize("flag", ["--evolve 1", "--weights other.pt"])
 def test_ranks_that_were_asked_for_other_work_are_refused_before_they_wait_for_each_other(
     data: Path, tmp_path: Path, flag: str
 ) -> None:

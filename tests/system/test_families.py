@@ -99,21 +99,8 @@ def tuned(
     @cache
     def tune(reference: str) -> Tuned:
         project = tmp_path_factory.mktemp(reference)
-        flags = (
-            "--imgsz",
-            str(SIZE),
-            "--batch-size",
-            "16",
-            "--epochs",
-            "1",
-            "--workers",
-            "1",
-            "--device",
-            "cpu",
-            "--loggers",
-            "none",
-        )
-        wanted = ("--data", str(coco128), "--weights", str(family_files(reference)), *flags)
+        flags = f"--imgsz {SIZE} --batch-size 16 --epochs 1 --workers 1 --device cpu --loggers none"
+        wanted = ("--data", str(coco128), "--weights", str(family_files(reference)), *flags.split())
         outcome = jobs.train(project, 1, *wanted, "--project", str(project), timeout=LIMIT_S)
         assert outcome.code == 0, outcome.said
         return Tuned(wanted, project / "exp", outcome.err)
@@ -180,7 +167,7 @@ def test_an_epoch_trains_validates_saves_and_draws(reference: str, tuned: Callab
 
 
 @pytest.mark.slow
-@each_family
+@each_smallest
 def test_stopped_inside_the_epoch_it_resumes_bit_by_bit(
     reference: str, tuned: Callable[[str], Tuned], tmp_path: Path
 ) -> None:
@@ -248,14 +235,8 @@ def test_the_body_of_yolox_is_taken_whole_under_the_free_head_and_stays_where_it
 ) -> None:
     file = family_files("yolox_tiny")
     with caplog.at_level(logging.INFO):
-        train.run(
-            data=str(few),
-            weights=str(file),
-            cfg="yolox-tiny-free.yaml",
-            freeze=[10],
-            project=str(tmp_path),
-            **FEW,
-        )
+        wanted: dict[str, Any] = {"cfg": "yolox-tiny-free.yaml", "freeze": [10], "project": str(tmp_path)}
+        train.run(data=str(few), weights=str(file), **wanted, **FEW)
     original, trained = load_weights(file).state_dict, last(tmp_path / "exp")["model"]
     body = {name for name in trained if not name.startswith(head_of(trained))}
     assert body == {name for name in original if not name.startswith(head_of(original))}

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ import pytest
 from tessera.utils.checkpoints.format import load_checkpoint
 from tests.system.hosts import Job as HostsJob
 from tests.system.hosts import fixed, two_hosts
-from tests.system.jobs import Job, python_command, start
-from tests.system.launch import ROOT, free_port
-from tests.system.test_two_hosts import hidden, make_disks, own_folders, wait_for
+from tests.system.jobs import Job, slurm_variables, start, started
+from tests.system.launch import ROOT, python_command
+from tests.system.test_two_hosts import hidden, make_disks, own_folders
 from tests.system.tiny import flags, make_data
 
 pytestmark = pytest.mark.slow
@@ -63,23 +62,17 @@ def test_ranks_end_when_torchrun_is_stopped(data: Path, tmp_path: Path) -> None:
 def test_a_rank_ends_when_the_other_one_is_stopped_and_no_launcher_keeps_the_store(
     data: Path, tmp_path: Path, stopped: int
 ) -> None:
-    port = str(free_port())
     last = tmp_path / "exp" / "weights" / "last.pt"
-    with ExitStack() as stack:
-        jobs = []
-        for rank in range(2):
-            place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_TASKS_PER_NODE": "2"}
-            command = python_command(ROOT / "train.py", *arguments(data, tmp_path))
-            jobs.append(stack.enter_context(Job(command, tmp_path / f"said{rank}", {**place, **address, **ENV})))
+    command = python_command(ROOT / "train.py", *arguments(data, tmp_path))
+    envs = [{**env, **ENV} for env in slurm_variables()]
+    with started(tmp_path, [command] * 2, envs) as jobs:
         jobs[0].until(last.is_file)
         jobs[stopped].process.send_signal(signal.SIGSTOP)
-        outcome = jobs[1 - stopped].wait(END_S)
+        left = 1 - stopped
+        outcome = jobs[left].wait(END_S)
         assert outcome.code != 0
-        assert (
-            len(re.findall(rf"rank {1 - stopped}: error: .*rank {stopped} on .* has not answered for", outcome.err))
-            == 1
-        )
+        named = re.findall(rf"rank {left}: error: .*rank {stopped} on .* has not answered for", outcome.err)
+        assert len(named) == 1, outcome.said
         assert "Traceback" not in outcome.err and "frame #" not in outcome.err, outcome.said
         assert jobs[0].left_over() == jobs[1].left_over() == []  # the stopped one is killed
     load_checkpoint(last)
@@ -109,7 +102,7 @@ def test_ranks_on_both_hosts_end_when_the_cable_is_cut(tmp_path: Path, host: int
         commands = [[str(ROOT / "train.py"), *words] for words in args]
         envs = [{**env, **ENV} for env in own_folders(disks)]
         job = HostsJob(hosts, fixed(hosts, (1, 1)), commands, disks, envs, tmp_path / "job")
-        wait_for(disks[0] / "runs" / "exp" / "weights" / "last.pt", job)
+        job.until((disks[0] / "runs" / "exp" / "weights" / "last.pt").is_file)
         hosts[host].cut_off()
         outcomes = job.wait(END_S)
     said = "\n".join(outcome.said for outcome in outcomes)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.system.jobs import Job, python_command
-from tests.system.launch import Outcome, free_port
+from tests.system.jobs import started
+from tests.system.launch import Outcome, free_port, python_command
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +34,8 @@ def join(folder: Path, *envs: dict[str, str]) -> list[Outcome]:
     """Ranks without a launcher that would end them."""
     program = folder / "join.py"
     program.write_text(JOIN)
-    port = str(free_port())
-    with ExitStack() as stack:
-        jobs = []
-        for env in envs:
-            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **LIMITS, **env}
-            jobs.append(stack.enter_context(Job(python_command(program), folder / env["RANK"], common)))
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **LIMITS}
+    with started(folder, [python_command(program)] * len(envs), [{**common, **env} for env in envs]) as jobs:
         return [job.wait(90) for job in jobs]
 
 

@@ -5,56 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tessera.commands import train
 from tessera.utils.report.results import read_results
-from tests.system.launch import ROOT, Outcome, free_port, run_command, run_python, torchrun
+from tests.system.jobs import Job, sbatch_script, started
+from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"
 PROGRAM = Path(__file__).with_name("rank_programs.py")
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
-
-
-def start_ranks(
-    commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path = ROOT
-) -> list[subprocess.Popen[str]]:
-    """One plain process for each command, in an environment that no launcher has touched but for `envs`."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
-    common = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [
-        subprocess.Popen(command, cwd=cwd, env={**common, **env}, start_new_session=True, **pipes)
-        for command, env in zip(commands, envs, strict=True)
-    ]
-
-
-def end_ranks(processes: Sequence[subprocess.Popen[str]], timeout: float = 90) -> list[Outcome]:
-    """How they ended; all are killed when the time is over."""
-    end = time.monotonic() + timeout
-    outcomes = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=max(end - time.monotonic(), 1))
-            outcomes.append(Outcome(process.returncode, out, err))
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return outcomes
 
 
 def srun_environments(ranks: int = 2) -> list[dict[str, str]]:
@@ -79,8 +46,8 @@ def free_job() -> int:
     raise AssertionError("no port is free")
 
 
-def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path) -> None:
-    outcome = run_python(TRAIN, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
+def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path, command: Command) -> None:
+    outcome = command(train.main, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
     assert outcome.code == 2, outcome.said
     assert "torchrun --standalone --nproc-per-node 2 train.py --device 0,1" in outcome.err
     assert "Traceback" not in outcome.err
@@ -101,7 +68,7 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     command = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}"]
     outcome = run_command([*command, str(TRAIN), *flags(data, tmp_path / "runs", "--epochs", "1")])
-    assert_trained_by_two(outcome.code, outcome.err, tmp_path / "runs")
+    assert_trained_by_two(outcome, tmp_path / "runs")
 
 
 @pytest.mark.slow
@@ -111,14 +78,16 @@ def test_local_rank_as_a_flag_alone(tmp_path: Path, flag: str) -> None:
     data = make_data(tmp_path)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = flags(data, tmp_path / "runs", "--epochs", "1")
-    commands = [[sys.executable, str(TRAIN), f"{flag}={rank}", *words] for rank in range(2)]
-    outcomes = end_ranks(start_ranks(commands, [{**common, "RANK": str(rank)} for rank in range(2)]))
-    assert outcomes[1].code == 0, outcomes[1].said
-    assert_trained_by_two(outcomes[0].code, outcomes[0].err, tmp_path / "runs")
+    commands = [python_command(TRAIN, f"{flag}={rank}", *words) for rank in range(2)]
+    with started(tmp_path, commands, [{**common, "RANK": str(rank)} for rank in range(2)]) as jobs:
+        first, second = (job.wait() for job in jobs)
+    assert second.code == 0, second.said
+    assert_trained_by_two(first, tmp_path / "runs")
 
 
-def test_slurm_without_torchrun_makes_ranks() -> None:
-    outcomes = end_ranks(start_ranks([[sys.executable, str(PROGRAM), "messages"]] * 2, srun_environments()))
+def test_slurm_without_torchrun_makes_ranks(tmp_path: Path) -> None:
+    with started(tmp_path, [python_command(PROGRAM, "messages")] * 2, srun_environments()) as jobs:
+        outcomes = [job.wait() for job in jobs]
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].said + outcomes[1].said
     lines = [json.loads(outcome.out) for outcome in outcomes]
     assert [line["local"] for line in lines] == [[0, 2, 0], [1, 2, 0]]
@@ -142,19 +111,7 @@ exit ${code:-0}
 @pytest.mark.slow
 def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path: Path) -> None:
     """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
-    text = (ROOT / "docs" / "distributed.md").read_text()
-    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
-    assert "#SBATCH --signal=USR1@120\n" in script
-    words = [w for w in flags(make_data(tmp_path), Path("runs/train"), "--epochs", "3") if "runs" not in w]
-    words.remove("--project")
-    for old, new in {
-        "--data coco.yaml --cfg yolov5s.yaml --batch-size 128": " ".join(words),
-        "--save-steps 1000": "--save-steps 1",
-        "train.py": str(TRAIN),
-    }.items():
-        assert old in script
-        script = script.replace(old, new)
-    (tmp_path / "job.sh").write_text(script)
+    (tmp_path / "job.sh").write_text(sbatch_script(make_data(tmp_path), {"train.py": str(TRAIN)}))
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, content in {
@@ -167,20 +124,16 @@ def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path
     environment = {**srun_environments()[0], "PATH": f"{commands}:{os.environ['PATH']}"}
     run = tmp_path / "runs" / "train" / f"job{environment['SLURM_JOB_ID']}"
 
-    first = start_ranks([["bash", "job.sh"]], [environment], cwd=tmp_path)
-    try:
-        end = time.monotonic() + 60
-        while not (run / "weights" / "last.pt").exists() and time.monotonic() < end:
-            time.sleep(0.05)
+    with Job(["bash", "job.sh"], tmp_path / "said", environment, cwd=tmp_path) as job:
+        job.until((run / "weights" / "last.pt").exists)
         for rank in (tmp_path / "ranks").read_text().split():  # SLURM signals every task of the step
             os.kill(int(rank), signal.SIGUSR1)
-    finally:
-        (outcome,) = end_ranks(first, 60)
+        outcome = job.wait()
     assert outcome.code == 128 + signal.SIGUSR1, outcome.said
     assert outcome.err.count("Stopped as asked") == 1, outcome.said
     assert (tmp_path / "asked").read_text().split() == ["requeue", environment["SLURM_JOB_ID"]]
 
-    (outcome,) = end_ranks(start_ranks([["bash", "job.sh"]], [environment], cwd=tmp_path))
+    outcome = run_command(["bash", "job.sh"], env=environment, cwd=tmp_path)
     assert outcome.code == 0, outcome.said
     assert "Resuming " in outcome.err
     assert [path.name for path in run.parent.iterdir()] == [run.name]
@@ -188,10 +141,9 @@ def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path
     assert len((tmp_path / "asked").read_text().splitlines()) == 1, "not queued again"
 
 
-def assert_trained_by_two(code: int, err: str, project: Path) -> None:
+def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
     """One run, made by two ranks."""
-    assert code == 0, err
-    assert "2 ranks (2 on " in err, err
+    assert outcome.code == 0 and "2 ranks (2 on " in outcome.err, outcome.said
     assert [path.name for path in project.iterdir()] == ["exp"]
     assert (project / "exp" / "weights" / "last.pt").is_file()
 

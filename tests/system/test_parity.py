@@ -27,7 +27,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.config import load_hyp
 from tests.system.launch import ROOT, run_python, torchrun
-from tests.system.tiny import make_data
+from tests.system.tiny import describe_coco128, make_data
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 LIMIT, LIMIT_ALONE = 1e-4, 1e-3
@@ -163,10 +163,7 @@ def test_without_sync_bn_the_difference_is_seen(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_epoch_of_trained_weights_differs_in_the_last_digit_alone(shared: Path, tmp_path: Path) -> None:
     """yolov5n.pt on coco128, two orders of the pictures; what differs more has a tie under a max-pool as its cause."""
-    data, steps, seeds = tmp_path / "coco128.yaml", 8, (0, 2)
-    names = yaml.safe_load((ROOT / "data" / "coco128.yaml").read_text())["names"]
-    train = str(shared / "coco128" / "images" / "train2017")
-    data.write_text(yaml.safe_dump({"train": train, "val": train, "names": names}))
+    data, steps, seeds = describe_coco128(tmp_path, shared), 8, (0, 2)
     weights = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--steps", str(steps)]
     common = [*weights, "--imgsz", "160", "--batch", str(BATCH), "--workers", "1", "--device", "cpu", "--sync-bn"]
     found = {}

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.at_once import at_once
-from tests.system.jobs import Job, python_command
-from tests.system.launch import ROOT, Outcome
+from tests.system.jobs import Job
+from tests.system.launch import ROOT, Outcome, python_command
 from tests.system.tiny import make_data
 from tests.utils.inference.backends.attacks import NeverEnds, NeverLoads, write_script
 from tests.utils.inference.backends.made_answers import write_endless

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.system.launch import ROOT, forget_tests, free_port, run_command
+from tests.system.launch import ROOT, forget_tests, python_command, run_command, torchrun_command
 from tests.system.tiny import flags, make_data
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
@@ -63,29 +62,17 @@ def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
     data = make_data(tmp_path / "datasets", train=16, val=8)
     runs, cache, home = (tmp_path / name for name in ("runs", "cache", "home"))
     home.mkdir()
-    python = [sys.executable]
-    if ranks > 1:
-        python += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
-        python += [f"--master-port={free_port()}"]
-    train = [*python, "train.py", *flags(data, runs, "--epochs", "1")]
+    started = torchrun_command if ranks > 1 else python_command
+    train = started("train.py", *flags(data, runs, "--epochs", "1"))
     train.remove("--noplots")
     weights = runs / "exp" / "weights" / "best.pt"
-    val = [*python, "val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs)]
-    val += ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
+    small = ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
+    val = started("val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs), *small)
     # Runtimes are compiled code, whose own connections only a trace shows.
     exported = weights.parent / "best.onnx"
-    export = [*python, "export.py", "--weights", str(weights), "--include", *EXPORTED, "--device", "cpu"]
-    detect = [
-        *python,
-        "detect.py",
-        "--weights",
-        str(exported),
-        "--source",
-        str(tmp_path / "datasets"),
-        "--device",
-        "cpu",
-    ]
-    detect += ["--project", str(runs), "--name", "detected"]
+    export = python_command("export.py", "--weights", str(weights), "--include", *EXPORTED, "--device", "cpu")
+    found = ("--weights", str(exported), "--source", str(tmp_path / "datasets"), "--project", str(runs))
+    detect = python_command("detect.py", *found, "--name", "detected", "--device", "cpu")
     alone = (export, detect) if ranks == 1 and EXPORTED else ()
     for command in (train, val, *alone):
         calls = trace(command, tmp_path, temporary)

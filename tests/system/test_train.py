@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from tessera.commands import detect, train
+from tessera.commands import detect, train, val
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.pixels import PixelRule
@@ -21,13 +21,14 @@ from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results, result_columns
 from tessera.utils.training.data import warn_of_problems
 from tests.data.made_index import make_index
-from tests.system.launch import ROOT, Outcome, run_python, torchrun
+from tests.system import jobs
+from tests.system.launch import Command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
-TRAIN, VAL = ROOT / "train.py", ROOT / "val.py"
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
 PICTURES = ["results.png", "labels.jpg", "confusion_matrix.png", *CURVES, *(f"train_batch{i}.jpg" for i in range(3))]
 PICTURES += ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
+FLOAT32 = ("--sync-bn", "--amp", "off")
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +36,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def start(ranks: int, *args: str, timeout: float = 240) -> Outcome:
-    """train.py on one or more ranks."""
-    return (
-        torchrun(TRAIN, *args, ranks=ranks, timeout=timeout) if ranks > 1 else run_python(TRAIN, *args, timeout=timeout)
-    )
+@pytest.fixture(scope="module")
+def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch by one rank, in float32; to be copied."""
+    folder = tmp_path_factory.mktemp("one")
+    assert train.main(flags(data, folder, "--epochs", "1", *FLOAT32)) == 0
+    return folder / "exp"
 
 
-def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, command: Command) -> None:
     pictures = data.parent / "shapes" / "images" / "val"
     ruled = tmp_path / "ruled.yaml"
     ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
     data = ruled
     args = [a for a in flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1") if a != "--noplots"]
     args[args.index("none")] = "tensorboard"
-    outcome = run_python(TRAIN, *args, "--cache", "ram")
+    outcome = command(train.main, *args, "--cache", "ram")
     assert outcome.code == 0, outcome.said
     run = tmp_path / "runs" / "exp"
     for name in (*PICTURES, "opt.yaml", "hyp.yaml"):
@@ -66,23 +68,10 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path) -> N
     assert table.notna().all().all()
     assert str(run) in outcome.out
     assert "Traceback" not in outcome.err
-    again = run_python(TRAIN, *flags(data, tmp_path / "runs", "--epochs", "1"))
-    assert again.code == 0, again.said
-    assert (tmp_path / "runs" / "exp2" / "weights" / "last.pt").is_file()
 
-    measured = run_python(
-        *(VAL, "--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--imgsz", "64", "--device", "cpu"),
-        *(
-            "--project",
-            str(tmp_path / "val"),
-            "--verbose",
-            "--save-txt",
-            "--save-conf",
-            "--save-json",
-            "--workers",
-            "0",
-        ),
-    )
+    weights = ("--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
+    more = "--imgsz 64 --device cpu --workers 0 --verbose --save-txt --save-conf --save-json"
+    measured = command(val.main, *weights, *more.split())
     assert measured.code == 0, measured.said
     last_line = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
     assert last_line in measured.out, "val.py measures what train.py reported"
@@ -108,17 +97,20 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    ("ranks", "recipe"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ()), (1, ("--hyp", "hyp.short.yaml"))]
+    ("ranks", "recipe"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ("--hyp", "hyp.short.yaml"))]
 )
 def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int, recipe: tuple[str, ...]) -> None:
-    whole = start(ranks, *flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *recipe))
+    wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *recipe)
+    whole = jobs.train(tmp_path, ranks, *wanted)
     assert whole.code == 0, whole.said
     half = tmp_path / "half" / "exp"
     shutil.copytree(tmp_path / "whole" / "exp", half)
     for name in ("best.pt", "last.pt"):
         shutil.copy(tmp_path / "whole" / "exp" / "weights" / "epoch1.pt", half / "weights" / name)
     # Rows that the resumed run will make again must not stay beside its own.
-    resumed = start(ranks, "--resume", str(half / "weights" / "last.pt"), "--device", "cpu", "--workers", "2")
+    resumed = jobs.train(
+        tmp_path, ranks, "--resume", str(half / "weights" / "last.pt"), "--device", "cpu", "--workers", "2"
+    )
     assert resumed.code == 0, resumed.said
     assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
     assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
@@ -127,59 +119,50 @@ def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: 
     assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
-def test_two_ranks_train_what_one_does(data: Path, tmp_path: Path) -> None:
-    args = ("--epochs", "1", "--sync-bn", "--amp", "off")
-    alone = start(1, *flags(data, tmp_path / "alone", *args))
-    assert alone.code == 0, alone.said
-    both = start(2, *flags(data, tmp_path / "both", *args))
+def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
+    both = jobs.train(tmp_path, 2, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
-    ratio = losses(tmp_path / "both" / "exp").to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
+    two = tmp_path / "both" / "exp"
+    ratio = losses(two).to_numpy() / losses(one_epoch).to_numpy()
     assert abs(ratio - 1).max() < 0.01
-    one, two = (
-        torch.load(tmp_path / name / "exp" / "weights" / "last.pt", weights_only=True)["model"]
-        for name in ("alone", "both")
-    )
-    for key in one:
-        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-4)
+    mine, theirs = (torch.load(run / "weights" / "last.pt", weights_only=True)["model"] for run in (one_epoch, two))
+    for key in mine:
+        torch.testing.assert_close(mine[key], theirs[key], rtol=1e-3, atol=1e-4)
 
 
-def test_a_finished_run_can_be_extended(data: Path, tmp_path: Path) -> None:
-    assert start(1, *flags(data, tmp_path, "--epochs", "1")).code == 0
-    done = start(1, "--resume", "--project", str(tmp_path), "--device", "cpu")
-    assert done.code == 1
-    assert "epochs done 1, --epochs 1" in done.err and "larger --epochs" in done.err
-    more = start(1, "--resume", "--project", str(tmp_path), "--epochs", "2", "--device", "cpu")
-    assert more.code == 0, more.said
+def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(one_epoch, tmp_path / "exp")
+    resume = ["--resume", "--project", str(tmp_path), "--device", "cpu"]
+    refused = command(train.main, *resume)
+    assert refused.code == 1
+    assert "epochs done 1, --epochs 1" in refused.err and "larger --epochs" in refused.err
+    assert train.main([*resume, "--epochs", "2"]) == 0
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
     "extra",
     [
-        pytest.param(flags, marks=pytest.mark.slow if slow else (), id=flags[0].strip("-"))
-        for slow, flags in (
-            (False, ("--multi-scale", "--rect", "--label-smoothing", "0.1", "--freeze", "3")),
-            (True, ("--image-weights", "--optimizer", "AdamW", "--cos-lr")),
-            (True, ("--single-cls", "--close-mosaic", "1", "--cache", "disk", "--noautoanchor")),
-            (True, ("--nosave", "--noval", "--deterministic", "--amp", "bf16", "--optimizer", "Adam")),
-        )
+        "--multi-scale --rect --label-smoothing 0.1 --freeze 3",
+        pytest.param("--image-weights --optimizer AdamW --cos-lr", marks=pytest.mark.slow),
+        pytest.param("--single-cls --close-mosaic 1 --cache disk --noautoanchor", marks=pytest.mark.slow),
+        pytest.param("--nosave --noval --deterministic --amp bf16 --optimizer Adam", marks=pytest.mark.slow),
     ],
 )
-def test_every_flag_trains(data: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
-    outcome = start(1, *flags(data, tmp_path, "--epochs", "2", *extra))
-    assert outcome.code == 0, outcome.said
+def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:
+    assert train.main(flags(data, tmp_path, "--epochs", "2", *extra.split())) == 0
     assert losses(tmp_path / "exp").notna().all().all()
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: int) -> None:
-    assert start(1, *flags(data, tmp_path, "--epochs", "1")).code == 0
+def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path, ranks: int) -> None:
+    shutil.copytree(one_epoch, tmp_path / "exp")
     last = tmp_path / "exp" / "weights" / "last.pt"
     state = torch.load(last, weights_only=True)
     state["stopper"] = {"best_fitness": 0.9, "best_epoch": 0}  # what no tiny training reaches again
     torch.save(state, last)
-    outcome = start(ranks, "--resume", str(last), "--epochs", "30", "--patience", "2", "--device", "cpu")
+    outcome = jobs.train(tmp_path, ranks, "--resume", str(last), "--epochs", "30", "--patience", "2", "--device", "cpu")
     assert outcome.code == 0, outcome.said
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
     assert outcome.err.count("Stopped early") == 1
@@ -188,9 +171,9 @@ def test_patience_stops_all_ranks_together(data: Path, tmp_path: Path, ranks: in
 @pytest.mark.slow
 def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
-    first = start(1, *args, "2")
+    first = jobs.train(tmp_path, 1, *args, "2")
     assert first.code == 0, first.said
-    more = start(1, *args, "3", "--resume")
+    more = jobs.train(tmp_path, 1, *args, "3", "--resume")
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
         first = [flags(disk / "data" / "tiny.yaml", Path("runs"), *FLAGS) for disk in disks]
         job = train(hosts, disks, first, tmp_path / "first")
         last = disks[0] / "runs" / "exp" / "weights" / "last.pt"
-        wait_for(last, job)
+        job.until(last.is_file)
         for host in reversed(hosts):
             host.power_off()
         outcomes = job.wait(60)
@@ -112,7 +111,7 @@ def test_the_job_continues_with_one_host_when_the_other_is_gone(tmp_path: Path) 
         commands = [[str(ROOT / "train.py"), *words] for words in args]
         job = Job(hosts, elastic(hosts, (1, 1)), commands, disks, own_folders(disks), tmp_path / "job")
         last = disks[0] / "runs" / "exp" / "weights" / "last.pt"
-        wait_for(last, job)
+        job.until(last.is_file)
         hosts[1].power_off()
         outcomes = job.wait(240)
     assert outcomes[0].code == 0, said(outcomes)
@@ -123,13 +122,6 @@ def test_the_job_continues_with_one_host_when_the_other_is_gone(tmp_path: Path) 
     run = disks[0] / "runs" / "exp"
     assert [path.name for path in run.parent.iterdir()] == ["exp"]
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
-
-
-def wait_for(file: Path, job: Job) -> None:
-    """Until the file is there, for as long as the job runs, at most four minutes."""
-    end = time.monotonic() + 240
-    while job.running() and not file.exists() and time.monotonic() < end:
-        time.sleep(0.02)
 
 
 def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[str]], logs: Path) -> Job:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,26 +14,18 @@ import pytest
 import yaml
 
 from tessera import Detector
+from tessera.commands import train, val
 from tessera.commands.val import image_size, read_dataset, without_effect
-from tessera.data.feed.cache import open_images
-from tessera.data.feed.loader import build_val_loader
 from tessera.data.source.annotations.coco_names import COCO_NAMES
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.weights import Weights, load_weights
+from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.evaluate import evaluate, fused_copy
-from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.inference.detector import usable_imgsz
 from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.world import World
-from tessera.utils.types import Batch, DatasetIndex, Detections
-from tests.system.launch import ROOT, Outcome, run_python, torchrun
-from tests.system.tiny import flags, make_data
+from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
+from tests.system.tiny import describe_coco128, flags, make_data
 
 VAL = ROOT / "val.py"
 
@@ -49,10 +40,7 @@ def figures(outcome: Outcome) -> list[str]:
 @pytest.fixture(scope="module")
 def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     """The YAML of coco128 where it lies."""
-    path = tmp_path_factory.mktemp("coco128") / "coco128.yaml"
-    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
-    path.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
-    return path
+    return describe_coco128(tmp_path_factory.mktemp("coco128"), shared)
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +48,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags that measure a little detector on four images."""
     folder = tmp_path_factory.mktemp("trained")
     data = make_data(folder, train=8, val=4)
-    outcome = run_python(ROOT / "train.py", *flags(data, folder / "runs", "--epochs", "1"))
-    assert outcome.code == 0, outcome.said
+    assert train.main(flags(data, folder / "runs", "--epochs", "1")) == 0
     weights = folder / "runs" / "exp" / "weights" / "best.pt"
     args = ["--data", str(data), "--weights", str(weights), "--imgsz", "64", "--device", "cpu", "--workers", "0"]
     return [*args, "--save-json", "--max-det", "20"]
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 5))])
-def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path: Path, ranks: int) -> None:
+def test_four_images_measure_the_same_on_more_ranks(
+    trained: list[str], tmp_path: Path, ranks: int, command: Command
+) -> None:
     args = [*trained, "--project", str(tmp_path)]
-    alone = run_python(VAL, *args, "--name", "alone")
+    alone = command(val.main, *args, "--name", "alone")
     own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
     together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
     assert figures(alone) == figures(together)
@@ -85,10 +74,8 @@ def test_four_images_measure_the_same_on_more_ranks(trained: list[str], tmp_path
 
 def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
-    outcome = run_python(
-        VAL, *trained, "--tile", "64", "--overlap", "0.3", "--conf", "1e-5", "--project", str(tmp_path)
-    )
-    assert outcome.code == 0, outcome.said
+    tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]
+    assert val.main([*trained, *tiles, "--project", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "exp" / "predictions.json").read_text())
     detector = Detector(
         trained[3], imgsz=64, conf_thres=1e-5, iou_thres=0.6, max_det=20, tile=64, overlap=0.3, device="cpu"
@@ -103,13 +90,13 @@ def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Pat
 
 
 def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(
-    trained: list[str], tmp_path: Path
+    trained: list[str], tmp_path: Path, command: Command
 ) -> None:
     content = yaml.safe_load(Path(trained[1]).read_text())
     names = content["names"]
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**content, "names": [*reversed(names)]}))
-    done = run_python(VAL, *trained, "--data", str(other), "--project", str(tmp_path))
+    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
     assert done.code == 0, done.said
     offered = tmp_path / "exp" / "names.yaml"
     assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
@@ -118,9 +105,9 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
     gone = Weights({}, {}, (), "best.pt", str(tmp_path / "gone.yaml"))
-    with pytest.raises(UserError, match=r"(?s)gone.yaml: no such .*is what best.pt was trained on; give another with"):
+    with pytest.raises(UserError, match=r"(?s)gone\.yaml: .*best\.pt"):
         read_dataset(ValConfig(weights="best.pt"), gone)
-    with pytest.raises(ConfigError, match=r"none given, and yolov5n.pt does not say .* Give a dataset YAML, such as"):
+    with pytest.raises(ConfigError, match=r"--data: .*yolov5n\.pt"):
         read_dataset(ValConfig(), gone._replace(data=""))
 
 
@@ -187,59 +174,3 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 def test_the_yaml_of_coco_has_its_names() -> None:
     for name in ("coco.yaml", "coco128.yaml"):
         assert tuple(yaml.safe_load((ROOT / "data" / name).read_text())["names"].values()) == COCO_NAMES
-
-
-class Keep(Sink):
-    """A sink that keeps every detection as pycocotools wants it."""
-
-    def __init__(self, index: DatasetIndex) -> None:
-        self.rows: list[dict[str, object]] = []
-        self._index = index
-
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        for image, found in zip(batch.indices.tolist(), in_original, strict=True):
-            boxes = found.boxes_xyxy.double()
-            boxes[:, 2:] -= boxes[:, :2]
-            for box, score, category in zip(boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True):
-                self.rows.append({"image_id": image, "category_id": category, "bbox": box, "score": score})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("max_det", [100, 300])
-def test_mean_average_precision_is_pycocotools_own(coco128: Path, shared: Path, max_det: int) -> None:
-    """On the very detections of the official weights, to 1e-6."""
-    coco, cocoeval = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
-    weights = load_weights(shared / "weights" / "yolov5n.pt")
-    model = DetectionModel(weights.model_yaml, names=weights.names)
-    model.load_state_dict(weights.state_dict)
-    index, world = build_index(load_spec(coco128), "val"), World()
-    keep = Keep(index)
-    with (
-        open_images(index, 640, "none", "area", world) as store,
-        build_val_loader(store, world, batch_size=16, stride=32, workers=0) as loader,
-    ):
-        found = evaluate(fused_copy(model, world.accelerator), loader, world, Settings(max_det=max_det), sinks=[keep])
-    truth = coco.COCO()
-    truth.dataset = ground_truth(index)
-    truth.createIndex()
-    evaluation = cocoeval.COCOeval(truth, truth.loadRes(keep.rows), "bbox")
-    evaluation.params.maxDets = [1, 10, max_det]
-    evaluation.evaluate()
-    evaluation.accumulate()
-    precision = evaluation.eval["precision"][:, :, :, 0, 2]
-    assert found.metrics.map == pytest.approx(precision[precision > -1].mean(), abs=1e-6)
-    assert found.metrics.map50 == pytest.approx(precision[0][precision[0] > -1].mean(), abs=1e-6)
-
-
-def ground_truth(index: DatasetIndex) -> dict[str, list[dict[str, object]]]:
-    """Labels as COCO has them."""
-    images: list[dict[str, object]] = []
-    annotations: list[dict[str, object]] = []
-    for image in range(len(index)):
-        height, width = index.sizes_hw[image].tolist()
-        images.append({"id": image, "height": height, "width": width})
-        for category, box in zip(*index.labels(image), strict=True):
-            x1, y1, x2, y2 = (float(v) for v in box)
-            row = {"id": len(annotations) + 1, "image_id": image, "category_id": int(category), "iscrowd": 0}
-            annotations.append({**row, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)})
-    return {"images": images, "annotations": annotations, "categories": [{"id": i} for i in range(len(index.names))]}

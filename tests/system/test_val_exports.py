@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tessera.commands import export, val
-from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.utils.errors import ConfigError, UserError
-from tests.system.tiny import make_data
+from tests.system.tiny import describe_coco128, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
 CPU = {"device": "cpu", "workers": 0}
@@ -20,10 +18,8 @@ CPU = {"device": "cpu", "workers": 0}
 def test_official_weights_measure_the_same_on_coco128_in_both_runtimes(shared: Path, tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
-    source, data = tmp_path / "yolov5n.pt", tmp_path / "coco128.yaml"
+    source, data = tmp_path / "yolov5n.pt", describe_coco128(tmp_path, shared)
     source.write_bytes((shared / "weights" / "yolov5n.pt").read_bytes())
-    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
-    data.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
     written = export.run(weights=str(source), include=["onnx", "openvino"], imgsz=320, device="cpu")
     expected, *found = (
         val.run(weights=str(path), data=str(data), imgsz=320, project=str(tmp_path / "val"), save_json=True, **CPU)
@@ -42,11 +38,11 @@ def test_flags_that_an_exported_file_does_not_take(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
     (script,) = export.run(weights=str(path), include=["torchscript"], imgsz=96, device="cpu")
     for flag in ("augment", "end2end", "half"):
-        with pytest.raises(ConfigError, match=f"--{flag}: .*is an exported file"):
+        with pytest.raises(ConfigError, match=f"--{flag}: "):
             val.run(weights=str(script), **{flag: True}, **CPU)
-    with pytest.raises(UserError, match=r"best\.torchscript: a \.torchscript file is a program"):
+    with pytest.raises(UserError, match=r"best\.torchscript: .*program"):
         val.run(weights=str(script), project=str(tmp_path / "val"), **CPU)
-    with pytest.raises(UserError, match=r"(?s)knows 3 classes, but .*tiny\.yaml names 6"):
+    with pytest.raises(UserError, match=r"(?s)3 classes.*tiny\.yaml.* 6"):
         val.run(weights=str(script), trust_file=True, project=str(tmp_path / "val"), **CPU)
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"gone\.onnx"):
         val.run(weights=str(tmp_path / "gone.onnx"), **CPU)

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 import yaml
 
+from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.data.source.shapes import NAMES, write_shapes
 from tessera.utils.report.results import read_results
 
@@ -24,6 +25,14 @@ def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) ->
     content = {"path": str(folder / "shapes"), "train": "images/train", "val": "images/val", "names": list(NAMES)}
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def describe_coco128(folder: Path, shared: Path) -> Path:
+    """The YAML in `folder` of coco128 where it lies; it is measured on the images that it is trained on."""
+    content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
+    path = folder / "coco128.yaml"
+    path.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
     return path
 
 
