@@ -35,7 +35,6 @@ from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import Ahead
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
 from tessera.utils.inference.places import Places
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -49,6 +48,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import say, setup_logging
 from tessera.utils.report.pictures import Style
+from tessera.utils.runtime.checkpoint import TorchNetwork
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
 
 def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
     """The first line of predictions.jsonl."""
-    rules = detector.pipeline.rules
+    rules = detector.rules
     return {
         "weights": config.weights,
         "names": list(detector.names),
@@ -209,7 +209,7 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
 
 def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     """Which confidence is asked for, and why."""
-    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.pipeline.rules.conf
+    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.rules.conf
     if wanted == "auto" and model.class_confidences:
         return "the best confidence of each class"
     if isinstance(wanted, float):

@@ -63,7 +63,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.agreement import require_agreement, require_same_command, run_fingerprint
@@ -79,6 +79,7 @@ from tessera.utils.report.journal import EpochFigures, Journal
 from tessera.utils.report.tables import table_header, validation_line
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.report.validation import report_validation
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.search.evolve import evolve
 from tessera.utils.seeding import init_seeds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import time
@@ -15,18 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.data.feed.loader import ValLoader
-from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.evaluation.curves import Curves, summarize
+from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.match_state import LastHits, MatchState
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.stopwatch import Stopwatch
-from tessera.utils.evaluation.subject import Measurable
-from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
 
@@ -79,12 +76,12 @@ def evaluate(
     """Measure `model` on this rank's share of the images, and join the shares of all ranks.
 
     Args:
-        model: the raw model, in evaluation mode, on world.device, or a file that was made of one; with one class all
-            detections count as class 0.
+        model: the raw model of a training, in evaluation mode, on world.device; what `--weights` names, opened; or a
+            pipeline around it. With one class all detections count as class 0.
         loader: this rank's share of a split.
         world: all ranks call this together.
         settings: how to measure.
-        criterion: for the validation losses; None = no losses.
+        criterion: for the validation losses of a raw model; None = no losses.
         sinks: receive the detections as they are found.
 
     Raises:
@@ -111,12 +108,6 @@ def evaluate(
         found.add(_voting(batches, asked, world), sinks)
 
     return _joined(found, names, world)
-
-
-def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
-    """A copy for evaluation, with BatchNorm folded into the convolutions."""
-    fused = copy.deepcopy(model).eval().fuse(accelerator.widest)
-    return fused.to(accelerator.device).to(memory_format=accelerator.memory_format)
 
 
 def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:

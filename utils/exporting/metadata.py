@@ -29,7 +29,7 @@ from tessera.utils.checkpoints.format import load_any_checkpoint
 from tessera.utils.exporting.subject import Subject
 from tessera.utils.files import sha256
 from tessera.utils.flags.published import licence_of, published
-from tessera.utils.inference.backends.exported import BARE, WHOLE
+from tessera.utils.runtime.exported import BARE, WHOLE
 from tessera.utils.text import one_line, strict_json
 
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"

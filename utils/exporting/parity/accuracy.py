@@ -11,8 +11,8 @@ from tessera.data.feed.loader import build_val_loader
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
+from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.evaluation.subject import Measurable
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tessera.models.suppression import Suppression
 from tessera.utils.exporting.parity.agreement import Agreement, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline, fit_picture, network_input, suppression_of
 from tessera.utils.types import Detections
 
 Picture = NDArray[np.uint8]
@@ -76,11 +76,11 @@ def try_out(
     rounds = []
     times: list[float] = []
     for asked in thresholds:
-        pipeline = Pipeline(backend, rules_of(backend, asked), imgsz)
+        pipeline, rules = Pipeline(backend, imgsz), rules_of(backend, asked)
         found, times = [], []
         for picture in pictures[:: asked.step]:
             started = time.perf_counter()
-            found.append(pipeline(picture).detections)
+            found.append(pipeline(picture, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         rounds.append(tuple(found))
     broken = 0 if isinstance(backend, PictureBackend) else _broken(backend, pictures, imgsz)

@@ -11,19 +11,19 @@ from pathlib import Path
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.evaluate import Evaluation, fused_copy
+from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.exporting.parity.accuracy import Accuracy, accuracy, measure
 from tessera.utils.exporting.parity.agreement import EXACT, HALF, INT8, Agreement, Tolerance
 from tessera.utils.exporting.parity.content import precision_of, size_of
 from tessera.utils.exporting.parity.pictures import Pictures, find_index, gather
 from tessera.utils.exporting.parity.report import Row, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Trial, agreement, try_out
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.backends.choose import is_exported, open_exported
-from tessera.utils.inference.backends.exported import MissingDevice
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.extras import MissingExtra
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.exported import MissingDevice
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.types import DatasetIndex
 
 Size = tuple[int, int] | None
@@ -166,9 +166,8 @@ class Judge:
         return agreement(reference, trial, self._pictures, imgsz, allowed, self._network(size_hw)), trial
 
     def _open(self, path: Path) -> Backend | PictureBackend:
-        if is_exported(path.name):
-            return open_exported(path, self._world.accelerator, trust_file=True)  # written just now
-        return TorchNetwork.open(path, self._world.accelerator, end2end=not self._original.model.head.needs_suppression)
+        end2end = not is_exported(path.name) and not self._original.model.head.needs_suppression
+        return open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
 
     def _network(self, size_hw: Size) -> TorchNetwork:
         """The network at the size of a file."""
@@ -194,8 +193,7 @@ class Judge:
         index, world, stride = self._index, self._world, self._original.model.stride
         key = (size_hw, imgsz)
         if key not in self._evaluations:
-            fused = fused_copy(self._original.model, world.accelerator)
-            self._evaluations[key] = measure(fused, index, world, imgsz, stride, size_hw)
+            self._evaluations[key] = measure(self._backend, index, world, imgsz, stride, size_hw)
         reference = self._evaluations[key]
         found = reference if backend is None else measure(backend, index, world, imgsz, stride, size_hw)
         return accuracy(found, reference)

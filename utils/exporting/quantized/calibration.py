@@ -13,7 +13,7 @@ from tessera.models.layers.blocks import Conv
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.parity.pictures import find_index
 from tessera.utils.exporting.subject import Subject
-from tessera.utils.inference.pipeline import fit_picture, network_input
+from tessera.utils.runtime.pipeline import fit_picture, network_input
 from tessera.utils.types import DatasetIndex
 
 PICTURES = 128  # spread evenly over the training pictures

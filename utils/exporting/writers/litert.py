@@ -11,8 +11,8 @@ from tessera.utils.exporting.formats import Format
 from tessera.utils.exporting.subject import Subject
 from tessera.utils.exporting.writers.ncnn import fixed_network
 from tessera.utils.exporting.writers.staged import staged_file
-from tessera.utils.inference.backends.litert import METADATA
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.litert import METADATA
 from tessera.utils.text import strict_json
 
 

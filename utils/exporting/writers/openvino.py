@@ -11,8 +11,8 @@ from tessera.utils.exporting.onnx_file import onnx_bytes
 from tessera.utils.exporting.quantized.openvino_int8 import quantize
 from tessera.utils.exporting.subject import Subject
 from tessera.utils.exporting.writers.staged import put_in_place
-from tessera.utils.inference.backends.openvino import SECTION
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.openvino import SECTION
 
 
 class OpenVino(Format):

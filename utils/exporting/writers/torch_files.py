@@ -14,7 +14,7 @@ from tessera.utils.exporting.metadata import describe
 from tessera.utils.exporting.network import MOST_CELLS, Network, inference_copy
 from tessera.utils.exporting.subject import Subject
 from tessera.utils.exporting.writers.staged import staged_file
-from tessera.utils.inference.backends.torch_files import METADATA
+from tessera.utils.runtime.torch_files import METADATA
 from tessera.utils.text import strict_json
 
 _CELLS = 5, 4  # of the example's sides, in strides: unequal, and none that a model would treat as special

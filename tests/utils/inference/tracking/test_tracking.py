@@ -19,12 +19,12 @@ from PIL import Image
 from tessera.commands import detect
 from tessera.models.suppression import Suppression
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.inference.backend import PictureBackend
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import SourceEvent
 from tessera.utils.inference.tracking.tracking import Tracking
 from tessera.utils.inference.video_writer import VideoWriter
+from tessera.utils.runtime.model import PictureBackend
 from tessera.utils.types import Detections
 from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.choose import is_exported, open_exported
-from tessera.utils.inference.backends.exported import ExportedNetwork
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
-from tests.utils.inference.backends.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
+from tessera.utils.runtime.exported import ExportedNetwork
+from tessera.utils.runtime.open_model import is_exported, open_exported
+from tests.utils.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
 
 CPU = Accelerator()
 NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}

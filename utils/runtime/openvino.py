@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 SECTION = "tessera"  # of the model's rt_info, that holds the metadata
 # The binding makes its tables of types in the first call of the process that needs them, and may give up Python's lock
@@ -69,14 +70,13 @@ class OpenVinoDetector(ExportedDetector):
 
 
 def open_openvino(
-    path: Path, accelerator: Accelerator, threads: int, *, precision: str = "f32"
+    path: Path, accelerator: Accelerator, *, precision: str = "f32"
 ) -> OpenVinoNetwork | OpenVinoDetector:
     """Open an OpenVINO file of export.py.
 
     Args:
         path: of the .xml.
         accelerator: what it must be computed on.
-        threads: that compute.
         precision: to compute in. Left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other
             boxes.
 
@@ -97,7 +97,7 @@ def open_openvino(
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
     model = core.read_model(path)
     compiled = core.compile_model(
-        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     )
     description = Description.read(_strings(model), path)
     if description.whole:

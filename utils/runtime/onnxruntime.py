@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 _QUIET = 3  # errors alone
 
@@ -62,13 +63,12 @@ class OnnxDetector(ExportedDetector):
         return tuple(part[0, : counts[0]] for part in (boxes, scores, classes))
 
 
-def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork | OnnxDetector:
+def open_onnx(path: Path, accelerator: Accelerator) -> OnnxNetwork | OnnxDetector:
     """Open an ONNX file of export.py.
 
     Args:
         path: of the file.
         accelerator: what it must be computed on.
-        threads: that compute an operator.
 
     Raises:
         UserError: ONNX Runtime is missing or lacks the provider; or another program made the file.
@@ -81,7 +81,7 @@ def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork
         raise _unavailable(path, wanted, runtime.get_available_providers())
     options = runtime.SessionOptions()
     options.log_severity_level = _QUIET
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(str(path), options, providers=list(providers))
     if wanted not in session.get_providers():
         raise _unavailable(path, wanted, session.get_providers())
