@@ -131,6 +131,10 @@ def image_size(model: Model, config: ValConfig) -> int:
 def settings_of(config: ValConfig) -> Settings:
     """What the flags ask of a validation."""
     if config.task == "speed":
+        log.info(
+            f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
+            "its accuracy there: leave --task speed out for them."
+        )
         return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det)
     return Settings(config.conf_thres, config.iou_thres, config.max_det)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class _Share(NamedTuple):
 
     matches: MatchState
     confusion: PairCounts
-    totals: NDArray[np.float64] | None
+    totals: NDArray[np.float64] | None  # of the losses
     seconds: dict[str, float]
 
 
@@ -147,7 +147,12 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
 def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
-    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), _totals(found), found.clock.seconds())
+    share = _Share(
+        found.matches.state(last_hits),
+        found.confusion.pairs(),
+        found.meter and found.meter.total(),
+        found.clock.seconds(),
+    )
     shares = world.gather(share)
     ranking = rank([share.matches for share in shares])
     metrics, curves = summarize(ranking, len(names))
@@ -155,7 +160,7 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     preparation, inference, nms = (
         1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
     )
-    losses = _losses(found, [share.totals for share in shares])
+    losses = found.meter.losses(share.totals for share in shares) if found.meter else ()
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     confusion = ConfusionMatrix.joined(len(names), [share.confusion for share in shares])
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
@@ -173,13 +178,3 @@ def _agree(exact: Metrics, half: Metrics) -> bool:
         and bool(np.isfinite(exact.losses).all())
         and np.allclose(half.losses, exact.losses, rtol=LOSS_TOLERANCE, atol=0)
     )
-
-
-def _totals(found: Measurement) -> NDArray[np.float64] | None:
-    """What this rank's losses are made of so far; None where there are none."""
-    return None if found.meter is None else found.meter.total()
-
-
-def _losses(found: Measurement, totals: Iterable[NDArray[np.float64] | None]) -> tuple[float, ...]:
-    """The losses over all ranks, from the totals of each; () without a criterion."""
-    return () if found.meter is None else found.meter.losses(totals)

@@ -17,7 +17,7 @@ from tessera.utils.inference.pictures import Color, DarkNote, Picture, Pixels, t
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
-from tessera.utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
+from tessera.utils.inference.tracking import NOTHING_MOVES, Tracking, check_trackable
 from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
