@@ -160,7 +160,7 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     preparation, inference, nms = (
         1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
     )
-    losses = found.meter.losses(share.totals for share in shares) if found.meter else ()
+    losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     confusion = ConfusionMatrix.joined(len(names), [share.confusion for share in shares])
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)

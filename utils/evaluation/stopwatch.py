@@ -20,11 +20,11 @@ class Stopwatch:
 
     def begin(self) -> None:
         """Start the first stage of a batch."""
-        self._last = self._accelerator.moment()
+        self._last = self._accelerator.timestamp()
 
     def lap(self, stage: str) -> None:
         """Book the time since the last reading on `stage`."""
-        now = self._accelerator.moment()
+        now = self._accelerator.timestamp()
         self._laps.append((stage, self._last, now))
         self._last = now
 

@@ -14,8 +14,7 @@ from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_we
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
 from tessera.utils.flags.export import ExportConfig
-
-DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
+from tessera.utils.runtime.model import DEFAULT_CONF
 
 
 @dataclass(frozen=True)

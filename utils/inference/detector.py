@@ -86,8 +86,8 @@ class Detector:
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
-            alone = World(accelerator=choose_accelerator(device, Launch()))
-            model = open_model(str(weights), alone, augment=augment, half=half, trust_file=trust_file)
+            world = World(accelerator=choose_accelerator(device, Launch()))
+            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
         self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = suppression_of(
@@ -197,7 +197,7 @@ class Detector:
                     tracking.event(item)
                 if on_event is not None:
                     on_event(item)
-                elif item.kind in ("unreadable",) and len(sources.origins) == 1:
+                elif item.kind == "unreadable" and len(sources.origins) == 1:
                     raise UserError(item.message)
                 else:
                     log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
@@ -270,9 +270,9 @@ def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Pic
 
     Where a picture comes first, the others are asked for one by one: a generator's need not fit into memory.
     """
-    alone = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
+    is_one = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
     # Arrays and tensors are iterable too.
-    rest: Iterator[Any] = iter([source] if alone or hasattr(source, "shape") else cast("Iterable[Any]", source))
+    rest: Iterator[Any] = iter([source] if is_one or hasattr(source, "shape") else cast("Iterable[Any]", source))
     first = list(islice(rest, 1))
     if not all(isinstance(item, (str, int, Path)) for item in first):
         return None, chain(first, rest)

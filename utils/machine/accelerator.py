@@ -192,7 +192,7 @@ class Accelerator:
     def synchronize(self) -> None:
         """Wait until all that was queued is done."""
 
-    def moment(self) -> Any:
+    def timestamp(self) -> Any:
         """A point in the device's queue, for `seconds`; the host does not wait for it where the device has a queue."""
         self.synchronize()
         return time.perf_counter()

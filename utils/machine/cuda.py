@@ -148,7 +148,7 @@ class Cuda(Accelerator):
         """As in Accelerator."""
         torch.cuda.synchronize(self.device)
 
-    def moment(self) -> torch.cuda.Event:
+    def timestamp(self) -> torch.cuda.Event:
         """As in Accelerator."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))

@@ -240,10 +240,29 @@ class ExportedNetwork(_Exported, Backend):
 
 
 class ExportedDetector(_Exported, PictureBackend):
-    """A file with the whole pipeline: a picture in, boxes in its pixels out."""
+    """A file with the whole pipeline: a picture in, boxes in its pixels out; the thresholds are inputs.
+
+    Args:
+        description, runtime: as of `_Exported`.
+        ranks: how many dimensions each input of the file has, by name.
+        picture: name of the input that takes the picture.
+
+    Raises:
+        UserError: an input is missing.
+    """
+
+    def __init__(self, description: Description, runtime: str, ranks: Mapping[str, int], picture: str) -> None:
+        super().__init__(description, runtime)
+        self._ranks = ranks
+        needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
+        if missing := needed - ranks.keys():
+            raise UserError(
+                f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(ranks)}. Export "
+                "again."
+            )
 
     @abstractmethod
-    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         """Boxes (n, 4), scores (n,) and classes (n,) of uint8 (H, W, 3) RGB; may be called by several threads."""
 
     def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
@@ -260,8 +279,10 @@ class ExportedDetector(_Exported, PictureBackend):
         iou = 1.0 if self.description.end2end else rules.iou
         # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.
         max_det = rules.max_candidates if rules.class_confs else rules.max_det
+        asked = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        thresholds = {name: np.full([1] * self._ranks[name], asked[name]) for name in asked.keys() & self._ranks.keys()}
         with errors_of(self.runtime, self.description.path, "compute"):
-            found = self.run(np.ascontiguousarray(picture), rules.conf, iou, max_det)
+            found = self.run(np.ascontiguousarray(picture), thresholds)
             boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
         if rules.class_confs:
             passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +52,16 @@ class OpenVinoNetwork(ExportedNetwork):
 
 
 class OpenVinoDetector(ExportedDetector):
-    """The whole pipeline; the thresholds are inputs."""
+    """The whole pipeline."""
 
     def __init__(self, description: Description, compiled: Any) -> None:
-        super().__init__(description, _runtime(compiled))
+        ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
+        super().__init__(description, _runtime(compiled), ranks, "image")
         self._requests = _Requests(compiled)
-        self._ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
-        missing = {"image", "conf", "max_det"}.union(() if description.end2end else ("iou",)) - self._ranks.keys()
-        if missing:
-            raise UserError(f"{description.path}: lacks the input {', '.join(sorted(missing))}. Export again.")
 
-    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
-        asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        shaped = {name: np.full([1] * rank, asked[name]) for name, rank in self._ranks.items() if name in asked}
-        found = self._requests({"image": picture, **shaped})
+        found = self._requests({"image": picture, **thresholds})
         return found["boxes"], found["scores"], found["classes"]
 
 

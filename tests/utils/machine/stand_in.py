@@ -158,7 +158,7 @@ class StandIn(Accelerator):
             host.copy_(values)
         self._copies.clear()
 
-    def moment(self) -> Moment:
+    def timestamp(self) -> Moment:
         """As in Accelerator."""
         self._moments += 1
         return Moment(self._moments, time.perf_counter())

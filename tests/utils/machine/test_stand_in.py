@@ -91,8 +91,8 @@ def test_the_last_batch_is_free_once_it_was_used() -> None:
 def test_a_moment_that_was_not_waited_for_stalls() -> None:
     with StandIn() as device:
         value = device.send(torch.ones(3))
-        start, middle = device.moment(), device.moment()
-        arrived, end = device.read_back(value), device.moment()
+        start, middle = device.timestamp(), device.timestamp()
+        arrived, end = device.read_back(value), device.timestamp()
         with device.no_waiting():
             with pytest.raises(RuntimeError, match="the host waits for the device: seconds"):
                 device.seconds(start, middle)

@@ -106,11 +106,6 @@ def test_weights_that_are_no_exported_file() -> None:
     assert not is_exported("yolov5n.pt") and not is_exported("yolov5s") and is_exported("a.b/best.ONNX")
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
-    with pytest.raises(UserError, match=r"best.x: needs the package not-there.*uv sync --extra export"):
-        import_extra("not_there.at_all", "export", "best.x")
-
-
 def test_openvino_does_not_load_its_telemetry(tmp_path: Path) -> None:
     before = "openvino_telemetry" in sys.modules
     open_exported(made(tmp_path, ".xml"), CPU)
