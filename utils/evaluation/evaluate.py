@@ -147,12 +147,8 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
 def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
-    share = _Share(
-        found.matches.state(last_hits),
-        found.confusion.pairs(),
-        found.meter and found.meter.total(),
-        found.clock.seconds(),
-    )
+    totals = None if found.meter is None else found.meter.total()
+    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), totals, found.clock.seconds())
     shares = world.gather(share)
     ranking = rank([share.matches for share in shares])
     metrics, curves = summarize(ranking, len(names))
