@@ -33,22 +33,22 @@ from tessera.utils.checkpoints.folder import first_run, lying_in, new_run, requi
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
-from tessera.utils.inference.ahead import Ahead
+from tessera.utils.inference.ahead import read_ahead
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
 from tessera.utils.inference.places import Places
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.inference.tally import Tally
-from tessera.utils.inference.tracking.tracking import check_trackable
+from tessera.utils.inference.tracking import check_trackable
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.pictures import Style
+from tessera.utils.runtime.checkpoint import TorchNetwork
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
         if all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins):  # files can wait
-            items = stack.enter_context(Ahead(items))
+            items = stack.enter_context(read_ahead(items))
         for item in tqdm(items, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 report(item, tally)
@@ -191,7 +191,7 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
 
 def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
     """The first line of predictions.jsonl."""
-    rules = detector.pipeline.rules
+    rules = detector.rules
     return {
         "weights": config.weights,
         "names": list(detector.names),
@@ -209,7 +209,7 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
 
 def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     """Which confidence is asked for, and why."""
-    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.pipeline.rules.conf
+    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.rules.conf
     if wanted == "auto" and model.class_confidences:
         return "the best confidence of each class"
     if isinstance(wanted, float):

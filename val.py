@@ -32,25 +32,14 @@ from tessera.data.feed.loader import build_val_loader
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.models.detector import DetectionModel
-from tessera.models.summary import summary
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
-from tessera.utils.engine.precision import half_precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.backends.choose import is_exported, open_exported
-from tessera.utils.inference.backends.exported import ExportedDetector, ExportedNetwork
-from tessera.utils.inference.detector import usable_imgsz
-from tessera.utils.inference.network import TorchNetwork
-from tessera.utils.inference.tiles import TiledDetector
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_rank
@@ -59,6 +48,9 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.validation import report_validation
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
+from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
@@ -67,30 +59,34 @@ OUT_OF_MEMORY_REMEDIES = (
     "Give a smaller --batch-size, a smaller --imgsz or --half, or free memory that other processes hold."
 )
 
-Model = DetectionModel | ExportedDetector | ExportedNetwork
-
-SPEED_CONF, SPEED_IOU = 0.25, 0.45  # what a deployed detector uses, for --task speed
-
 
 def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    weights, model = open_model(config, world)
+    model = open_model(
+        config.weights,
+        world,
+        augment=config.augment,
+        half=config.half,
+        end2end=config.end2end,
+        trust_file=config.trust_file,
+    )
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
-        spec = read_dataset(config, weights)
+        spec = read_dataset(config, model.data)
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, config)
-    if weights.pixels != spec.pixels:
+    if model.pixels != spec.pixels:
         log.warning(
-            f"{weights.source} was trained with `pixels: {weights.pixels or 'none'}`, but {spec.yaml_path} has "
+            f"{model.source} was trained with `pixels: {model.pixels or 'none'}`, but {spec.yaml_path} has "
             f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
         )
 
-    imgsz, size_hw = image_size(model, weights, config)
+    imgsz = image_size(model, config)
+    log.info(model.describe(imgsz))
     store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
@@ -103,10 +99,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-        measured = in_tiles(model, weights, config, world, imgsz) if config.tile else model
-        if isinstance(measured, DetectionModel):
-            measured = fused_copy(measured, world.accelerator)
-            log.info(summary(measured, imgsz))
+        measured = Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model
         loader = stack.enter_context(
             build_val_loader(
                 store,
@@ -114,10 +107,10 @@ def validate(config: ValConfig, world: World) -> Metrics:
                 batch_size=config.batch_size,
                 stride=model.stride,
                 workers=config.workers,
-                size_hw=size_hw,
+                size_hw=model.size_hw,
             )
         )
-        found = evaluate(measured, loader, world, settings_of(config, world), sinks=sinks)
+        found = evaluate(measured, loader, world, settings_of(config), sinks=sinks)
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
@@ -127,83 +120,41 @@ def validate(config: ValConfig, world: World) -> Metrics:
         return found.metrics
 
 
-def open_model(config: ValConfig, world: World) -> tuple[Weights, Model]:
-    """What `--weights` names, and what its file says: a detector with its weights, or an exported file, opened.
-
-    Raises:
-        UserError: there is no such file, or it cannot be used here.
-        ConfigError: flags that an exported file does not take.
-    """
-    if not is_exported(config.weights):
-        weights = world.from_main(lambda: load_weights(resolve_weights(config.weights)))
-        model = model_of_weights(weights, config.weights)
-        model.head.keep_inference(end2end=config.end2end)
-        return weights, model
-    for flag in ("augment", "end2end", "half"):
-        if getattr(config, flag):
-            raise ConfigError(
-                f"--{flag}: {config.weights} is an exported file, made one way or the other. Leave the flag out, or "
-                "measure the checkpoint."
-            )
-    exported = open_exported(config.weights, world.accelerator, trust_file=config.trust_file)
-    log.info(f"{config.weights}: {exported.runtime}")
-    source = exported.description.path.name
-    return Weights(
-        {}, {}, exported.names, source, exported.description.data, exported.imgsz, pixels=exported.pixels
-    ), exported
+def image_size(model: Model, config: ValConfig) -> int:
+    """Long side of the images in pixels: as asked for, else what the model was trained at or made for."""
+    imgsz = model.usable_imgsz(config.imgsz)
+    asked = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
+    log.info(f"Measured at {imgsz} px{asked}: {model.source} {model.imgsz_origin}.")
+    return imgsz
 
 
-def in_tiles(model: Model, weights: Weights, config: ValConfig, world: World, imgsz: int) -> TiledDetector:
-    """The detector of detect.py with the same `--tile`."""
-    backend: Backend | PictureBackend
-    if isinstance(model, DetectionModel):
-        backend = TorchNetwork(model, weights, world.accelerator, augment=config.augment, half=config.half)
-    else:
-        backend = model
-    return TiledDetector(backend, imgsz, config.tile, config.overlap)
-
-
-def image_size(model: Model, weights: Weights, config: ValConfig) -> tuple[int, tuple[int, int] | None]:
-    """Long side of the images in pixels; and the height and width of all of them, where a file takes no other.
-
-    As asked for, else what the model was trained at or made for, as detect.py and export.py take it.
-    """
-    if isinstance(model, DetectionModel):
-        imgsz, size_hw = model.usable_imgsz(config.imgsz or weights.usual_imgsz), None
-        own = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
-        is_asked = config.imgsz > 0
-    else:
-        imgsz, size_hw = usable_imgsz(model, config.imgsz or None), model.description.size_hw
-        own = f"was made for {weights.imgsz}"
-        is_asked = config.imgsz > 0 and not model.description.whole and size_hw is None  # else it takes its own alone
-    log.info(f"Measured at {imgsz} px{' (--imgsz)' if is_asked else ''}: {weights.source} {own}.")
-    return imgsz, size_hw
-
-
-def settings_of(config: ValConfig, world: World) -> Settings:
+def settings_of(config: ValConfig) -> Settings:
     """What the flags ask of a validation."""
-    speed = config.task == "speed"
-    conf, iou = (SPEED_CONF, SPEED_IOU) if speed else (config.conf_thres, config.iou_thres)
-    precision = half_precision(world.accelerator) if config.half else None
-    return Settings(conf, iou, config.max_det, precision, augment=config.augment)
+    if config.task == "speed":
+        log.info(
+            f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
+            "its accuracy there: leave --task speed out for them."
+        )
+        return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det)
+    return Settings(config.conf_thres, config.iou_thres, config.max_det)
 
 
-def read_dataset(config: ValConfig, weights: Weights) -> DatasetSpec:
-    """The dataset of `--data`, else the one that the weights were trained on.
+def read_dataset(config: ValConfig, trained_on: str) -> DatasetSpec:
+    """The dataset of `--data`, else the one that the weights were trained on, where they say it.
 
     Raises:
         UserError: none is known, it is not there, or has a mistake.
     """
     if config.data:
         return load_spec(config.data)
-    if not weights.data:
+    if not trained_on:
         raise ConfigError(
             f"--data: none given, and {config.weights} does not say which dataset it was trained on. Give a dataset "
             "YAML, such as --data coco128.yaml."
         )
-    log.info(f"--data {weights.data}: what {config.weights} was trained on.")
+    log.info(f"--data {trained_on}: what {config.weights} was trained on.")
     try:
-        return load_spec(weights.data)
+        return load_spec(trained_on)
     except UserError as error:
         raise UserError(f"{error} It is what {config.weights} was trained on; give another with --data.") from error
 

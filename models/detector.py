@@ -120,11 +120,8 @@ class DetectionModel(nn.Module):
         return GraphNode(names[IMAGE], "Images"), *layers
 
     def usable_imgsz(self, imgsz: int) -> int:
-        """`--imgsz` rounded up to a multiple of the stride, and of 32; with a warning where that changes it."""
-        rounded = round_imgsz(imgsz, self.stride)
-        if rounded != imgsz:
-            log.warning(f"--imgsz {imgsz} is not a multiple of {size_multiple(self.stride)}: using {rounded}.")
-        return rounded
+        """As the function."""
+        return usable_imgsz(imgsz, self.stride)
 
     def forward(self, images: Tensor) -> Any:
         """Predict.
@@ -170,15 +167,17 @@ class DetectionModel(nn.Module):
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
 
 
+def usable_imgsz(imgsz: int, stride: int) -> int:
+    """`--imgsz` as `round_imgsz` has it, with a warning where that changes it."""
+    rounded = round_imgsz(imgsz, stride)
+    if rounded != imgsz:
+        log.warning(f"--imgsz {imgsz} is not a multiple of {max(stride, 32)}: using {rounded}.")
+    return rounded
+
+
 def round_imgsz(imgsz: int, stride: int) -> int:
-    """The long side of images in pixels, rounded up to a `size_multiple`, in every command alike."""
-    multiple = size_multiple(stride)
-    return -(-imgsz // multiple) * multiple
-
-
-def size_multiple(stride: int) -> int:
-    """What the long side of images is a multiple of: the stride, and 32 where that is finer."""
-    return max(stride, 32)
+    """The long side of images in pixels, rounded up to a multiple of the stride, and of 32 where that is finer."""
+    return -(-imgsz // max(stride, 32)) * max(stride, 32)
 
 
 def _anchors_a_level(spec: ModelSpec) -> int | None:

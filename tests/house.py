@@ -27,6 +27,7 @@ ROOMS = (
     "tessera.data.augment",
     "tessera.data.feed",
     "tessera.utils.checkpoints",
+    "tessera.utils.runtime",
     "tessera.utils.evaluation",
     "tessera.utils.inference.sources",
     "tessera.utils.report",

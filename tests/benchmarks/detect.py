@@ -78,7 +78,7 @@ def main() -> None:
             source = Path(folder) / "shapes" / "images" / "train"
         paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][: args.pictures]
         detector = Detector(args.weights, imgsz=args.imgsz, device=args.device)
-        print(f"{args.weights} at {args.imgsz} px, {len(paths)} pictures, {detector.pipeline.rules.conf:g} confidence")
+        print(f"{args.weights} at {args.imgsz} px, {len(paths)} pictures, {detector.rules.conf:g} confidence")
         latency(detector, paths)
     print(f"Memory over {args.frames:,} frames at 128 px")
     memory(Detector(args.weights, imgsz=128, device=args.device), args.frames)

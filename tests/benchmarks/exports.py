@@ -21,12 +21,12 @@ from tessera.utils.exporting.formats import Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.samples import gather
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.backends.choose import open_exported
-from tessera.utils.inference.backends.openvino import open_openvino
-from tessera.utils.inference.network import TorchNetwork
-from tessera.utils.inference.pipeline import Pipeline, suppression_of
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.open_model import open_exported, open_model
+from tessera.utils.runtime.openvino import open_openvino
+from tessera.utils.runtime.pipeline import Pipeline, suppression_of
 from tests.benchmarks.rounds import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
@@ -79,11 +79,11 @@ def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
 
 def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Callable[[], int]:
     """A file, or the network of the checkpoint, as detect.py runs it."""
-    pipeline = Pipeline(network, suppression_of(network, conf=CONF, iou=IOU, max_det=MAX_DET), size)
+    pipeline, rules = Pipeline(network, size), suppression_of(network, conf=CONF, iou=IOU, max_det=MAX_DET)
 
     def run() -> int:
         for picture in pictures:
-            pipeline(picture)
+            pipeline(picture, rules)
         return len(pictures)
 
     return run
@@ -106,12 +106,12 @@ def main() -> None:
         assert isinstance(raw, Backend)
         float_xml = written(xml)
         networks = {
-            "checkpoint, torch, float32": TorchNetwork.open(checkpoint, cpu),
+            "checkpoint, torch, float32": open_model(str(checkpoint), World(accelerator=cpu)),
             "ONNX Runtime, float32": open_exported(written(onnx), cpu),
             "ONNX Runtime, float16": open_exported(written(onnx, half=True), cpu),
             "ONNX Runtime, int8": open_exported(written(onnx, int8=True), cpu),
             "OpenVINO, float32": open_exported(float_xml, cpu),
-            "OpenVINO, bfloat16": open_openvino(float_xml, cpu, torch.get_num_threads(), precision="bf16"),
+            "OpenVINO, bfloat16": open_openvino(float_xml, cpu, precision="bf16"),
             "OpenVINO, int8": open_exported(written(xml, int8=True), cpu),
         }
         rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}

@@ -29,12 +29,13 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step

@@ -24,13 +24,14 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.evaluate import evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.malloc import keep_freed_memory
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
 

@@ -6,8 +6,6 @@ import json
 import logging
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +19,10 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.inference.detector import usable_imgsz
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.exported import Description
+from tessera.utils.runtime.torch_files import TorchFileNetwork
 from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 
@@ -104,11 +103,10 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
 
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
-    gone = Weights({}, {}, (), "best.pt", str(tmp_path / "gone.yaml"))
     with pytest.raises(UserError, match=r"(?s)gone\.yaml: .*best\.pt"):
-        read_dataset(ValConfig(weights="best.pt"), gone)
+        read_dataset(ValConfig(weights="best.pt"), str(tmp_path / "gone.yaml"))
     with pytest.raises(ConfigError, match=r"--data: .*yolov5n\.pt"):
-        read_dataset(ValConfig(), gone._replace(data=""))
+        read_dataset(ValConfig(), "")
 
 
 SHALLOW = {  # its stride is 16
@@ -128,14 +126,13 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     weights = Weights({}, {}, (), "best.pt", imgsz=trained)
     model = DetectionModel(SHALLOW)
     network = TorchNetwork(model, weights, Accelerator())
-    exported: Any = SimpleNamespace(
-        stride=model.stride, imgsz=trained or 640, source="best.onnx", description=None, size_hw=None
+    made_for = Description(
+        Path("a.pt2"), ("box",), trained or 640, model.stride, False, False, None, "", None, (), None
     )
-    exported.description = SimpleNamespace(size_hw=None, whole=False, imgsz=exported.imgsz)
+    exported = TorchFileNetwork(made_for, Accelerator(), None, "torch.export")
     with caplog.at_level(logging.INFO):
-        found = [image_size(each, weights, ValConfig(imgsz=asked)) for each in (model, exported)]
-    assert model.stride == 16 and found == [(size, None)] * 2
-    assert [usable_imgsz(each, asked or None) for each in (network, exported)] == [size] * 2
+        found = [image_size(each, ValConfig(imgsz=asked)) for each in (network, exported)]
+    assert model.stride == 16 and found == [size] * 2
     why = f"was trained at {trained}" if trained else "does not say at which size it was trained"
     assert f"Measured at {size} px{' (--imgsz)' * bool(asked)}: best.pt {why}." in caplog.text
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tessera.utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
 from tessera.utils.types import Detections
@@ -95,8 +94,8 @@ class ConfusionMatrix:
     def add(
         self,
         detections: Detections,
-        target_boxes: NDArray[np.float32] | Tensor,
-        target_classes: NDArray[np.int32] | Tensor,
+        target_boxes: NDArray[np.float32],
+        target_classes: NDArray[np.int32],
         crowds: Crowds | None = None,
     ) -> None:
         """Count one image, with or without objects, with or without detections.
@@ -111,7 +110,7 @@ class ConfusionMatrix:
         order = np.argsort(-scores, kind="stable")
         order = order[scores[order] >= CONFIDENCE]
         predicted = to_host(detections.classes)[order].astype(np.int64)
-        true = to_host(target_classes).astype(np.int64).reshape(-1)
+        true = target_classes.astype(np.int64)
         iou = pairwise_iou(to_host(detections.boxes_xyxy)[order], target_boxes)
         rows, columns = np.nonzero(iou > IOU)
         pairs = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,18 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.data.feed.loader import ValLoader
-from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.evaluation.curves import Curves, summarize
+from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.match_state import LastHits, MatchState
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.stopwatch import Stopwatch
-from tessera.utils.evaluation.subject import Measurable
-from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
 
@@ -63,7 +60,7 @@ class _Share(NamedTuple):
 
     matches: MatchState
     confusion: PairCounts
-    totals: NDArray[np.float64] | None
+    totals: NDArray[np.float64] | None  # of the losses
     seconds: dict[str, float]
 
 
@@ -79,12 +76,12 @@ def evaluate(
     """Measure `model` on this rank's share of the images, and join the shares of all ranks.
 
     Args:
-        model: the raw model, in evaluation mode, on world.device, or a file that was made of one; with one class all
-            detections count as class 0.
+        model: the raw model of a training, in evaluation mode, on world.device; what `--weights` names, opened; or a
+            pipeline around it. With one class all detections count as class 0.
         loader: this rank's share of a split.
         world: all ranks call this together.
         settings: how to measure.
-        criterion: for the validation losses; None = no losses.
+        criterion: for the validation losses of a raw model; None = no losses.
         sinks: receive the detections as they are found.
 
     Raises:
@@ -111,12 +108,6 @@ def evaluate(
         found.add(_voting(batches, asked, world), sinks)
 
     return _joined(found, names, world)
-
-
-def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
-    """A copy for evaluation, with BatchNorm folded into the convolutions."""
-    fused = copy.deepcopy(model).eval().fuse(accelerator.widest)
-    return fused.to(accelerator.device).to(memory_format=accelerator.memory_format)
 
 
 def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
@@ -156,7 +147,8 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
 def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
-    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), _totals(found), found.clock.seconds())
+    totals = None if found.meter is None else found.meter.total()
+    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), totals, found.clock.seconds())
     shares = world.gather(share)
     ranking = rank([share.matches for share in shares])
     metrics, curves = summarize(ranking, len(names))
@@ -164,7 +156,7 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     preparation, inference, nms = (
         1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
     )
-    losses = _losses(found, [share.totals for share in shares])
+    losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     confusion = ConfusionMatrix.joined(len(names), [share.confusion for share in shares])
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
@@ -182,13 +174,3 @@ def _agree(exact: Metrics, half: Metrics) -> bool:
         and bool(np.isfinite(exact.losses).all())
         and np.allclose(half.losses, exact.losses, rtol=LOSS_TOLERANCE, atol=0)
     )
-
-
-def _totals(found: Measurement) -> NDArray[np.float64] | None:
-    """What this rank's losses are made of so far; None where there are none."""
-    return None if found.meter is None else found.meter.total()
-
-
-def _losses(found: Measurement, totals: Iterable[NDArray[np.float64] | None]) -> tuple[float, ...]:
-    """The losses over all ranks, from the totals of each; () without a criterion."""
-    return () if found.meter is None else found.meter.losses(totals)

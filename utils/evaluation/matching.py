@@ -48,8 +48,8 @@ class ImageMatches:
 
 def match_image(
     detections: Detections,
-    target_boxes: NDArray[np.float32] | Tensor,
-    target_classes: NDArray[np.int32] | Tensor,
+    target_boxes: NDArray[np.float32],
+    target_classes: NDArray[np.int32],
     crowds: Crowds | None = None,
 ) -> ImageMatches:
     """Match one image's detections with its objects.
@@ -63,7 +63,7 @@ def match_image(
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
     classes = to_host(detections.classes).astype(np.int32)[order]
-    targets = to_host(target_classes).astype(np.int32).reshape(-1)
+    targets = target_classes.astype(np.int32)
     correct = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_)
     if len(order) and len(targets):
         iou = pairwise_iou(detections.boxes_xyxy, target_boxes)[order]

@@ -19,11 +19,11 @@ from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_one_class
 from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.stopwatch import Stopwatch
-from tessera.utils.evaluation.subject import Found, Images, Measurable, subject_of, with_one_class
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
@@ -36,10 +36,9 @@ class Settings:
 
     Attributes:
         conf, iou, max_det: of non-maximum suppression.
-        precision: to compute in; None = float32.
+        precision: for a raw model to compute in; None = float32.
         try_half: use half precision where it is faster on the device and the first images show the same mAP and the
             same losses in it; instead of `precision`.
-        augment: test-time augmentation (no losses then).
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
     """
 
@@ -48,7 +47,6 @@ class Settings:
     max_det: int = 300
     precision: Precision | None = None
     try_half: bool = False
-    augment: bool = False
     asked_to_stop: Callable[[], bool] | None = None
 
 
@@ -65,7 +63,7 @@ class Measurement:
     """What this rank has found so far.
 
     Args:
-        model: the raw model, in evaluation mode, on the device; or a file that was made of one.
+        model: as of `evaluate`.
         index: the whole split, whose labels count.
         world: this rank.
         settings: how to measure.
@@ -88,7 +86,7 @@ class Measurement:
     ) -> None:
         self.matches, self.confusion = Accumulator(), ConfusionMatrix(len(index.names))
         self.clock = Stopwatch(world.accelerator)
-        self.meter = LossMeter(criterion) if criterion is not None and not settings.augment else None
+        self.meter = LossMeter(criterion) if criterion is not None else None
         self._index, self._accelerator = index, world.accelerator
         self._threads = min(_MOST_THREADS, world.cpus)
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
@@ -99,7 +97,7 @@ class Measurement:
             multi_label=not self._one_class,
             agnostic=self._one_class,
         )
-        self._subject = subject_of(model, rules, precision, world.accelerator, index, augment=settings.augment)
+        self._finder = finder_of(model, rules, precision, world.accelerator, index)
 
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
@@ -107,7 +105,7 @@ class Measurement:
         waiting: deque[tuple[Batch, Images]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
-                waiting.append((batch, self._subject.launch(batch, self.clock, self.meter)))
+                waiting.append((batch, self._finder.launch(batch, self.clock, self.meter)))
                 if len(waiting) > self._accelerator.queue_depth:
                     self._finish(*waiting.popleft(), pool, sinks)
             while waiting:
@@ -126,7 +124,7 @@ class Measurement:
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])
 
-    def _image(self, image: int, find: Callable[[], Found]) -> ImageResult:
+    def _image(self, image: int, find: Callable[[], ImageDetections]) -> ImageResult:
         """Detections and matches of one image; changes nothing, for it may run in several threads."""
         in_batch, in_original, seconds = find()
         if self._one_class:

@@ -14,11 +14,10 @@ from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_we
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
+from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
-
-DEFAULT_CONF = 0.25  # of files that do not say where F1 is best
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import torch
 from tessera import __version__
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.flags.published import licence_of, published
-from tessera.utils.inference.backends.exported import BARE, WHOLE
+from tessera.utils.runtime.exported import BARE, WHOLE
 from tessera.utils.text import one_line, strict_json
 
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"

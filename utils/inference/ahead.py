@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
-_LOOK_S = 0.2  # how often a thread that waits for room looks whether it is still wanted
+_END = object()
 
 
-class Ahead(Generic[T]):
+@contextmanager
+def read_ahead(items: Iterable[T], count: int = 2) -> Iterator[Iterator[T]]:
     """The same items in their order, from inside `with`; the thread has ended when that is left.
 
     Args:
         items: iterated in the thread, from the first iteration here on. What it raises is raised here.
         count: items that may be ready.
     """
-
-    def __init__(self, items: Iterable[T], count: int = 2) -> None:
-        self._items = items
-        self._ready: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(count)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="reading ahead", daemon=True)
-
-    def __enter__(self) -> Ahead[T]:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def __iter__(self) -> Iterator[T]:
-        self._thread.start()
-        while (found := self._ready.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield found[0]
-
-    def _work(self) -> None:
-        last: BaseException | None = None
+    with ThreadPoolExecutor(1, "reading ahead") as pool:
         try:
-            for item in self._items:
-                if not self._put((item,)):
-                    return
-        except BaseException as error:  # of the items: for whoever iterates
-            last = error
-        self._put(last)
+            yield _made_in(pool, iter(items), count)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, found: tuple[T] | BaseException | None) -> bool:
-        """Wait for room; False where nobody wants more."""
-        while not self._stopped.is_set():
-            try:
-                self._ready.put(found, timeout=_LOOK_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+
+def _made_in(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator[T]:
+    waiting = deque(pool.submit(next, items, _END) for _ in range(count))
+    while (item := waiting.popleft().result()) is not _END:
+        waiting.append(pool.submit(next, items, _END))
+        yield cast(T, item)

@@ -11,25 +11,24 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from tessera.data.source.probe import breaks_off
-from tessera.models.detector import round_imgsz, size_multiple
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.open_model import open_model
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
-from tessera.utils.inference.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
-from tessera.utils.inference.tiles import TiledPipeline
-from tessera.utils.inference.tracking.tracking import NOTHING_MOVES, Tracking, check_trackable
+from tessera.utils.inference.tracking import NOTHING_MOVES, Tracking, check_trackable
 from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
+from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
+from tessera.utils.runtime.tiles import DEFAULT_OVERLAP
 from tessera.utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
 
-OVERLAP = 0.2
-CONF, IOU, MAX_DET = 0.25, 0.45, 1000  # YOLOv5's; CONF where the weights do not say which is best
+MAX_DET = 1000
 Confidence = float | Literal["auto"] | None
 Source = Picture | int | Iterable[Picture | int]
 
@@ -57,6 +56,7 @@ class Detector:
         names: class names by index.
         imgsz: the size in pixels that is used.
         pipeline: from pixels to detections.
+        rules: which predictions become detections.
 
     Raises:
         UserError: the weights cannot be read.
@@ -70,34 +70,33 @@ class Detector:
         trust_file: bool = False,
         imgsz: int | None = None,
         conf_thres: Confidence = None,
-        iou_thres: float = IOU,
+        iou_thres: float = DEFAULT_IOU,
         max_det: int = MAX_DET,
         classes: Iterable[int | str] | int | str | None = None,
         agnostic_nms: bool = False,
         augment: bool = False,
         half: bool = False,
         tile: int = 0,
-        overlap: float = OVERLAP,
+        overlap: float = DEFAULT_OVERLAP,
         device: str = "",
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det)
-        if overlap != OVERLAP and not tile:
+        if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
-            accelerator = choose_accelerator(device, Launch())
-            model = open_model(str(weights), accelerator, augment=augment, half=half, trust_file=trust_file)
-        self.names, self.imgsz = model.names, usable_imgsz(model, imgsz)
+            world = World(accelerator=choose_accelerator(device, Launch()))
+            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
+        self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
-        rules = suppression_of(
+        self.rules = suppression_of(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
-        pipeline = Pipeline(model, rules, self.imgsz)
-        self.pipeline: Pipeline | TiledPipeline = TiledPipeline(pipeline, tile, overlap) if tile else pipeline
+        self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
         self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
-        self._sure = each or (model.confidence or CONF,) * len(model.names)
+        self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
 
     def __call__(
         self,
@@ -146,7 +145,7 @@ class Detector:
         Raises:
             UserError: a package is missing.
         """
-        return Tracking(self._sure, across_classes=self.pipeline.rules.agnostic)
+        return Tracking(self._sure, across_classes=self.rules.agnostic)
 
     def read(self, picture: Path | bytes) -> Pixels:
         """The door for files, with the rule of the weights."""
@@ -154,7 +153,7 @@ class Detector:
 
     def detect(self, frame: Frame, *, keep_picture: bool = False) -> Result:
         """Find objects on one frame."""
-        found, speed_ms = self.pipeline(frame.pixels)
+        found, speed_ms = self.pipeline(frame.pixels, self.rules)
         return Result(
             found.boxes_xyxy.numpy().astype(np.float32),
             found.scores.numpy().astype(np.float32),
@@ -204,22 +203,6 @@ class Detector:
                     log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
 
 
-def usable_imgsz(model: Backend | PictureBackend, imgsz: int | None) -> int:
-    """The long side in pixels that a model can take, as asked for, or nearly so with a warning.
-
-    Args:
-        model: the model.
-        imgsz: as asked for; None = what it was trained at, or made for.
-    """
-    fixed = model.imgsz if isinstance(model, PictureBackend) else max(model.size_hw or (0,))
-    usable = fixed or round_imgsz(imgsz or model.imgsz, model.stride)
-    if imgsz not in (None, usable):
-        multiple = size_multiple(model.stride)
-        reason = f"{model.source} was made for another size" if fixed else f"it is not a multiple of {multiple}"
-        log.warning(f"--imgsz {imgsz}: {reason}; using {usable}.")
-    return usable
-
-
 def thresholds(
     model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
@@ -230,7 +213,7 @@ def thresholds(
         conf_thres: as of `Detector`.
         classes: to find; None = all.
     """
-    best = model.confidence or CONF
+    best = model.confidence or DEFAULT_CONF
     each: tuple[float, ...] = ()
     if conf_thres == "auto":
         each = model.class_confidences
@@ -287,9 +270,9 @@ def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Pic
 
     Where a picture comes first, the others are asked for one by one: a generator's need not fit into memory.
     """
-    alone = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
+    is_one = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
     # Arrays and tensors are iterable too.
-    rest: Iterator[Any] = iter([source] if alone or hasattr(source, "shape") else cast("Iterable[Any]", source))
+    rest: Iterator[Any] = iter([source] if is_one or hasattr(source, "shape") else cast("Iterable[Any]", source))
     first = list(islice(rest, 1))
     if not all(isinstance(item, (str, int, Path)) for item in first):
         return None, chain(first, rest)

@@ -127,72 +127,13 @@ class CropFiles(Output):
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
-        moment = "" if frame.frame is None else f"_{frame.frame}"
+        of_frame = "" if frame.frame is None else f"_{frame.frame}"
         for number, (box, crop) in enumerate(zip(result, result.crops(frame.pixels), strict=True)):
-            name = place.with_name(f"{place.name}{moment}_{number}")
+            name = place.with_name(f"{place.name}{of_frame}_{number}")
             _save(self._folder / self._classes[box.name], name, ".jpg", crop)
 
 
-class CsvFile(Output):
-    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '.
-
-    Args:
-        path: the file.
-        track: with a column for ids, empty where there is none.
-    """
-
-    def __init__(self, path: Path, track: bool = False) -> None:
-        self._track, self._file = track, _Lines(path)
-        self._write([[*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS])
-
-    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
-        rows = []
-        for row in result.to_dict()["detections"]:
-            ids = [row.get("track")] if self._track else []
-            texts = map(harmless_cell, (frame.source, row["name"]))
-            rows.append([*texts, row["score"], frame.frame, *row["box_xyxy"], *ids])
-        self._write(rows)
-
-    def close(self) -> None:
-        """As Output."""
-        self._file.close()
-
-    def _write(self, rows: Iterable[Iterable[object]]) -> None:
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows(rows)
-        self._file.write(text.getvalue())
-
-
-class JsonLines(Output):
-    """`--save-json`: a line for the run, one for each frame and one for each event, as they come.
-
-    Args:
-        path: the file.
-        run: what the first line says beside the schema.
-    """
-
-    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
-        self._file = _Lines(path)
-        self._write({"schema": SCHEMA, **run})
-
-    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
-        self._write(result.to_dict())
-
-    def event(self, event: SourceEvent) -> None:
-        """As Output."""
-        self._write(event.to_dict())
-
-    def close(self) -> None:
-        """As Output."""
-        self._file.close()
-
-    def _write(self, values: Mapping[str, Any]) -> None:
-        self._file.write(strict_json(values) + "\n")
-
-
-class _Lines:
+class LineFile(Output):
     """A new file of whole lines: each is written at once, since somebody may read along, and the last one is no part.
 
     UTF-8; bytes of a file's name that are none become escapes such as \\udcff.
@@ -210,7 +151,7 @@ class _Lines:
         except OSError as error:
             raise unwritable(path, error) from error
 
-    def write(self, lines: str) -> None:
+    def append(self, lines: str) -> None:
         """Add lines, all or none of them."""
         rest = memoryview(lines.encode(errors="backslashreplace"))
         begun = self._file.tell()
@@ -225,11 +166,63 @@ class _Lines:
             raise unwritable(self._path, error) from error
 
     def close(self) -> None:
-        """Close the file, if it is still there."""
+        """As Output; the file must be there still."""
         with self._file:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 gone = OSError(errno.ENOENT, "it was removed while it was written")
                 raise unwritable(self._path, gone)
+
+
+class CsvFile(LineFile):
+    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '.
+
+    Args:
+        path: the file.
+        track: with a column for ids, empty where there is none.
+    """
+
+    def __init__(self, path: Path, track: bool = False) -> None:
+        super().__init__(path)
+        self._track = track
+        self._write([[*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS])
+
+    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
+        """As Output."""
+        rows = []
+        for row in result.to_dict()["detections"]:
+            ids = [row.get("track")] if self._track else []
+            texts = map(harmless_cell, (frame.source, row["name"]))
+            rows.append([*texts, row["score"], frame.frame, *row["box_xyxy"], *ids])
+        self._write(rows)
+
+    def _write(self, rows: Iterable[Iterable[object]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(rows)
+        self.append(text.getvalue())
+
+
+class JsonLines(LineFile):
+    """`--save-json`: a line for the run, one for each frame and one for each event, as they come.
+
+    Args:
+        path: the file.
+        run: what the first line says beside the schema.
+    """
+
+    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self._write({"schema": SCHEMA, **run})
+
+    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
+        """As Output."""
+        self._write(result.to_dict())
+
+    def event(self, event: SourceEvent) -> None:
+        """As Output."""
+        self._write(event.to_dict())
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        self.append(strict_json(values) + "\n")
 
 
 def _save(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:

@@ -23,10 +23,10 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.evaluate import fused_copy
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,12 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
-from tessera.utils.evaluation.evaluate import Abandoned, evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.validation import report_validation, table_header, validation_line
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

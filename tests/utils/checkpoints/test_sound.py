@@ -14,12 +14,12 @@ from tessera.utils.checkpoints.archive import Archive
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.choose import open_exported
-from tessera.utils.inference.network import TorchNetwork
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.open_model import open_exported, open_model
 from tests.system.tiny import make_data
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
-from tests.utils.inference.backends.made_files import write_torchscript
 from tests.utils.machine.stand_in import StandIn
+from tests.utils.runtime.made_files import write_torchscript
 
 NAN = float("nan")
 
@@ -110,9 +110,9 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     def no_memory_here(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("tessera.utils.inference.network.fused_copy", no_memory_there)
+    monkeypatch.setattr("tessera.utils.runtime.checkpoint.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
-        TorchNetwork.open(good, StandIn())
+        open_model(str(good), World(accelerator=StandIn()))
     monkeypatch.setattr(Archive, "content", no_memory_here)
     with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Take a smaller model"):
         load_weights(good)

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.average_precision import RECALLS, average_precision
+from tessera.utils.evaluation.average_precision import average_precision
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import smooth, summarize
 from tessera.utils.evaluation.match_state import LastHits
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_CROWDS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
@@ -25,18 +25,6 @@ from tests.utils.evaluation.made_images import (
     share,
 )
 from tests.utils.evaluation.plain_metrics import Plain, plain_figures
-
-
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), nc=st.integers(1, 5), coarse=st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_equals_pycocotools(seed: int, n: int, nc: int, coarse: bool) -> None:
-    assert_equals_coco(random_images(seed, n, nc, coarse=coarse), nc)
-
-
-@pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("nc", [1, 3])
-def test_equals_pycocotools_in_crowds(nc: int, coarse: bool) -> None:
-    assert_equals_coco(random_images(nc, 12, nc, coarse=coarse, crowded=True), nc)
 
 
 def test_equals_pycocotools_at_recalls_that_doubles_cannot_hold() -> None:
@@ -100,12 +88,6 @@ def test_detections_need_not_be_sorted() -> None:
     expected, found = match_image(*image), match_image(mixed, *image[1:])
     np.testing.assert_array_equal(found.correct, expected.correct)
     np.testing.assert_array_equal(found.scores, expected.scores)
-
-
-def test_targets_may_be_tensors() -> None:
-    image = random_images(4, 1, 2, coarse=False, crowded=True)[0]
-    found = match_image(image[0], torch.from_numpy(image[1]), torch.from_numpy(image[2]))
-    np.testing.assert_array_equal(found.correct, match_image(*image).correct)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 11])
@@ -192,6 +174,14 @@ def test_smooth_keeps_a_constant_and_its_length() -> None:
     assert smooth(spike).shape == (1000,) and smooth(spike).max() == pytest.approx(1 / 101)
 
 
-def test_recall_axis() -> None:
-    np.testing.assert_array_equal(RECALLS, np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1))
-    assert len(IOU_THRESHOLDS) == 10
+def test_boxes_without_an_area_overlap_nothing() -> None:
+    point = np.array([[5, 5, 5, 5], [0, 0, 10, 10]], np.float32)
+    np.testing.assert_array_equal(pairwise_iou(point, point), [[0, 0], [0, 1]])
+
+
+def test_labels_that_are_mapped_read_only_are_accepted() -> None:
+    boxes = np.array([[0, 0, 10, 10]], np.float32)
+    boxes.setflags(write=False)
+    half = pairwise_iou(boxes, np.array([[0, 0, 10, 5]], np.float32))
+    assert half.dtype == np.float64 and half.tolist() == [[0.5]]
+    assert pairwise_iou(boxes, np.zeros((0, 4), np.float32)).shape == (1, 0)

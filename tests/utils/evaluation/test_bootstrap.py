@@ -13,15 +13,6 @@ from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.made_images import accumulate, random_images
 
 
-def test_weights_of_one_give_the_metric() -> None:
-    images = random_images(7, 10, 3, coarse=False, crowded=True)
-    ranking = accumulate(images)
-    ap, present = average_precision(ranking, np.ones((10, 3), np.float32))
-    metrics, _ = summarize(ranking, 3)
-    assert present.all()
-    np.testing.assert_allclose(ap.mean((0, 1)), metrics.map, atol=1e-12)
-
-
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=25, deadline=None)
 def test_weights_equal_repeated_images(seed: int) -> None:

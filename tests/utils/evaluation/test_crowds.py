@@ -14,12 +14,9 @@ from tessera.utils.evaluation.matching import Crowds, match_image
 from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
 from tests.utils.evaluation.made_images import (
     accumulate,
-    assert_same_ranking,
     make_image,
     random_crowds,
     random_images,
-    ranked,
-    share,
 )
 
 BOX = [0.0, 0.0, 10.0, 10.0]
@@ -49,15 +46,6 @@ def test_equals_pycocotools_in_every_resampled_set() -> None:
     np.testing.assert_allclose(ap[..., 0], expected, atol=1e-9)
 
 
-def test_any_number_of_ranks_gives_the_same() -> None:
-    images = random_images(5, 9, 3, coarse=False, crowded=True)
-    crowds = random_crowds(images, 5, 3)
-    whole = accumulate(images, crowds=crowds)
-    merged = ranked([share(images, range(r, 9, 2), crowds) for r in (1, 0)])
-    assert whole.ignored.any()
-    assert_same_ranking(whole, merged)
-
-
 def test_a_detection_takes_an_object_before_a_crowd() -> None:
     image = make_image([BOX, [2, 2, 8, 8], [20, 20, 30, 30]], [0.9, 0.8, 0.7], [0, 0, 0], [BOX], [0])
     found = match_image(*image, crowd([0], [[0, 0, 25, 30]]))
@@ -67,14 +55,6 @@ def test_a_detection_takes_an_object_before_a_crowd() -> None:
     assert not other.in_crowds.any(), "of another class"
 
 
-@pytest.mark.parametrize("crowds", [None, crowd([], []), crowd([1], [[0, 0, 100, 100]])])
-def test_without_a_crowd_of_the_class_nothing_changes(crowds: Crowds | None) -> None:
-    image = make_image([BOX, [20, 20, 30, 30]], [0.9, 0.8], [0, 0], [BOX], [0])
-    state = accumulate([image], crowds=() if crowds is None else [crowds])
-    found, expected = (summarize(of, 2)[0] for of in (state, accumulate([image])))
-    assert (found.precision, found.recall, found.map) == (expected.precision, expected.recall, expected.map)
-
-
 def test_precision_does_not_count_what_is_in_a_crowd() -> None:
     image = make_image([BOX, [20, 20, 30, 30]], [0.5, 0.9], [0, 0], [BOX], [0])
     alone, among = (
@@ -82,13 +62,6 @@ def test_precision_does_not_count_what_is_in_a_crowd() -> None:
     )
     assert alone.map50 == pytest.approx(0.5) and alone.precision == pytest.approx(0.5)
     assert among.map50 == among.precision == among.recall == 1
-
-
-def test_a_class_of_nothing_but_crowds_is_left_out_of_the_mean() -> None:
-    image = make_image([BOX, BOX], [0.9, 0.8], [0, 1], [BOX], [0])
-    metrics, _ = summarize(accumulate([image], crowds=[crowd([1], [BOX])]), 2)
-    assert metrics.class_ids.tolist() == [0] and metrics.map == 1
-    assert metrics.objects == 1
 
 
 def test_the_confusion_matrix_leaves_them_out() -> None:

@@ -22,10 +22,11 @@ from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import Batch
 from tests.system.tiny import make_data
 from tests.utils.evaluation.made_images import assert_same_ranking

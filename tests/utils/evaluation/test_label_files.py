@@ -31,11 +31,6 @@ class TestOutputStems:
     def test_case_counts_as_equal(self) -> None:
         assert output_stems([Path("/d/a/IMG.jpg"), Path("/d/b/img.jpg")]) == ["a/IMG", "b/img"]
 
-    def test_a_path_of_its_own_kind_of_collision(self) -> None:
-        """ "1.jpg" is the stem of one image and the name that another would get."""
-        stems = output_stems([Path("/d/1.jpg"), Path("/d/1.png"), Path("/d/1.jpg.png")])
-        assert len(set(stems)) == 3
-
 
 class TestSaveTxt:
     def test_rows_are_shares_of_the_image(self, tmp_path: Path) -> None:
@@ -52,8 +47,3 @@ class TestSaveTxt:
         assert target.read_text() == "3 0.2 0.2 0.2 0.2\n"
         save_txt(tmp_path, "img", detections(0), (200, 100), save_conf=False)
         assert target.read_text() == ""
-
-    def test_same_stem_in_two_folders(self, tmp_path: Path) -> None:
-        stems = output_stems([Path("/d/cam1/1.jpg"), Path("/d/cam2/1.jpg")])
-        written = [save_txt(tmp_path, stem, detections(n), (200, 100), False) for n, stem in enumerate(stems, start=1)]
-        assert [len(path.read_text().splitlines()) for path in written] == [1, 2]

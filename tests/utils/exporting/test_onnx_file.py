@@ -25,9 +25,9 @@ from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.files import sha256
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.inference.backends.onnxruntime import open_onnx
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.opencv import cv2
+from tessera.utils.runtime.onnxruntime import open_onnx
 from tests.utils.exporting.conftest import open_session
 from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, thresholds, unmatched
 
@@ -171,7 +171,7 @@ def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(m
     onnx.save(content, tmp_path / "best.onnx")
     for conf, max_det in ((0.1, 300), (0.1, 5), (0.6, 300)):
         rules = Suppression(conf, IOU, max_det)
-        found = [open_onnx(path, Accelerator(), 1).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
+        found = [open_onnx(path, Accelerator()).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
         assert torch.equal(found[0].boxes_xyxy, found[1].boxes_xyxy) and len(found[0].scores) > 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.utils.inference.ahead import Ahead
+from tessera.utils.inference.ahead import read_ahead
 
 
 def test_the_same_items_in_order() -> None:
@@ -18,9 +18,9 @@ def test_the_same_items_in_order() -> None:
             made_in.add(threading.current_thread().name)
             yield number
 
-    with Ahead(items()) as ahead:
+    with read_ahead(items()) as ahead:
         assert list(ahead) == list(range(100))
-    assert made_in == {"reading ahead"}
+    assert made_in == {"reading ahead_0"}
 
 
 def test_an_error_comes_where_it_would() -> None:
@@ -28,11 +28,10 @@ def test_an_error_comes_where_it_would() -> None:
         yield 1
         raise OSError("gone")
 
-    with Ahead(items()) as ahead:
-        found = iter(ahead)
-        assert next(found) == 1
+    with read_ahead(items()) as ahead:
+        assert next(ahead) == 1
         with pytest.raises(OSError, match="gone"):
-            next(found)
+            next(ahead)
 
 
 def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
@@ -44,11 +43,11 @@ def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
             yield number
 
     before = threading.active_count()
-    with Ahead(items(), count=2) as ahead:
+    with read_ahead(items(), count=2) as ahead:
         for number in ahead:
             assert len(made) <= number + 4
             if number == 10:
                 break
     assert threading.active_count() == before and len(made) < 20
-    with Ahead(items()):
+    with read_ahead(items()):
         pass  # never begun

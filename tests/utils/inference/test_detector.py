@@ -21,9 +21,10 @@ from PIL import Image
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.inference.detector import Detector, class_numbers
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.inference.results import Result
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.open_model import open_model
 from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
 from tests.utils.machine.stand_in import StandIn
 
@@ -57,7 +58,7 @@ def assert_equal(one: Result, other: Result) -> None:
 
 def test_the_weights_say_how_they_are_used(detector: Detector) -> None:
     assert detector.names == NAMES and detector.imgsz == 96
-    assert detector.pipeline.rules.conf == 0.375 and not detector.pipeline.rules.class_confs
+    assert detector.rules.conf == 0.375 and not detector.rules.class_confs
 
 
 def test_results_are_typed_and_sorted_and_inside(detector: Detector, files: list[Path]) -> None:
@@ -157,11 +158,11 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
     assert scores(conf_thres=0.25, max_det=3) == low[:3]
     assert len(scores(conf_thres=0.25, agnostic_nms=True)) < len(low)
     assert scores(conf_thres=1) == []
-    unknown = TorchNetwork.open(weights, Accelerator())
+    unknown = open_model(str(weights), World(accelerator=Accelerator()))
     unknown.confidence, unknown.class_confidences = None, ()
-    assert Detector(unknown).pipeline.rules.conf == 0.25
+    assert Detector(unknown).rules.conf == 0.25
     with caplog.at_level(logging.WARNING):
-        assert Detector(unknown, conf_thres="auto").pipeline.rules.conf == 0.25
+        assert Detector(unknown, conf_thres="auto").rules.conf == 0.25
     assert "does not say which confidence suits each class" in caplog.text
 
 
@@ -276,7 +277,7 @@ def test_memory_is_flat_over_five_thousand_frames(weights: Path) -> None:
 def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector) -> None:
     pixels = picture(200, 300, 5)
     (expected,) = detector(pixels)
-    (found,) = Detector(TorchNetwork.open(weights, StandIn()))(pixels)
+    (found,) = Detector(open_model(str(weights), World(accelerator=StandIn())))(pixels)
     assert len(expected) > 5
     np.testing.assert_array_equal(found.classes, expected.classes)
     np.testing.assert_allclose(found.boxes_xyxy, expected.boxes_xyxy, atol=1e-3)

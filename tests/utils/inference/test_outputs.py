@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +23,9 @@ from tessera.utils.report.pictures import Style
 from tests.utils.exporting.made import picture
 from tests.utils.inference.sources.made_sources import barcode, frames, items
 
+FRAME = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
+PLACE = PurePath("a")
+LINES: dict[str, Callable[[Path], Output]] = {"csv": CsvFile, "json": lambda path: JsonLines(path, {})}
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
 
 
@@ -78,29 +81,27 @@ def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path, kind: str) -> Non
         "labels": LabelFiles(tmp_path, True),
         "crops": CropFiles(tmp_path, ["car"]),
     }[kind]
-    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
     with pytest.raises(UserError, match=r"a.*: cannot be written .*Make room"), files_of_at_most(10):
-        output.add(result_of(frame), frame, PurePath("a"))
+        output.add(result_of(FRAME), FRAME, PLACE)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("kind", LINES)
 def test_lines_end_with_the_last_whole_one(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{kind}"
-    output: Output = CsvFile(path) if kind == "csv" else JsonLines(path, {})
-    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
-    output.add(result_of(frame), frame, PurePath("a"))
+    output = LINES[kind](path)
+    output.add(result_of(FRAME), FRAME, PLACE)
     whole = path.read_bytes()
     assert whole.endswith(b"\n") and b"a.jpg" in whole, "somebody may read along"
     with pytest.raises(UserError, match="cannot be written"), files_of_at_most(len(whole) + 10):
-        output.add(result_of(frame), frame, PurePath("a"))
+        output.add(result_of(FRAME), FRAME, PLACE)
     output.close()
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("kind", LINES)
 def test_lines_of_a_file_that_is_gone_are_a_refusal(tmp_path: Path, kind: str) -> None:
-    output: Output = CsvFile(tmp_path / "a") if kind == "csv" else JsonLines(tmp_path / "a", {})
+    output = LINES[kind](tmp_path / "a")
     (tmp_path / "a").unlink()
     with pytest.raises(UserError, match=r"removed while it was written"):
         output.close()
@@ -109,7 +110,6 @@ def test_lines_of_a_file_that_is_gone_are_a_refusal(tmp_path: Path, kind: str) -
 def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("mine")
-    frame = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
     out = tmp_path / "out"
     for name in ("a.jpg", "a.txt", "p.csv", "p.jsonl"):
         out.mkdir(exist_ok=True)
@@ -121,17 +121,17 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> No
         JsonLines(out / "p.jsonl", {}),
     ]
     for output in outputs:
-        output.add(result_of(frame), frame, PurePath("a"))
+        output.add(result_of(FRAME), FRAME, PLACE)
         output.close()
     assert original.read_text() == "mine" and not any(path.is_symlink() for path in out.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("kind", LINES)
 def test_a_pipe_in_the_folder_is_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a"
     os.mkfifo(path)
     with path.open("r+b", buffering=0):  # somebody has both its ends, so that opening it does not wait
-        output: Output = CsvFile(path) if kind == "csv" else JsonLines(path, {})
+        output = LINES[kind](path)
         frame = Frame(picture(40, 40), "-", name=PurePath("stdin"))
         output.add(result_of(frame), frame, PurePath("stdin"))
         output.close()
@@ -145,7 +145,7 @@ def test_json_lines_are_strict(tmp_path: Path) -> None:
 
     lines = JsonLines(tmp_path / "a.jsonl", {"conf": float("nan"), "class_confs": [0.5, float("inf")]})
     frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"), time_s=float("-inf"))
-    lines.add(result_of(frame, score=float("nan")), frame, PurePath("a"))
+    lines.add(result_of(frame, score=float("nan")), frame, PLACE)
     lines.close()
     header, row = (json.loads(line, parse_constant=refuse) for line in (tmp_path / "a.jsonl").read_text().splitlines())
     assert header["conf"] is None and header["class_confs"] == [0.5, None]
@@ -156,7 +156,7 @@ def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
     rows = CsvFile(tmp_path / "a.csv")
     for formula in FORMULAS:
         frame = Frame(picture(40, 40), f"{formula}.jpg", name=PurePath("a.jpg"))
-        rows.add(result_of(frame, (formula, "car")), frame, PurePath("a"))
+        rows.add(result_of(frame, (formula, "car")), frame, PLACE)
     rows.close()
     with (tmp_path / "a.csv").open(newline="") as file:
         _, *table = csv.reader(file)
@@ -167,14 +167,14 @@ def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
 def test_a_csv_file_is_utf_8_whatever_the_sources_are_called(tmp_path: Path) -> None:
     rows = CsvFile(tmp_path / "a.csv")
     frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"))
-    rows.add(result_of(frame), frame, PurePath("a"))
+    rows.add(result_of(frame), frame, PLACE)
     rows.close()
     assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1].startswith("\\udcff.jpg,car,")
 
 
 def test_what_a_format_cannot_hold_is_a_png(tmp_path: Path) -> None:
     frame = Frame(np.zeros((1, 70_000, 3), np.uint8), "a.jpg", name=PurePath("a.jpg"))
-    PictureFiles(tmp_path, Style(1, False, False), 1, lambda message: None).add(result_of(frame), frame, PurePath("a"))
+    PictureFiles(tmp_path, Style(1, False, False), 1, lambda message: None).add(result_of(frame), frame, PLACE)
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 

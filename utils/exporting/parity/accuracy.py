@@ -12,8 +12,8 @@ from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.inference.backend import Backend, PictureBackend
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex
 

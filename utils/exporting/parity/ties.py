@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tessera.models.suppression import Suppression, strongest_candidates, undo_letterbox
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.exporting.parity.difference import Tolerance
-from tessera.utils.inference.backend import Backend
-from tessera.utils.inference.pipeline import fit_picture, network_input, picture_size
+from tessera.utils.runtime.model import Backend
+from tessera.utils.runtime.pipeline import fit_picture, network_input, picture_size
 from tessera.utils.types import Detections
 
 Mask = NDArray[np.bool_]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tessera.models.suppression import Suppression
 from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.pipeline import Pipeline, fit_picture, network_input, suppression_of
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline, fit_picture, network_input, suppression_of
 from tessera.utils.types import Detections
 
 Picture = NDArray[np.uint8]
@@ -77,11 +77,11 @@ def try_out(
     found_by_round = []
     times: list[float] = []
     for asked in rounds:
-        pipeline = Pipeline(backend, asked.rules(backend), imgsz)
+        pipeline, rules = Pipeline(backend, imgsz), asked.rules(backend)
         found, times = [], []
         for picture in pictures[:: asked.step]:
             started = time.perf_counter()
-            found.append(pipeline(picture).detections)
+            found.append(pipeline(picture, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         found_by_round.append(tuple(found))
     broken = 0 if isinstance(backend, PictureBackend) else _broken(backend, pictures, imgsz)

@@ -17,12 +17,12 @@ from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Toleran
 from tessera.utils.exporting.parity.samples import Samples, gather
 from tessera.utils.exporting.parity.table import Row, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Findings, Round, difference_of, try_out
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.backends.choose import is_exported, open_exported
-from tessera.utils.inference.backends.exported import MissingDevice
-from tessera.utils.inference.network import TorchNetwork
 from tessera.utils.machine.extras import MissingExtra
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.exported import MissingDevice
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.types import DatasetIndex
 
 
@@ -118,9 +118,8 @@ class Judge:
         )
 
     def _open(self, path: Path) -> Backend | PictureBackend:
-        if is_exported(path.name):
-            return open_exported(path, self._world.accelerator, trust_file=True)  # written just now
-        return TorchNetwork.open(path, self._world.accelerator, end2end=not self._job.model.head.needs_suppression)
+        end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
+        return open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
 
     def _reference(self, network: TorchNetwork) -> Measured:
         """What the network itself finds, at one size or at any."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.models.layers.blocks import Conv
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.inference.pipeline import fit_picture, network_input
+from tessera.utils.runtime.pipeline import fit_picture, network_input
 
 PICTURES = 128  # spread evenly over the training pictures
 

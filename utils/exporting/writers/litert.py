@@ -9,8 +9,8 @@ import torch
 
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.writers.ncnn import network_of_one_size
-from tessera.utils.inference.backends.litert import METADATA
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.litert import METADATA
 from tessera.utils.text import strict_json
 
 

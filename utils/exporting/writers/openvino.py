@@ -8,8 +8,8 @@ from typing import Any
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.quantized.openvino_int8 import quantize_openvino
 from tessera.utils.exporting.writers.onnx_file import onnx_bytes
-from tessera.utils.inference.backends.openvino import SECTION
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.openvino import SECTION
 
 
 def write_openvino(job: ExportJob, path: Path) -> None:

@@ -15,11 +15,11 @@ from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.inference.backend import Backend
-from tessera.utils.inference.backends.choose import open_exported
-from tessera.utils.inference.network import TorchNetwork
-from tessera.utils.inference.pipeline import fit_picture, network_input
 from tessera.utils.machine.choose import accelerator_of
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import Backend
+from tessera.utils.runtime.open_model import open_exported, open_model
+from tessera.utils.runtime.pipeline import fit_picture, network_input
 from tests import families
 
 each_family = pytest.mark.parametrize("reference", families.FILES)
@@ -74,7 +74,7 @@ def test_rows_of_the_import_and_of_the_fused_model(
 
 @each_by_size
 def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path], shared: Path) -> None:
-    backend = TorchNetwork.open(family_files(reference), accelerator_of(torch.device("cpu")))
+    backend = open_model(str(family_files(reference)), World(accelerator=accelerator_of(torch.device("cpu"))))
     backend.size_hw = families.SIZE_HW  # without the margin that validation leaves around a picture
     assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
 

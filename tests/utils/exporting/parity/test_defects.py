@@ -19,10 +19,10 @@ from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Difference, Tolerance
 from tessera.utils.exporting.parity.samples import Samples
 from tessera.utils.exporting.parity.trial import Findings, difference_of, try_out
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.network import TorchNetwork
-from tessera.utils.inference.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.types import Detections
 
 IMGSZ = 256
@@ -60,7 +60,7 @@ class Whole(PictureBackend):
 
     def sound(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
         own = suppression_of(self.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
-        return Pipeline(self.network, own, IMGSZ)(picture).detections
+        return Pipeline(self.network, IMGSZ)(picture, own).detections
 
 
 Defect = Callable[[Whole, NDArray[np.uint8], Suppression], Detections]

@@ -11,9 +11,9 @@ import pytest
 from tessera.commands import export
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.writers.litert import append_metadata
-from tessera.utils.inference.backends.choose import open_exported
 from tessera.utils.machine.accelerator import Accelerator
-from tests.utils.inference.backends.made_files import STRINGS
+from tessera.utils.runtime.open_model import open_exported
+from tests.utils.runtime.made_files import STRINGS
 
 
 @pytest.mark.parametrize(("name", "package"), [("ncnn", "pnnx"), ("litert", "litert-torch")])

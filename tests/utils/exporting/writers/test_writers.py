@@ -11,9 +11,9 @@ from tessera.commands import export
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.parity.content import files_of, precision_of
-from tessera.utils.inference.backends.choose import open_exported
-from tessera.utils.inference.backends.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
+from tessera.utils.runtime.open_model import open_exported
 from tests.utils.exporting.made import NAMES
 
 pytestmark = pytest.mark.slow  # five exports, and each tried on a score of pictures

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 _QUIET = 3  # errors alone
 
@@ -33,42 +33,31 @@ class OnnxNetwork(ExportedNetwork):
 
 
 class OnnxDetector(ExportedDetector):
-    """The whole pipeline; the thresholds are inputs, which in files of earlier exports have defaults."""
+    """The whole pipeline; the thresholds have defaults in files of earlier exports."""
 
     def __init__(self, description: Description, session: Any) -> None:
-        super().__init__(description, _runtime(session))
-        self._session = session
         inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
-        self._inputs = {value.name: value for value in inputs}
-        self._batched = "images" in self._inputs  # pictures of one size: here one at a time
-        needed = {"images" if self._batched else "image", "conf", "max_det"}
-        missing = needed.union(() if description.end2end else ("iou",)) - self._inputs.keys()
-        if missing:
-            raise UserError(
-                f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(self._inputs)}. "
-                "Export again."
-            )
+        ranks = {value.name: len(value.shape) for value in inputs}
+        self._batched = "images" in ranks  # pictures of one size: here one at a time
+        super().__init__(description, _runtime(session), ranks, "images" if self._batched else "image")
+        self._session = session
 
-    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
-        asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        given = asked.keys() & self._inputs.keys()
-        shaped = {name: np.full([1] * len(self._inputs[name].shape), asked[name]) for name in given}
         if not self._batched:
-            return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **shaped}))
+            return tuple(self._session.run(["boxes", "scores", "classes"], {"image": picture, **thresholds}))
         boxes, scores, classes, counts = self._session.run(
-            ["boxes", "scores", "classes", "counts"], {"images": picture[None], **shaped}
+            ["boxes", "scores", "classes", "counts"], {"images": picture[None], **thresholds}
         )
         return tuple(part[0, : counts[0]] for part in (boxes, scores, classes))
 
 
-def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork | OnnxDetector:
+def open_onnx(path: Path, accelerator: Accelerator) -> OnnxNetwork | OnnxDetector:
     """Open an ONNX file of export.py.
 
     Args:
         path: of the file.
         accelerator: what it must be computed on.
-        threads: that compute an operator.
 
     Raises:
         UserError: ONNX Runtime is missing or lacks the provider; or another program made the file.
@@ -81,7 +70,7 @@ def open_onnx(path: Path, accelerator: Accelerator, threads: int) -> OnnxNetwork
         raise _unavailable(path, wanted, runtime.get_available_providers())
     options = runtime.SessionOptions()
     options.log_severity_level = _QUIET
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(str(path), options, providers=list(providers))
     if wanted not in session.get_providers():
         raise _unavailable(path, wanted, session.get_providers())

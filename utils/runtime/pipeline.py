@@ -6,6 +6,7 @@ Every step is the function that validation uses, in its order and precision, so 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tessera.data.augment.scene import Placement, letterbox
 from tessera.data.feed.shapes import loaded_sizes, resized, validation_shapes
+from tessera.models.heads.head import Head
 from tessera.models.suppression import (
     Suppression,
     non_max_suppression,
@@ -23,13 +25,15 @@ from tessera.models.suppression import (
     suppress_candidates,
     undo_letterbox,
 )
-from tessera.utils.inference.backend import Backend, PictureBackend
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.model import Backend, Model, PictureBackend
+from tessera.utils.runtime.tiles import DEFAULT_OVERLAP, Tile, check_tiles, cut, join
 from tessera.utils.types import Detections, Sample
 
 _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
 
 
-class Found(NamedTuple):
+class TimedDetections(NamedTuple):
     """What was found on a picture.
 
     Attributes:
@@ -46,47 +50,83 @@ class Pipeline:
 
     Args:
         backend: what computes.
-        rules: which predictions become detections; those of `suppression_of`.
         imgsz: the long side of a picture becomes this many pixels, a multiple of the backend's stride; a file with the
             whole pipeline has its own.
+        tile: larger pictures are taken in tiles of so many pixels, and as a whole for objects larger than the overlap;
+            0 = as a whole alone.
+        overlap: least share of a tile that the next one overlaps.
+
+    Raises:
+        ConfigError: `tile` or `overlap` is out of range.
     """
 
-    def __init__(self, backend: Backend | PictureBackend, rules: Suppression, imgsz: int) -> None:
-        self.backend, self.rules, self.imgsz = backend, rules, imgsz
+    def __init__(
+        self, backend: Backend | PictureBackend, imgsz: int, tile: int = 0, overlap: float = DEFAULT_OVERLAP
+    ) -> None:
+        if tile:
+            check_tiles(tile, overlap)
+        self.backend, self.imgsz, self._tile, self._overlap = backend, imgsz, tile, overlap
 
-    def __call__(self, picture: NDArray[np.uint8]) -> Found:
+    def __call__(self, picture: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         """Find objects.
 
         Args:
             picture: uint8 (H, W, 3) RGB.
+            rules: which predictions become detections; what follows from the network is added here.
         """
+        if isinstance(self.backend, Backend):
+            rules = rules_of_network(rules, self.backend)
+        size_hw = picture_size(picture)
+        if not self._tile or max(size_hw) <= self._tile:
+            return self._untiled(picture, rules)
+        tiles = [*cut(size_hw, self._tile, self._overlap), Tile(0, 0, size_hw[1], size_hw[0])]
+        parts, spent = [], np.zeros(3)
+        for left, top, right, bottom in tiles:
+            found, speed_ms = self._untiled(np.ascontiguousarray(picture[top:bottom, left:right]), rules)
+            moved = found.boxes_xyxy + found.boxes_xyxy.new_tensor((left, top, left, top))
+            parts.append(Detections(moved, found.scores, found.classes))
+            spent += speed_ms
+        started = time.perf_counter()
+        joined = join(tiles, parts, size_hw, rules)
+        preparation, inference, suppression = spent.tolist()
+        return TimedDetections(joined, (preparation, inference, suppression + 1000 * (time.perf_counter() - started)))
+
+    def _untiled(self, picture: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         started = time.perf_counter()
         if isinstance(self.backend, PictureBackend):
-            detections = self.backend.detect(picture, self.rules)
-            return Found(detections, (0.0, 1000 * (time.perf_counter() - started), 0.0))
+            detections = self.backend.detect(picture, rules)
+            return TimedDetections(detections, (0.0, 1000 * (time.perf_counter() - started), 0.0))
+        accelerator = self.backend.accelerator
         canvas, placement = fit_picture(picture, self.imgsz, self.backend.stride, self.backend.size_hw)
         with torch.no_grad():  # of this thread, and not while a caller has the result
-            images = network_input(canvas, self.backend.accelerator.device)
+            images = network_input(canvas, accelerator.device)
             prepared = time.perf_counter()
             decoded = self.backend(images)
+            accelerator.synchronize()
             predicted = time.perf_counter()
-            in_batch = self._suppress(decoded)
+            in_batch = _suppressed(decoded, rules, accelerator)
             placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), picture_size(picture))
         times = (started, prepared, predicted, time.perf_counter())
         preparation, inference, suppression = (1000 * (b - a) for a, b in pairwise(times))
-        return Found(placed, (preparation, inference, suppression))
+        return TimedDetections(placed, (preparation, inference, suppression))
 
-    def _suppress(self, decoded: Tensor) -> Detections:
-        assert isinstance(self.backend, Backend)
-        accelerator = self.backend.accelerator
-        if accelerator.queue_depth:  # as in a validation: the host waits for one copy
-            return suppress_candidates(strongest_candidates(decoded, self.rules).cpu()[0], self.rules)
-        (found,) = non_max_suppression(decoded, self.rules, accelerator.widest)
-        return Detections(found.boxes_xyxy.cpu(), found.scores.cpu(), found.classes.cpu())
+
+def _suppressed(decoded: Tensor, rules: Suppression, accelerator: Accelerator) -> Detections:
+    """Detections of the one picture in a batch, on the host."""
+    if accelerator.queue_depth:  # as in a validation: the host waits for one copy
+        return suppress_candidates(strongest_candidates(decoded, rules).cpu()[0], rules)
+    (found,) = non_max_suppression(decoded, rules, accelerator.widest)
+    return Detections(found.boxes_xyxy.cpu(), found.scores.cpu(), found.classes.cpu())
+
+
+def rules_of_network(rules: Suppression, network: Backend | Head) -> Suppression:
+    """The rules for what a network predicts: whether it needs a suppression, and has an objectness."""
+    iou = rules.iou if network.needs_suppression else 1.0
+    return replace(rules, iou=iou, has_objectness=network.has_objectness)
 
 
 def suppression_of(
-    backend: Backend | PictureBackend,
+    model: Model,
     *,
     conf: float,
     iou: float,
@@ -94,22 +134,17 @@ def suppression_of(
     agnostic: bool = False,
     class_confs: tuple[float, ...] = (),
 ) -> Suppression:
-    """The rules of a validation for a network: several labels a box, but where there is one class alone.
+    """The rules of a validation: several labels a box, but where there is one class alone.
 
     Args:
-        backend: the network.
+        model: whose classes are counted.
         conf, iou, max_det, agnostic, class_confs: as in `Suppression`.
     """
-    one_class = len(backend.names) == 1
-    return Suppression(
-        conf,
-        iou if isinstance(backend, PictureBackend) or backend.needs_suppression else 1.0,
-        max_det,
-        multi_label=not one_class,
-        agnostic=agnostic or one_class,
-        has_objectness=isinstance(backend, Backend) and backend.has_objectness,
-        class_confs=class_confs,
+    one_class = len(model.names) == 1
+    rules = Suppression(
+        conf, iou, max_det, multi_label=not one_class, agnostic=agnostic or one_class, class_confs=class_confs
     )
+    return rules_of_network(rules, model) if isinstance(model, Backend) else rules
 
 
 def fit_picture(

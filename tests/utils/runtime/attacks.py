@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.utils.inference.backends.made_files import STRINGS, write_pt2
+from tests.utils.runtime.made_files import STRINGS, write_pt2
 
 _WEIGHTS, _CONSTANTS = "data/weights/", "data/constants/"
 

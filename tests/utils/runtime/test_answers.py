@@ -11,8 +11,8 @@ import pytest
 
 from tessera.utils.errors import UserError
 from tessera.utils.inference.detector import Detector
-from tests.utils.inference.backends.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
-from tests.utils.inference.backends.made_files import STRINGS
+from tests.utils.runtime.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
+from tests.utils.runtime.made_files import STRINGS
 
 PICTURE = np.zeros((64, 64, 3), np.uint8)
 NAN, DEEP = float("nan"), "[" * 100_000

@@ -11,9 +11,7 @@ Of detections that are one object, the best of those that touch no seam stays; w
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -23,11 +21,10 @@ from numpy.typing import NDArray
 
 from tessera.models.suppression import Suppression, suppress_candidates
 from tessera.utils.errors import ConfigError
-from tessera.utils.inference.backend import Backend, PictureBackend
-from tessera.utils.inference.pipeline import Found, Pipeline, picture_size
 from tessera.utils.types import Detections
 
-SMALLEST, LARGEST, MOST_OVERLAP = 32, 65536, 0.9
+DEFAULT_OVERLAP = 0.2
+_SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 _EDGE, _LEAST_EDGE = 0.01, 2.0  # so near to a seam, as a share of the tile and in pixels, a box touches it
 _MOST_IOU = 0.5  # a network without suppression has no limit of its own
 _SMALLER = 0.5  # share of the smaller box that two share, where one touches a seam
@@ -45,100 +42,16 @@ class Tile(NamedTuple):
     bottom: int
 
 
-class TiledPipeline:
-    """A pipeline that takes pictures larger than a tile in tiles, and as a whole too; threads may share it.
-
-    Args:
-        pipeline: for each tile, and for smaller pictures.
-        tile: side in pixels of the picture.
-        overlap: least share of a tile that the next one overlaps, 0 to less than 1.
-        whole: take the whole picture too, for objects larger than the overlap.
-
-    Attributes:
-        backend, rules, imgsz: the pipeline's.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
-
-    def __init__(self, pipeline: Pipeline, tile: int, overlap: float = 0.2, *, whole: bool = True) -> None:
-        check_tiles(tile, overlap)
-        self._pipeline, self.tile, self.overlap, self.whole = pipeline, tile, overlap, whole
-        self.backend, self.rules, self.imgsz = pipeline.backend, pipeline.rules, pipeline.imgsz
-
-    def __call__(self, picture: NDArray[np.uint8]) -> Found:
-        """Find objects.
-
-        Args:
-            picture: uint8 (H, W, 3) RGB.
-        """
-        return detect_tiled(self._pipeline, picture, self.rules, tile=self.tile, overlap=self.overlap, whole=self.whole)
-
-
-class TiledDetector:
-    """A detector that takes tiles, as a validation measures files with a whole pipeline; threads may share it.
-
-    Args:
-        backend: what computes.
-        imgsz: the long side of a tile, and of the whole picture, becomes this many pixels.
-        tile, overlap: as of TiledPipeline.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
-
-    def __init__(self, backend: Backend | PictureBackend, imgsz: int, tile: int, overlap: float) -> None:
-        check_tiles(tile, overlap)
-        self._backend, self._imgsz, self._tile, self._overlap = backend, imgsz, tile, overlap
-
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
-        """Detections of uint8 (H, W, 3) RGB in its pixels, on the host."""
-        if isinstance(self._backend, Backend):
-            iou = rules.iou if self._backend.needs_suppression else 1.0
-            rules = replace(rules, iou=iou, has_objectness=self._backend.has_objectness)
-        pipeline = Pipeline(self._backend, rules, self._imgsz)
-        return TiledPipeline(pipeline, self._tile, self._overlap)(picture).detections
-
-
-def detect_tiled(
-    detect: Callable[[NDArray[np.uint8]], Found],
-    picture: NDArray[np.uint8],
-    rules: Suppression,
-    *,
-    tile: int,
-    overlap: float,
-    whole: bool,
-) -> Found:
-    """What `detect` finds in a picture's tiles, joined; the arguments are those of `TiledPipeline`."""
-    size_hw = picture_size(picture)
-    tiles = cut(size_hw, tile, overlap)
-    if len(tiles) == 1:
-        return detect(picture)
-    if whole:
-        tiles.append(Tile(0, 0, size_hw[1], size_hw[0]))
-    parts: list[Detections] = []
-    spent = np.zeros(3)
-    for left, top, right, bottom in tiles:
-        found, speed_ms = detect(np.ascontiguousarray(picture[top:bottom, left:right]))
-        moved = found.boxes_xyxy + found.boxes_xyxy.new_tensor((left, top, left, top))
-        parts.append(Detections(moved, found.scores, found.classes))
-        spent += speed_ms
-    started = time.perf_counter()
-    joined = join(tiles, parts, size_hw, rules)
-    preparation, inference, suppression = spent.tolist()
-    return Found(joined, (preparation, inference, suppression + 1000 * (time.perf_counter() - started)))
-
-
 def check_tiles(tile: int, overlap: float) -> None:
     """Refuse numbers out of range.
 
     Raises:
         ConfigError: names the one.
     """
-    if not SMALLEST <= tile <= LARGEST:
-        raise ConfigError(f"tile: found {tile}, allowed is {SMALLEST} to {LARGEST} pixels, or 0 for no tiles.")
-    if not 0 <= overlap <= MOST_OVERLAP:
-        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {MOST_OVERLAP:g}, a share of a tile.")
+    if not _SMALLEST <= tile <= _LARGEST:
+        raise ConfigError(f"tile: found {tile}, allowed is {_SMALLEST} to {_LARGEST} pixels, or 0 for no tiles.")
+    if not 0 <= overlap <= _MOST_OVERLAP:
+        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a share of a tile.")
 
 
 def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:

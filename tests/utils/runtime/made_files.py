@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.inference.backends.exported import BARE
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import BARE
 
 NAMES, STRIDE = ("red", "green", "blue"), 32
 STRINGS = {"format": BARE, "names": json.dumps(NAMES), "imgsz": "64", "stride": str(STRIDE), "data": "tiny.yaml"}

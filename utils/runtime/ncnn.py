@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedNetwork, plain_strings
 
 INPUT, OUTPUT = "in0", "out0"  # pnnx's names
 
@@ -36,7 +37,7 @@ class NcnnNetwork(ExportedNetwork):
         return rows.reshape(1, -1, rows.shape[-1])
 
 
-def open_ncnn(path: Path, accelerator: Accelerator, threads: int) -> NcnnNetwork:
+def open_ncnn(path: Path, accelerator: Accelerator) -> NcnnNetwork:
     """Open an ncnn file of export.py.
 
     Raises:
@@ -49,7 +50,7 @@ def open_ncnn(path: Path, accelerator: Accelerator, threads: int) -> NcnnNetwork
     description = Description.read(plain_strings(metadata.read_bytes()), path)
     ncnn = import_extra("ncnn", "ncnn", str(path))
     net = ncnn.Net()
-    net.opt.num_threads = threads
+    net.opt.num_threads = torch.get_num_threads()
     net.opt.use_vulkan_compute = False
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
     net.opt.use_bf16_storage = False

@@ -12,13 +12,13 @@ from PIL import Image
 
 from tessera.commands import detect, val
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.choose import open_exported
 from tessera.utils.inference.detector import Detector
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.open_model import open_exported
 from tests.system.tiny import make_data
-from tests.utils.inference.backends.attacks import attack_files
-from tests.utils.inference.backends.made_answers import ROWS, write_rows
-from tests.utils.inference.backends.made_files import NAMES, STRINGS, write_pt2, write_torchscript
+from tests.utils.runtime.attacks import attack_files
+from tests.utils.runtime.made_answers import ROWS, write_rows
+from tests.utils.runtime.made_files import NAMES, STRINGS, write_pt2, write_torchscript
 
 REFUSED = r"a \.(pt2|torchscript) file is a program; .* run anything .*--trust-file .*--include onnx"
 

@@ -19,16 +19,16 @@ from PIL import Image
 from tessera.commands import detect
 from tessera.models.suppression import Suppression
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.inference.backend import PictureBackend
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import SourceEvent
-from tessera.utils.inference.tracking.tracking import Tracking
+from tessera.utils.inference.tracking import Tracking
 from tessera.utils.inference.video_writer import VideoWriter
+from tessera.utils.runtime.model import PictureBackend
 from tessera.utils.types import Detections
 from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 SIZE, WIDTH, HEIGHT = 24, 240, 160
 Boxes = list[tuple[int, int, int]]  # left, top, channel of the colour
 needs_trackers = pytest.mark.skipif(find_spec("trackers") is None, reason="the package trackers is not installed")
@@ -258,7 +258,7 @@ def test_without_the_package_the_message_says_what_installs_it(video: Path, monk
 IMPORTING = """
 import logging, os, sys, tempfile, threading, warnings
 import matplotlib, numpy
-from tessera.utils.inference.tracking.byte_tracks import TrackingPackages
+from tessera.utils.inference.tracking import TrackingPackages
 tempfile.gettempdir()  # tries whether it can write
 refused = {"socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.remove", "os.rename"}
 def watch(event, args):

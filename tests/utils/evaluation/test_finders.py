@@ -21,11 +21,14 @@ from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
 from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import Evaluation, evaluate, fused_copy
+from tessera.utils.evaluation.evaluate import Evaluation, evaluate
+from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.checkpoint import fused_copy
+from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.types import Detections, Sample
 from tests.system.tiny import make_data
 
@@ -51,10 +54,8 @@ def model(loader: ValLoader) -> DetectionModel:
     return model
 
 
-class Rows:
+class Rows(Backend):
     """The model as a file has it: objectness multiplied in."""
-
-    needs_suppression, has_objectness = True, False
 
     def __init__(self, model: DetectionModel) -> None:
         self._model = model
@@ -64,8 +65,10 @@ class Rows:
         return torch.cat((decoded[..., :4], decoded[..., 5:] * decoded[..., 4:5]), -1)
 
 
-class Whole:
+class Whole(PictureBackend):
     """The whole pipeline around it, picture by picture."""
+
+    imgsz = IMGSZ
 
     def __init__(self, model: DetectionModel) -> None:
         self._rows = Rows(model)
@@ -86,9 +89,9 @@ class Whole:
         return undo_letterbox(found, placement, (height, width))
 
 
-def measured(model: object, loader: ValLoader) -> tuple[Evaluation, CocoSink]:
+def measured(model: Measurable, loader: ValLoader) -> tuple[Evaluation, CocoSink]:
     sink = CocoSink(loader.index)
-    return evaluate(model, loader, World(), Settings(conf=0.02), sinks=[sink]), sink  # type: ignore[arg-type]
+    return evaluate(model, loader, World(), Settings(conf=0.02), sinks=[sink]), sink
 
 
 def share_found(expected: Detections, found: Detections) -> float:

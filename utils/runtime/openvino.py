@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 SECTION = "tessera"  # of the model's rt_info, that holds the metadata
 # The binding makes its tables of types in the first call of the process that needs them, and may give up Python's lock
@@ -50,33 +52,27 @@ class OpenVinoNetwork(ExportedNetwork):
 
 
 class OpenVinoDetector(ExportedDetector):
-    """The whole pipeline; the thresholds are inputs."""
+    """The whole pipeline."""
 
     def __init__(self, description: Description, compiled: Any) -> None:
-        super().__init__(description, _runtime(compiled))
+        ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
+        super().__init__(description, _runtime(compiled), ranks, "image")
         self._requests = _Requests(compiled)
-        self._ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
-        missing = {"image", "conf", "max_det"}.union(() if description.end2end else ("iou",)) - self._ranks.keys()
-        if missing:
-            raise UserError(f"{description.path}: lacks the input {', '.join(sorted(missing))}. Export again.")
 
-    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         """As ExportedDetector."""
-        asked = {"conf": np.float32(conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        shaped = {name: np.full([1] * rank, asked[name]) for name, rank in self._ranks.items() if name in asked}
-        found = self._requests({"image": picture, **shaped})
+        found = self._requests({"image": picture, **thresholds})
         return found["boxes"], found["scores"], found["classes"]
 
 
 def open_openvino(
-    path: Path, accelerator: Accelerator, threads: int, *, precision: str = "f32"
+    path: Path, accelerator: Accelerator, *, precision: str = "f32"
 ) -> OpenVinoNetwork | OpenVinoDetector:
     """Open an OpenVINO file of export.py.
 
     Args:
         path: of the .xml.
         accelerator: what it must be computed on.
-        threads: that compute.
         precision: to compute in. Left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other
             boxes.
 
@@ -97,7 +93,7 @@ def open_openvino(
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
     model = core.read_model(path)
     compiled = core.compile_model(
-        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     )
     description = Description.read(_strings(model), path)
     if description.whole:

@@ -5,16 +5,22 @@ Legend: B images, A predictions of an image, C classes.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.models.detector import usable_imgsz
 from tessera.models.suppression import Suppression
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Detections
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONF, DEFAULT_IOU = 0.25, 0.45  # YOLOv5's, to detect with where the weights do not say which is best
 
 
 class Model(ABC):
@@ -24,19 +30,47 @@ class Model(ABC):
         source: names the file, for messages.
         names: class names by index.
         imgsz: the size in pixels that it was trained at, a multiple of `stride`.
+        imgsz_origin: why that size, such as "was trained at 640".
         stride: the sides of its input are multiples of it.
+        size_hw: the one height and width that it takes; None where any multiples of the stride will do.
         confidence: where the mean F1 of its validation is best; None where it is not known.
         class_confidences: where the F1 of each class is best; () where it is not known.
         pixels: how levels of more than 8 bits became 8 in its training.
+        data: the dataset YAML that it was trained on; "" where it is not known.
     """
 
     source: str
     names: tuple[str, ...]
     imgsz: int
+    imgsz_origin: str = ""
     stride: int
+    size_hw: tuple[int, int] | None = None
     confidence: float | None = None
     class_confidences: tuple[float, ...] = ()
     pixels: PixelRule | None = None
+    data: str = ""
+
+    @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+    @property
+    def fixed_imgsz(self) -> int:
+        """The only long side in pixels that it takes; 0 where it takes others."""
+        return max(self.size_hw or (0,))
+
+    def usable_imgsz(self, asked: int) -> int:
+        """The long side in pixels that it takes, as asked for, or nearly so with a warning; 0 = its own `imgsz`."""
+        if not self.fixed_imgsz:
+            return usable_imgsz(asked or self.imgsz, self.stride)
+        if asked not in (0, self.fixed_imgsz):
+            log.warning(f"--imgsz {asked}: {self.source} was made for another size; using {self.fixed_imgsz}.")
+        return self.fixed_imgsz
+
+    def describe(self, imgsz: int) -> str:
+        """One line: what computes images of `imgsz` pixels."""
+        return f"{self.source}, {imgsz} px"
 
 
 class Backend(Model):
@@ -46,13 +80,11 @@ class Backend(Model):
         accelerator: where it computes.
         has_objectness: rows have an objectness between box and classes, not yet multiplied in.
         needs_suppression: several rows may predict an object.
-        size_hw: the one height and width that it takes; None where any multiples of the stride will do.
     """
 
     accelerator: Accelerator
     has_objectness: bool = False
     needs_suppression: bool = True
-    size_hw: tuple[int, int] | None = None
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
@@ -62,13 +94,18 @@ class Backend(Model):
             images: float32 (B, 3, H, W) in 0 … 1, RGB, on `accelerator.device`; sides are multiples of `stride`.
 
         Returns:
-            float32 (B, A, 4 + C), complete, on the same device: centre x, centre y, width, height in pixels of the
-            input, class scores; or (B, A, 5 + C) with objectness.
+            float32 (B, A, 4 + C) on the same device, which may still compute it: centre x, centre y, width, height in
+            pixels of the input, class scores; or (B, A, 5 + C) with objectness.
         """
 
 
 class PictureBackend(Model):
     """A file that holds the whole pipeline, from a picture's pixels to boxes in them."""
+
+    @property
+    def fixed_imgsz(self) -> int:
+        """As Model."""
+        return self.imgsz
 
     @abstractmethod
     def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:

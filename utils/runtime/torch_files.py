@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.exported import Description, ExportedNetwork, plain_strings
 
 METADATA = "tessera.json"  # an extra file in the archive
 
 
-class TorchNetwork(ExportedNetwork):
+class TorchFileNetwork(ExportedNetwork):
     """The bare network, on a device of torch."""
 
     def __init__(self, description: Description, accelerator: Accelerator, module: Any, kind: str) -> None:
@@ -34,7 +34,7 @@ class TorchNetwork(ExportedNetwork):
         return np.asarray((found[0] if isinstance(found, (tuple, list)) else found).float().cpu().numpy())
 
 
-def open_torchscript(path: Path, accelerator: Accelerator) -> TorchNetwork:
+def open_torchscript(path: Path, accelerator: Accelerator) -> TorchFileNetwork:
     """Open a TorchScript file of export.py. What is in it runs, here and when it computes: nothing holds it back.
 
     Raises:
@@ -46,10 +46,10 @@ def open_torchscript(path: Path, accelerator: Accelerator) -> TorchNetwork:
         warnings.simplefilter("ignore")  # that TorchScript is deprecated
         module = torch.jit.load(path, accelerator.device, _extra_files=extra)
     description = Description.read(plain_strings(extra[METADATA]), path)
-    return TorchNetwork(description, accelerator, module.eval(), "TorchScript")
+    return TorchFileNetwork(description, accelerator, module.eval(), "TorchScript")
 
 
-def open_pt2(path: Path, accelerator: Accelerator) -> TorchNetwork:
+def open_pt2(path: Path, accelerator: Accelerator) -> TorchFileNetwork:
     """Open a program of torch.export that export.py wrote. What is in it runs: its format has pickles and expressions.
 
     Raises:
@@ -61,4 +61,4 @@ def open_pt2(path: Path, accelerator: Accelerator) -> TorchNetwork:
     extra = {METADATA: ""}
     program = torch.export.load(path, extra_files=extra)
     description = Description.read(plain_strings(extra[METADATA]), path)
-    return TorchNetwork(description, accelerator, program.module().to(accelerator.device), "torch.export")
+    return TorchFileNetwork(description, accelerator, program.module().to(accelerator.device), "torch.export")

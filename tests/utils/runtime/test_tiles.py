@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from tessera.models.suppression import Suppression
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.subject import PictureNetwork
 from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.inference.backend import PictureBackend
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.pipeline import Found
-from tessera.utils.inference.tiles import Tile, TiledDetector, cut, detect_tiled, join
+from tessera.utils.runtime.model import PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.runtime.tiles import Tile, cut, join
 from tessera.utils.types import Detections
 
 RULES = Suppression(0.25, 0.45)
@@ -59,24 +58,38 @@ def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> N
     return picture
 
 
-def seen(picture: NDArray[np.uint8]) -> Found:
-    """A detector of white boxes that finds no less than 8 pixels of one, and is surer of large ones."""
-    _, _, stats, _ = cv2.connectedComponentsWithStats(picture[..., 0])
-    rows = [row for row in stats[1:].tolist() if min(row[2], row[3]) >= LEAST]
-    boxes = torch.tensor([[x, y, x + w, y + h] for x, y, w, h, _ in rows], dtype=torch.float32).reshape(-1, 4)
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    scores = 0.3 + 0.69 * areas / (areas + 1e4)
-    order = scores.argsort(descending=True)
-    return Found(Detections(boxes[order], scores[order], torch.zeros(len(order), dtype=torch.int64)), (1.0, 2.0, 3.0))
+class WhiteBoxes(PictureBackend):
+    """A detector of white boxes that finds no less than 8 pixels of one, and is surer of large ones.
+
+    Args:
+        largest: pictures with a longer side have nothing in them.
+    """
+
+    source, names, imgsz, stride = "white boxes", ("box",), 64, 32
+
+    def __init__(self, largest: int = 10_000) -> None:
+        self.seen: list[NDArray[np.uint8]] = []
+        self._largest = largest
+
+    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+        self.seen.append(picture)
+        _, _, stats, _ = cv2.connectedComponentsWithStats(picture[..., 0])
+        rows = [
+            row for row in stats[1:].tolist() if min(row[2], row[3]) >= LEAST and max(picture.shape) <= self._largest
+        ]
+        boxes = torch.tensor([[x, y, x + w, y + h] for x, y, w, h, _ in rows], dtype=torch.float32).reshape(-1, 4)
+        areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+        scores = 0.3 + 0.69 * areas / (areas + 1e4)
+        order = scores.argsort(descending=True)
+        return Detections(boxes[order], scores[order], torch.zeros(len(order), dtype=torch.int64))
 
 
-def found_in_tiles(
-    picture: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool
-) -> tuple[NDArray[np.float32], Found]:
-    """Boxes from top to bottom, and all that was found."""
-    found = detect_tiled(seen, picture, RULES, tile=tile, overlap=overlap, whole=whole)
-    boxes = found.detections.boxes_xyxy.numpy()
-    return boxes[np.lexsort(boxes.T[::-1])], found
+def found_in_tiles(picture: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool = True) -> NDArray[np.float32]:
+    """Boxes from top to bottom; `whole`: the whole picture shows them too, not its tiles alone."""
+    backend = WhiteBoxes() if whole else WhiteBoxes(largest=tile)
+    found, _ = Pipeline(backend, 64, tile, overlap)(picture, RULES)
+    boxes = found.boxes_xyxy.numpy()
+    return boxes[np.lexsort(boxes.T[::-1])]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -94,7 +107,7 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
             boxes.append((left, top, left + width, top + height))
     picture = drawn((rows * cell, columns * cell), boxes)
     tile, overlap = data.draw(st.integers(128, 300)), data.draw(st.floats(0.2, 0.6))
-    found, _ = found_in_tiles(picture, tile, overlap, whole=whole)
+    found = found_in_tiles(picture, tile, overlap, whole=whole)
     expected = np.array(sorted(boxes), np.float32)
     assert len(found) == len(expected)
     assert np.abs(found - expected).max() <= LEAST, "less of it may be missing"
@@ -102,26 +115,19 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
 
 def test_a_box_that_a_tile_sees_whole_stays_as_it_is() -> None:
     picture = drawn((640, 1152), [(500, 300, 600, 360), (580, 10, 630, 60), (30, 500, 90, 600)])
-    boxes, found = found_in_tiles(picture, 640, 0.2, whole=False)
+    boxes = found_in_tiles(picture, 640, 0.2, whole=False)
     assert boxes.tolist() == [[30, 500, 90, 600], [500, 300, 600, 360], [580, 10, 630, 60]]
-    assert found.speed_ms[:2] == (2.0, 4.0) and found.speed_ms[2] >= 6.0
 
 
 def test_an_object_over_three_tiles_is_the_box_around_its_parts() -> None:
-    boxes, _ = found_in_tiles(drawn((640, 1700), [(100, 200, 1600, 400)]), 640, 0.2, whole=False)
+    boxes = found_in_tiles(drawn((640, 1700), [(100, 200, 1600, 400)]), 640, 0.2, whole=False)
     assert boxes.tolist() == [[100, 200, 1600, 400]]
 
 
 def test_a_small_picture_is_taken_as_it_is() -> None:
-    picture = drawn((300, 400), [(10, 10, 50, 60)])
-    asked: list[object] = []
-
-    def detect(pixels: NDArray[np.uint8]) -> Found:
-        asked.append(pixels)
-        return seen(pixels)
-
-    found = detect_tiled(detect, picture, RULES, tile=640, overlap=0.2, whole=True)
-    assert len(asked) == 1 and asked[0] is picture and len(found.detections) == 1
+    picture, backend = drawn((300, 400), [(10, 10, 50, 60)]), WhiteBoxes()
+    found, _ = Pipeline(backend, 64, 640)(picture, RULES)
+    assert len(backend.seen) == 1 and backend.seen[0] is picture and len(found) == 1
 
 
 LEFT, RIGHT = Tile(0, 0, 640, 640), Tile(512, 0, 1152, 640)
@@ -170,17 +176,8 @@ def test_nothing_and_limits() -> None:
 
 def test_boxes_stay_inside_the_picture() -> None:
     picture = drawn((700, 700), [(0, 0, 700, 700)])
-    boxes, _ = found_in_tiles(picture, 256, 0.25, whole=True)
+    boxes = found_in_tiles(picture, 256, 0.25, whole=True)
     assert np.array_equal(clip_boxes(boxes, (700, 700)), boxes) and boxes.tolist() == [[0, 0, 700, 700]]
-
-
-class WhiteBoxes(PictureBackend):
-    """`seen` as a file that holds the whole pipeline."""
-
-    source, names, imgsz, stride = "white boxes", ("box",), 64, 32
-
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
-        return seen(picture).detections
 
 
 def test_a_detector_takes_tiles() -> None:
@@ -188,9 +185,6 @@ def test_a_detector_takes_tiles() -> None:
     detector = Detector(WhiteBoxes(), conf_thres=0.25, tile=640, overlap=0.2)
     (result,) = detector(picture)
     assert sorted(result.boxes_xyxy.tolist()) == [[100, 200, 1600, 400], [630, 10, 660, 40]]
-    measured = TiledDetector(WhiteBoxes(), 64, 640, 0.2)
-    assert isinstance(measured, PictureNetwork)
-    assert np.array_equal(measured.detect(picture, RULES).boxes_xyxy.numpy(), result.boxes_xyxy)
     assert result.size_hw == (640, 1700) and result.scores.tolist() == sorted(result.scores.tolist(), reverse=True)
 
 

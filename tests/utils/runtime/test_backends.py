@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backends.choose import is_exported, open_exported
-from tessera.utils.inference.backends.exported import ExportedNetwork
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
-from tests.utils.inference.backends.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
+from tessera.utils.runtime.exported import ExportedNetwork
+from tessera.utils.runtime.open_model import is_exported, open_exported
+from tests.utils.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
 
 CPU = Accelerator()
 NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}
@@ -104,11 +104,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_weights_that_are_no_exported_file() -> None:
     assert not is_exported("yolov5n.pt") and not is_exported("yolov5s") and is_exported("a.b/best.ONNX")
-
-
-def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
-    with pytest.raises(UserError, match=r"best.x: needs the package not-there.*uv sync --extra export"):
-        import_extra("not_there.at_all", "export", "best.x")
 
 
 def test_openvino_does_not_load_its_telemetry(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tessera.utils.inference.backends.exported import Description, ExportedNetwork, plain_strings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.runtime.exported import Description, ExportedNetwork, plain_strings
 
 METADATA = "tessera.json"
 
@@ -35,7 +36,7 @@ class LiteRtNetwork(ExportedNetwork):
             return np.array(self._interpreter.get_tensor(self._output["index"]))
 
 
-def open_litert(path: Path, accelerator: Accelerator, threads: int) -> LiteRtNetwork:
+def open_litert(path: Path, accelerator: Accelerator) -> LiteRtNetwork:
     """Open a LiteRT file of export.py.
 
     Raises:
@@ -44,7 +45,7 @@ def open_litert(path: Path, accelerator: Accelerator, threads: int) -> LiteRtNet
     """
     description = Description.read(_strings(path), path)
     module = import_extra("ai_edge_litert.interpreter", "litert", str(path))
-    interpreter = module.Interpreter(model_path=str(path), num_threads=threads)
+    interpreter = module.Interpreter(model_path=str(path), num_threads=torch.get_num_threads())
     return LiteRtNetwork(description, accelerator, interpreter)
 
 

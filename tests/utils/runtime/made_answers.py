@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.inference.backends.exported import WHOLE
 from tessera.utils.machine.extras import import_extra
-from tests.utils.inference.backends.made_files import STRINGS
+from tessera.utils.runtime.exported import WHOLE
+from tests.utils.runtime.made_files import STRINGS
 
 WHOLE_STRINGS = {**STRINGS, "format": WHOLE}
 ANSWER = {  # a sound one

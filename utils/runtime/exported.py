@@ -22,10 +22,10 @@ from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
-from tessera.utils.inference.backend import Backend, Model, PictureBackend
-from tessera.utils.inference.backends.found import checked_detections, checked_rows
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.pixels import PixelRule
+from tessera.utils.runtime.answers import checked_detections, checked_rows
+from tessera.utils.runtime.model import Backend, Model, PictureBackend
 from tessera.utils.text import first_line, one_line, shown
 from tessera.utils.types import Detections
 
@@ -75,21 +75,12 @@ def plain_strings(text: str | bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """The metadata of an exported file.
+    """The metadata of an exported file; what a `Model` has too is as there.
 
     Attributes:
         path: of the file.
-        names: classes by index.
-        imgsz: long side in pixels that pictures are brought to.
-        stride: multiple that the sides of the network's input are padded to.
         whole: the file takes pictures and answers with boxes; else it is the bare network.
         end2end: its rows predict each object once.
-        size_hw: the one height and width that a bare network takes; None where any multiple of the stride will do.
-        data: the dataset YAML that the weights were trained on; "" where the file does not say.
-        confidence: that its export chose, where none is asked for; None where the file does not say.
-        class_confidences: where the F1 of each class is best; () where it is not known.
-        pixels: how levels of more than 8 bits became 8 in training.
-        strings: all that the file says.
     """
 
     path: Path
@@ -103,7 +94,6 @@ class Description:
     confidence: float | None
     class_confidences: tuple[float, ...]
     pixels: PixelRule | None
-    strings: Mapping[str, str]
 
     @classmethod
     def read(cls, strings: Mapping[str, str], path: Path, looks_like: str = "") -> Description:
@@ -156,7 +146,6 @@ class Description:
             confidence,
             class_confidences,
             pixels,
-            dict(strings),
         )
 
 
@@ -175,38 +164,46 @@ def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple
             raise Damaged(f"it takes {side} pixels, expected a multiple of its stride {stride}, at most {MAX_IMGSZ}")
 
 
-def _describe(model: Model, description: Description) -> None:
-    """Give a file what its metadata says."""
-    model.source, model.names = description.path.name, description.names
-    model.imgsz, model.stride = description.imgsz, description.stride
-    model.confidence, model.class_confidences = description.confidence, description.class_confidences
-    model.pixels = description.pixels
-
-
-class ExportedNetwork(Backend):
-    """A bare network in a file: letterboxed images in, rows out.
+class _Exported(Model):
+    """A file of export.py.
 
     Args:
         description: what it says of itself.
-        accelerator: where it computes.
         runtime: what computes it, for the log, such as "ONNX Runtime, CPUExecutionProvider".
 
     Attributes:
         description, runtime: as given.
+    """
+
+    def __init__(self, description: Description, runtime: str) -> None:
+        self.description, self.runtime = description, runtime
+        self.source, self.names, self.data = description.path.name, description.names, description.data
+        self.imgsz, self.stride, self.size_hw = description.imgsz, description.stride, description.size_hw
+        self.imgsz_origin = f"was made for {description.imgsz}"
+        self.confidence, self.class_confidences = description.confidence, description.class_confidences
+        self.pixels = description.pixels
+
+    def describe(self, imgsz: int) -> str:
+        """As Model."""
+        return f"{self.source}: {self.runtime}"
+
+
+class ExportedNetwork(_Exported, Backend):
+    """A bare network in a file: letterboxed images in, rows out.
+
+    Args:
+        description, runtime: as of `_Exported`.
+        accelerator: where it computes.
+
+    Attributes:
         batch: the only number of images that it takes at once; None where any will do.
     """
 
     batch: int | None = None
 
     def __init__(self, description: Description, accelerator: Accelerator, runtime: str) -> None:
-        _describe(self, description)
-        self.description, self.accelerator, self.runtime = description, accelerator, runtime
-        self.needs_suppression, self.size_hw = not description.end2end, description.size_hw
-
-    @property
-    def nc(self) -> int:
-        """Number of classes."""
-        return len(self.names)
+        super().__init__(description, runtime)
+        self.accelerator, self.needs_suppression = accelerator, not description.end2end
 
     @abstractmethod
     def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
@@ -219,10 +216,10 @@ class ExportedNetwork(Backend):
             UserError: the file takes another size.
         """
         size_hw = tuple(images.shape[-2:])
-        if self.description.size_hw not in (None, size_hw):
+        if self.size_hw not in (None, size_hw):
             raise UserError(
-                f"{self.description.path}: takes images of {self.description.size_hw} pixels (height, width) alone, "
-                f"found {size_hw}."
+                f"{self.description.path}: takes images of {self.size_hw} pixels (height, width) alone, found "
+                f"{size_hw}."
             )
         if self.batch is not None and not 0 < self.batch <= _LARGEST_BATCH:
             raise UserError(f"{self.description.path}: takes {self.batch} images at once. Export it again.")
@@ -242,23 +239,30 @@ class ExportedNetwork(Backend):
         return images if missing <= 0 else np.concatenate([images, np.repeat(images[-1:], missing, 0)])
 
 
-class ExportedDetector(PictureBackend):
-    """A file with the whole pipeline: a picture in, boxes in its pixels out.
+class ExportedDetector(_Exported, PictureBackend):
+    """A file with the whole pipeline: a picture in, boxes in its pixels out; the thresholds are inputs.
 
-    Args, Attributes: as ExportedNetwork.
+    Args:
+        description, runtime: as of `_Exported`.
+        ranks: how many dimensions each input of the file has, by name.
+        picture: name of the input that takes the picture.
+
+    Raises:
+        UserError: an input is missing.
     """
 
-    def __init__(self, description: Description, runtime: str) -> None:
-        _describe(self, description)
-        self.description, self.runtime = description, runtime
-
-    @property
-    def nc(self) -> int:
-        """Number of classes."""
-        return len(self.names)
+    def __init__(self, description: Description, runtime: str, ranks: Mapping[str, int], picture: str) -> None:
+        super().__init__(description, runtime)
+        self._ranks = ranks
+        needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
+        if missing := needed - ranks.keys():
+            raise UserError(
+                f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(ranks)}. Export "
+                "again."
+            )
 
     @abstractmethod
-    def run(self, picture: NDArray[np.uint8], conf: float, iou: float, max_det: int) -> tuple[NDArray[Any], ...]:
+    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         """Boxes (n, 4), scores (n,) and classes (n,) of uint8 (H, W, 3) RGB; may be called by several threads."""
 
     def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
@@ -275,8 +279,10 @@ class ExportedDetector(PictureBackend):
         iou = 1.0 if self.description.end2end else rules.iou
         # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.
         max_det = rules.max_candidates if rules.class_confs else rules.max_det
+        asked = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        thresholds = {name: np.full([1] * self._ranks[name], asked[name]) for name in asked.keys() & self._ranks.keys()}
         with errors_of(self.runtime, self.description.path, "compute"):
-            found = self.run(np.ascontiguousarray(picture), rules.conf, iou, max_det)
+            found = self.run(np.ascontiguousarray(picture), thresholds)
             boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
         if rules.class_confs:
             passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]

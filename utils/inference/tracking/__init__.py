@@ -1,1 +1,0 @@
-"""Ids of objects over the frames of a video or stream."""
