@@ -26,17 +26,19 @@ import tessera.models.heads.anchor.loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
 import tessera.utils.evaluation.measurement
+import tessera.utils.training.data
+import tessera.utils.training.validation
 from tessera.commands import train
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "scan": (train, "build_index"),
+    "scan": (tessera.utils.training.data, "build_index"),
     "loader": (tessera.data.feed.loader.Loader, "_take"),
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
     "loss": (tessera.models.heads.anchor.loss.DetectionLoss, "__call__"),
-    "validation": (train, "evaluate"),
+    "validation": (tessera.utils.training.validation, "evaluate"),
     "batch": (tessera.utils.evaluation.measurement.Measurement, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
-    "end": (train, "finish"),
+    "end": (tessera.utils.training.validation.Validation, "of_best"),
 }
 
 
