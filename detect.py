@@ -117,9 +117,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         for output in outputs:
             stack.callback(output.close)
         stack.enter_context(
-            explain_out_of_memory(
-                world.accelerator, lambda: f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES
-            )
+            explain_out_of_memory(world.accelerator, f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
         if all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins):  # files can wait

@@ -91,7 +91,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
-        stack.enter_context(explain_out_of_memory(world.accelerator, lambda: work, OUT_OF_MEMORY_REMEDIES))
+        stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from tessera.utils.text import gib
 
 
 @contextmanager
-def explain_out_of_memory(accelerator: Accelerator, work: Callable[[], str], remedies: str) -> Iterator[None]:
+def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) -> Iterator[None]:
     """Inside, exhausted memory is the user's error: with what was computed, and what was free.
 
     Args:
         accelerator: of this rank.
-        work: what is computed, as far as it is known by then, such as "a batch of 64 images a rank at 640 px".
+        work: what is computed, such as "a batch of 64 images a rank at 640 px".
         remedies: sentences.
 
     Raises:
@@ -29,7 +29,7 @@ def explain_out_of_memory(accelerator: Accelerator, work: Callable[[], str], rem
         if not accelerator.is_out_of_memory(error):
             raise
         free = f", {gib(accelerator.free_memory())} were free" if accelerator.measures_memory else ""
-        raise UserError(f"out of memory on {accelerator.name}: {work()}{free}. {remedies}") from error
+        raise UserError(f"out of memory on {accelerator.name}: {work}{free}. {remedies}") from error
 
 
 def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
@@ -40,4 +40,4 @@ def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> A
         accelerator: where the model goes.
     """
     remedies = "Take a smaller model, or free memory that other processes hold."
-    return explain_out_of_memory(accelerator, lambda: f"the model of {weights}", remedies)
+    return explain_out_of_memory(accelerator, f"the model of {weights}", remedies)

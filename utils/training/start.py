@@ -57,7 +57,7 @@ def open_run(
     """
     accelerator = world.accelerator
     building = f"the model at {asked.imgsz} px, before its first batch"
-    with explain_out_of_memory(accelerator, lambda: building, OUT_OF_MEMORY_REMEDIES):
+    with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
         world.from_main(lambda: check_trackers(asked.logger_names))
         # Mistakes in the flags before the dataset is read, which may take minutes.
         folder = resumed.run if resumed else stack.enter_context(new_run(asked, world))
@@ -82,7 +82,7 @@ def open_run(
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         run = RunContext(config, hyp, world, imgsz, model.stride, folder, resumed is not None)
         run = with_batch_size(run, model, criterion, precision, len(data.train))
-    stack.enter_context(explain_out_of_memory(accelerator, lambda: work_in_words(run), OUT_OF_MEMORY_REMEDIES))
+    stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))
     check_statistics(run)
     return run, data, fresh_state(run, model, criterion, precision), criterion
 
