@@ -11,7 +11,6 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -133,9 +132,7 @@ class ImageStore:
     def __enter__(self) -> ImageStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from tessera.utils.environment import Launch
@@ -61,9 +61,7 @@ class Interruption:
                 self._before[number] = signal.signal(number, self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             if isinstance(handler, Interruption):
                 handler.requested = handler.requested or self.requested  # lest a second signal disturb the end
