@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
-DARK = 128  # deep pictures that become no brighter use seven bits of eight, or fewer
 Unit = Literal["range", "percentile"]
 DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"

@@ -6,7 +6,6 @@ import csv
 import json
 import logging
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -132,6 +131,3 @@ def write_video(path: Path, frames: list[np.ndarray[Any, np.dtype[np.uint8]]], c
 
 def _no_constant(name: str) -> NoReturn:
     raise AssertionError(f"{name} is no JSON")
-
-
-Maker = Callable[[Path, int], None]

@@ -92,7 +92,7 @@ def _next_thread_state() -> int:
     return numbers[0]
 
 
-def net(norm: bool = True) -> nn.Sequential:
+def net() -> nn.Sequential:
     """A little network, the same on all ranks."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))

@@ -206,9 +206,9 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_one_message() -> None:
-    with pytest.raises(UserError, match="/dev/full: "):
+    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
         JsonLines(Path("/dev/full"), {})
-    with pytest.raises(UserError, match="/dev/full: "):
+    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
         CsvFile(Path("/dev/full"))
 
 
@@ -274,7 +274,7 @@ def test_former_flags_are_named_once(weights: Path, folder: Path, caplog: pytest
 
 def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = type("Ranks", (), {"size": 2})()
-    with pytest.raises(UserError, match=r"detect\.py"):
+    with pytest.raises(UserError, match=r"detect\.py is one process"):
         detect.detect(detect.DetectConfig(weights=str(weights), source=(str(folder),)), world)
 
 

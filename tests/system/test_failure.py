@@ -179,7 +179,7 @@ def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> No
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
         job.tell_where()
-        job.until(lambda: "heartbeat.py" in job.err and "_worker_loop" in job.err)
+        job.until(lambda: "liveness.py" in job.err and "_worker_loop" in job.err)
         told = len(job.err)
         job.until(lambda: "batches/s" in job.err[told:])
 

@@ -145,7 +145,7 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
     check_parts(state, most)
     for key, (words, shape) in _KINDS.items():
         if key in state and not _has_shape(state[key], shape):
-            raise Damaged(f"its `{key}` is a {type(state[key]).__name__} that is not {words}")
+            raise Damaged(f"its `{key}` ({type(state[key]).__name__}) is not {words}")
 
 
 def check_detector(

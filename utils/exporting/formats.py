@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.job import VARIANTS, ExportJob
 from tessera.utils.exporting.parity.content import files_of
 from tessera.utils.exporting.writers.litert import write_litert
 from tessera.utils.exporting.writers.ncnn import write_ncnn
@@ -25,8 +25,6 @@ from tessera.utils.files import atomic_write
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.text import shown
-
-VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,18 @@ class Format:
             UserError: it cannot be written.
         """
         path = job.file(self.suffix)
-        with tempfile.TemporaryDirectory() as folder:
-            staged = Path(folder) / path.name
-            self.write(job, staged)
-            for made, target in reversed([*zip(files_of(staged), files_of(path), strict=True)]):
-                try:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                staged = Path(folder) / path.name
+                self.write(job, staged)
+                for made, target in reversed([*zip(files_of(staged), files_of(path), strict=True)]):
                     with made.open("rb") as source, atomic_write(target) as file:
                         shutil.copyfileobj(source, file)
-                except OSError as error:
-                    raise UserError(
-                        f"{target}: cannot write the export: {error.strerror or error}. Make room, or the folder "
-                        "writable."
-                    ) from error
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot write the export: {error.strerror or error}. Make room there and in the folder for "
+                "temporary files (TMPDIR), and both writable."
+            ) from error
         return path
 
 

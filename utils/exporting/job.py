@@ -14,8 +14,11 @@ from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_we
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import DatasetIndex
+
+VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,8 @@ class ExportJob:
         size_hw = _fixed(config, model)
         asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
         imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
-        conf = float(config.conf_thres) if config.conf_thres else weights.confidence or DEFAULT_CONF
+        asked_conf = parsed_confidence(config.conf_thres)
+        conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         return replace(job, training=job._training_images()) if config.int8 else job
 
@@ -83,7 +87,7 @@ class ExportJob:
 
     def file(self, suffix: str) -> Path:
         """Where a format with this suffix goes, with what it is a variant of in its name."""
-        variants = [word for word in ("raw", "half", "int8", "end2end", "batched") if getattr(self.config, word)]
+        variants = [word for word in VARIANTS if getattr(self.config, word)]
         size = [] if self.size_hw is None else ["{}x{}".format(*self.size_hw)]
         return self.folder / ("-".join((self.path.stem, *variants, *size)) + suffix)
 

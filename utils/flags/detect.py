@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tessera.utils.flags.options import Options, confidence, option, trust_file_option
+from tessera.utils.flags.options import Options, option, parsed_confidence, trust_file_option
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,4 @@ class DetectConfig(Options):
         """
         if self.conf_thres.strip().lower() == "auto":
             return "auto"
-        return confidence(self.conf_thres, "a number from 0 to 1, or auto")
+        return parsed_confidence(self.conf_thres, "a number from 0 to 1, or auto")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, confidence, option
+from tessera.utils.flags.options import Options, option, parsed_confidence
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class ExportConfig(Options):
             raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
         if self.half and self.int8:
             raise ConfigError("--half --int8: a file is either. Leave one of them out.")
-        confidence(self.conf_thres)
+        parsed_confidence(self.conf_thres)

@@ -69,7 +69,7 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
-def confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
+def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
     """What `--conf-thres` says; None where it says nothing.
 
     Raises:

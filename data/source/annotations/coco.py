@@ -19,6 +19,7 @@ from tessera.utils.files import is_address, open_plain
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import CocoId
 
+MOST_OWNERLESS = 100  # annotations to name; with more, the file is cut or of other images
 _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
 _TRIED = 100  # names; looking for all of 100,000 in each folder would take seconds
@@ -43,7 +44,7 @@ class CocoFile:
         images: in the file's order.
         categories: category id → name.
         has_annotations: whether there is such a key; files of images to detect on have none.
-        ownerless: a message for each annotation that belongs to no image.
+        ownerless: a message for each annotation that belongs to no image; "" beyond the first hundred.
     """
 
     path: Path
@@ -81,7 +82,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         if isinstance(owner, (int, float, str)) and owner in images:
             images[cast(CocoId, owner)].annotations.append((number, annotation))
         else:
-            ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}.")
+            said = len(ownerless) < MOST_OWNERLESS
+            ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}." if said else "")
     return CocoFile(path, list(images.values()), categories, "annotations" in content, ownerless)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.data.source.annotations.coco import MOST_OWNERLESS
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, table
 from tessera.data.source.checks.copies import check_copies
@@ -15,8 +16,6 @@ from tessera.data.source.refusals import refuse_unusable
 from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
-
-_MOST_OWNERLESS = 100  # annotations; with more, the file is cut or of other images
 
 
 def check_dataset(
@@ -59,8 +58,8 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
     listing, scanned = part.listing, part.scanned
     check.images += len(scanned.sizes_hw)
     check.objects += len(scanned.classes)
-    check.errors += listing.ownerless[:_MOST_OWNERLESS]
-    if more := len(listing.ownerless[_MOST_OWNERLESS:]):
+    check.errors += listing.ownerless[:MOST_OWNERLESS]
+    if more := len(listing.ownerless[MOST_OWNERLESS:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
     check.problems += listing.notes + scanned.problems
     check.left_out += [

@@ -295,11 +295,11 @@ def test_a_tracker_that_hangs_or_falls_behind_is_switched_off_not_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     install(monkeypatch, "wandb", init=wall)
-    monkeypatch.setattr(channel, limit, value)
     started = time.monotonic()
     with Loggers(["wandb"], tmp_path, CONFIG) as log:
         log.scalars({"a": 1.0}, 0)
         assert active(log) == ["wandb"]
+        monkeypatch.setattr(channel, limit, value)
         time.sleep(0.51)
         for epoch in range(50):
             log.scalars({"a": 1.0}, epoch)

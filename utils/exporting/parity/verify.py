@@ -93,8 +93,9 @@ class Judge:
             return Row(path.name, megabytes, precision, unverified=str(error))
         network = copy.copy(self._network)  # at the size of the file
         network.size_hw = backend.size_hw if isinstance(backend, Backend) else None
-        reference, allowed = self._reference(network), tolerance_of(precision)
+        allowed = tolerance_of(precision)
         try:
+            reference = self._reference(network)
             found = self._measure(backend, reference.findings.rounds)
         except UserError as error:  # what it finds is nothing that a detector finds
             return Row(path.name, megabytes, precision, failures=str(error))

@@ -212,7 +212,7 @@ def _of_list(path: str) -> list[Origin]:
     if not lines:
         raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source a line.")
     folder = os.path.dirname(path) or "."
-    base = base_of_list((line for line in lines if not _CAMERA.fullmatch(line)), (folder, "."))
+    base = base_of_list((line for line in lines if line != "-" and not _CAMERA.fullmatch(line)), (folder, "."))
     return [
         of_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
         for line in lines

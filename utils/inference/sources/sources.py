@@ -49,8 +49,11 @@ def open_sources(
         timeouts: when a stream is given up, for a time or for good.
 
     Raises:
+        ConfigError: a stride below 1.
         UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
     """
+    if vid_stride < 1:
+        raise ConfigError(f"--vid-stride: found {vid_stride}, expected a whole number of at least 1.")
     if isinstance(specs, (str, int, Path)):
         specs = [specs]
     origins = find_origins(specs)
@@ -59,7 +62,7 @@ def open_sources(
     return Sources(origins, read, vid_stride, every_frame, stdin, timeouts)
 
 
-@dataclass
+@dataclass(eq=False)
 class Sources:
     """Frames and events of sources: iterate over it, once, inside `with`.
 

@@ -26,10 +26,6 @@ def put(name: str, make: Callable[[Tensor], Any]) -> Callable[[Tensors], object]
     return lambda t: t.update({name: make(t.get(name, torch.zeros(1)))})
 
 
-def several(*changes: Callable[[Tensors], object]) -> Callable[[Tensors], object]:
-    return lambda t: [change(t) for change in changes]
-
-
 def classes(nc: int) -> Callable[[Tensors], object]:
     """So many classes of one number each, of which a model would have a branch's whole width."""
     return put(LAST, lambda _: torch.zeros(nc, 1, 1, 1))
