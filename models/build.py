@@ -1,4 +1,4 @@
-"""The layers that a model YAML names, made and tried one after the other."""
+"""`KINDS`: every layer that a model YAML may name; and a model's layers, made and tried one after the other."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ HYPS_DIR = REPO / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
-LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of `TRACKERS` in report/trackers
 
 
 # ---------------------------------------------------------------------------------------------- hyperparameters

@@ -1,4 +1,4 @@
-"""The one place where environment variables are read."""
+"""The one place where environment variables are read; `Launch`, the place of this process in its job, among them."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Launch:
         rank, local_rank: this process among all, and on its node.
         size, local_size: how many processes there are, in all and on this node.
         address, port: where rank 0 listens for the rendezvous; None with a single process.
-        launcher: "torchrun", "slurm" or "plain".
+        launcher: "torchrun", "slurm" or "plain"; only `may_have_own_flags` goes by it.
         has_store: torchrun itself keeps a store at the address, which outlives the ranks.
     """
 

@@ -1,1 +1,1 @@
-"""The building blocks of a model. Imports torch alone."""
+"""The building blocks of a model; `KINDS` in models/build.py gives them their names. Imports torch alone."""

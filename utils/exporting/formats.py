@@ -31,6 +31,9 @@ from tessera.utils.text import shown
 class Format:
     """A kind of file that a checkpoint can be exported to.
 
+    What is written is opened again and compared with the network (parity/verify.py), so its suffix must be one that
+    `open_model` or `load_weights` knows.
+
     Attributes:
         name: in `--include`.
         suffix: that the name of the checkpoint, with its variants, gets.

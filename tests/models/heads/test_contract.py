@@ -61,7 +61,7 @@ TARGETS = torch.tensor(
 
 
 def test_a_head_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(find_heads()) == set(ROWS)
+    assert set(find_heads()) == set(ROWS), "each head has a row in ROWS"
     folder = tmp_path / "another_folder"
     folder.mkdir()
     (folder / "__init__.py").touch()

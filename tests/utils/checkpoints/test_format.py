@@ -101,7 +101,7 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
         ("hyp", {"lr0": np.float64(1)}, "a float64"),
         ("names", [{1, 2}], "a set"),
         ("model_yaml", {(1, 2): 3}, "a name that is no text"),
-        ("epoch", -1, "`epoch` (int) is not a whole number"),
+        ("epoch", -1, r"`epoch` \(int\) is not a whole number"),
     ):
         with pytest.raises(Damaged, match=where):
             save_checkpoint(tmp_path / "last.pt", {**state, key: value})

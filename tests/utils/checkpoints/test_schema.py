@@ -35,7 +35,7 @@ def test_a_wrong_value_is_named(tmp_path: Path) -> None:
             try:
                 check_values({key: value})
             except Damaged as error:
-                assert str(error).startswith(f"its `{key}` is a {type(value).__name__} that is not ")
+                assert str(error).startswith(f"its `{key}` ({type(value).__name__}) is not ")
                 refused += 1
         assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places
     torch.save({**full(make_state()), "epoch": "a"}, tmp_path / "last.pt")

@@ -37,7 +37,7 @@ class _Family(NamedTuple):
     convert: Callable[[Mapping[str, Tensor]], Imported]
 
 
-_FAMILIES = {
+_FAMILIES = {  # known by a tensor's name; a file of YOLOv5 is known by the module that it holds
     "YOLOX": _Family(yolox.MARKER, yolox.MARKER_OF_RELATED, yolox.EXPECTED_SIZES, yolox.convert),
     "YOLOv9": _Family(yolov9.MARKER, yolov9.MARKER_OF_RELATED, yolov9.EXPECTED_SIZES, yolov9.convert),
 }

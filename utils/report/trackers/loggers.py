@@ -23,6 +23,7 @@ from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Wandb
 from tessera.utils.report.trackers.tensorboard import TensorBoard
 from tessera.utils.report.trackers.tracker import Tracker
 
+# In the order of `LOGGER_NAMES` in utils/config.py, which imports nothing.
 TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
