@@ -7,13 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.pixels import PixelRule
-from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks import consistency
+from tessera.utils.ranks.consistency import (
+    _command,
+    data_fingerprint,
+    require_agreement,
+    require_same_command,
+    run_fingerprint,
+)
 from tessera.utils.ranks.world import World
 from tests.data.made_index import make_index
 
@@ -35,6 +43,26 @@ def test_agreement_names_what_differs_and_where() -> None:
     require_agreement(mine, _Ranks([mine, mine]))
     with pytest.raises(UserError, match=r"train data: 24 images on rank 0, 2; 23 images on rank 1"):
         require_agreement(mine, _Ranks([{**mine, "train data": "23 images"}, mine]))
+
+
+def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes = {"train": make_index([(24, 32)])}
+
+    def fingerprint(channels: int = 4, **changed: float) -> dict[str, str]:
+        hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), **changed)
+        return run_fingerprint(TrainConfig(), hyp, indexes, torch.nn.Conv2d(3, channels, 1))
+
+    def differing(other: dict[str, str]) -> set[str]:
+        assert other.keys() == mine.keys()
+        return {name for name in mine if mine[name] != other[name]}
+
+    mine = fingerprint()
+    assert differing(fingerprint()) == set()
+    assert differing(fingerprint(lr0=0.02)) == {"hyp lr0"}
+    assert differing(fingerprint(channels=5)) == {"model"}
+    monkeypatch.setattr(consistency, "REPO", tmp_path)
+    (tmp_path / "train.py").write_text("pass")
+    assert differing(fingerprint()) == {"code"}
 
 
 def test_images_that_come_in_other_levels_are_other_data() -> None:
