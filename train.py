@@ -89,7 +89,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
         world.remember("run", str(run.folder))
         progress, epochs, batches = state.progress, run.config.epochs, loader.batches_per_epoch
         schedule = Schedule(run.hyp, epochs, batches, run.batch_size, run.config.cos_lr)
-        report_recipe(run, schedule, state.model.head, from_scratch=run.from_scratch)
+        report_recipe(run, schedule, state.model.head)
 
         journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
         journal.graph(state.model)

@@ -32,10 +32,10 @@ def with_recipe(config: TrainConfig, head: type[Head], images: int) -> tuple[Tra
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
-def report_recipe(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: bool) -> None:
+def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     """Log what the hyperparameters come to in this run, and warn where they do not suit it."""
     log.info(recipe_in_words(run, schedule))
-    for warning in warnings(run, schedule, head, from_scratch=from_scratch):
+    for warning in warnings(run, schedule, head, from_scratch=run.from_scratch):
         log.warning(warning)
 
 

@@ -72,6 +72,7 @@ def open_run(
         if hyp is None:
             config, hyp = with_recipe(asked, head_class(asked, names, weights), len(data.train))
         model = build_model(config, names, weights, resumed, round(hyp.anchors))
+        del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = model.usable_imgsz(config.imgsz)
         if not resumed:
