@@ -57,6 +57,9 @@ class NetworkLimits:
         time.sleep(min(self.pause_s * 2 ** (failures - 1), _LONGEST_PAUSE_S))
 
 
+DEFAULT_LIMITS = NetworkLimits()
+
+
 @dataclass
 class Pace:
     """How slowly the answers to one download may come: see NetworkLimits."""

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from tessera.utils.errors import UserError
 from tessera.utils.network import (
+    DEFAULT_LIMITS,
     NetworkLimits,
     Pace,
     TooSlowError,
@@ -34,7 +35,6 @@ from tessera.utils.text import shown
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 _LONGEST_VALIDATOR = 256
-LIMITS = NetworkLimits()
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def fetch(
     *,
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: bool = True,
-    limits: NetworkLimits = LIMITS,
+    limits: NetworkLimits = DEFAULT_LIMITS,
     accept: Callable[[Path], None] | None = None,
 ) -> Path:
     """Download `url` to `target`; a target that exists is taken as it is.

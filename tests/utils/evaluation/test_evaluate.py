@@ -26,7 +26,6 @@ from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, ev
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import Batch
 from tests.system.tiny import make_data
 from tests.utils.evaluation.made_images import assert_same_ranking
@@ -77,16 +76,6 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
         build_val_loader(store, World(), batch_size=2, stride=32, workers=1) as loader,
     ):
         yield loader
-
-
-@pytest.fixture(scope="module")
-def model(loader: ValLoader) -> DetectionModel:
-    """Untrained, with scores of every size, so that there is something to count and to match."""
-    torch.manual_seed(0)
-    model = fused_copy(DetectionModel("yolov5n.yaml", names=loader.index.names), Accelerator())
-    for parameter in model.head.parameters():
-        torch.nn.init.normal_(parameter)
-    return model
 
 
 def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:

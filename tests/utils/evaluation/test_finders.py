@@ -24,10 +24,8 @@ from tessera.utils.evaluation.coco import CocoSink
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.types import Detections, Sample
 from tests.system.tiny import make_data
@@ -43,15 +41,6 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
         build_val_loader(store, World(), batch_size=2, stride=32, workers=0) as loader,
     ):
         yield loader
-
-
-@pytest.fixture(scope="module")
-def model(loader: ValLoader) -> DetectionModel:
-    torch.manual_seed(0)
-    model = fused_copy(DetectionModel("yolov5n.yaml", names=loader.index.names), Accelerator())
-    for parameter in model.head.parameters():
-        torch.nn.init.normal_(parameter)
-    return model
 
 
 class Rows(Backend):

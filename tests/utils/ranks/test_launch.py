@@ -106,8 +106,8 @@ def test_a_mistake_that_rank_0_does_not_meet_is_printed(
 def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recalls_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keeper = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    variables = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": keeper.port}
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": server.port}
     for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
 

@@ -15,6 +15,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
 from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES
 from tessera.utils.network import (
+    DEFAULT_LIMITS,
     NetworkLimits,
     Pace,
     TransientError,
@@ -30,12 +31,11 @@ from tessera.utils.types import IMAGE_SUFFIXES
 MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
 _STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
 _STREAM_TYPES = frozenset({"application/vnd.apple.mpegurl", "application/x-mpegurl", "application/dash+xml"})
-LIMITS = NetworkLimits()
 
 VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
 
 
-def read_address(address: str, limits: NetworkLimits = LIMITS) -> bytes | VideoFile | None:
+def read_address(address: str, limits: NetworkLimits = DEFAULT_LIMITS) -> bytes | VideoFile | None:
     """The picture, or the video as a temporary file that is gone when it is closed; None where it is a stream.
 
     Args:
