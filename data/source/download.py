@@ -39,15 +39,30 @@ _LONGEST_VALIDATOR = 256
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path` (made where it is missing); waits for another process that holds it.
+    """Hold an exclusive lock on the file `path`, made for it and removed with it; waits for another that holds it.
 
-    The lock goes with the process, so a crash leaves none behind. Holders must look again at what they protect: another
-    process may have finished the work meanwhile.
+    The lock goes with the process: a crash leaves a file that nobody holds. Holders must look again at what they
+    protect: another process may have finished the work meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(path, file):  # its last holder has removed it: whoever comes now locks another file
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether `path` still names this open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def fetch(

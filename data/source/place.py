@@ -122,7 +122,7 @@ class Place:
                 logger.info("Generating the dataset %s in %s", self.generate, target)
                 GENERATORS[self.generate](real)
                 return target
-            with locked(staging / "lock"):
+            with locked(real.with_name(f".{real.name}.lock")):  # beside what its holder may remove
                 if not self.is_in(real):
                     self._download(staging, real)
                     shutil.rmtree(staging)

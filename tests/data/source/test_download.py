@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.download import fetch
+from tessera.data.source.download import fetch, locked
 from tessera.utils.errors import UserError
 from tessera.utils.network import NetworkLimits
 from tests.at_once import at_once
@@ -220,3 +221,19 @@ def test_two_at_once(server: FileServer, tmp_path: Path) -> None:
     results = at_once([lambda: fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes()] * 4)
     assert results == [BODY] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["data.zip"]
+
+
+def test_one_holds_a_lock_at_a_time_and_none_leaves_its_file(tmp_path: Path) -> None:
+    holders, most = [0], 0
+
+    def hold() -> None:
+        nonlocal most
+        for _ in range(50):
+            with locked(tmp_path / "deep" / "lock"):
+                holders.append(1)
+                time.sleep(0)  # lets another go on
+                most = max(most, sum(holders))
+                holders.pop()
+
+    at_once([hold] * 4)
+    assert most == 1 and not list((tmp_path / "deep").iterdir())
