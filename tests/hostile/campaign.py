@@ -136,6 +136,7 @@ class _Case:
     def end(self) -> Outcome:
         """Kill what is left of the case, and read how it went."""
         hangs = self.process.is_alive()
+        self.process.kill()  # it may not lead a group yet
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)
         self.process.join()
