@@ -57,14 +57,14 @@ class NetworkLimits:
         time.sleep(min(self.pause_s * 2 ** (failures - 1), _LONGEST_PAUSE_S))
 
 
-DEFAULT_LIMITS = NetworkLimits()
+LIMITS = NetworkLimits()
 
 
 @dataclass
 class Pace:
     """How slowly the answers to one download may come: see NetworkLimits."""
 
-    limits: NetworkLimits
+    limits: NetworkLimits = field(default_factory=lambda: LIMITS)
     _started: float = field(default_factory=time.monotonic)
     _needed_by: float = 0.0
     _end: float = 0.0

@@ -7,7 +7,6 @@ left: workers use what they were promised only once they run, and are killed if 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from tessera.utils.files import SHARED_MEMORY
 from tessera.utils.ranks.world import World
@@ -18,14 +17,13 @@ class SharedMemory:
 
     Args:
         world: this rank.
-        folder: the file system in memory.
 
     Attributes:
         promised: bytes promised so far on this node.
     """
 
-    def __init__(self, world: World, folder: Path = SHARED_MEMORY) -> None:
-        self.folder = folder
+    def __init__(self, world: World) -> None:
+        self.folder = SHARED_MEMORY
         self.promised = 0
         self._world = world
         # Measured once, before anything is used: later, free space is smaller by the promises that are in use.

@@ -155,13 +155,11 @@ class StoppedWorkers:
 
     Args:
         rank: of this process, for the message.
-        timeout_s: how long one may be stopped.
-        batch_timeout_s: how long the rank waits for a batch.
     """
 
-    def __init__(self, rank: int, timeout_s: float | None = None, batch_timeout_s: float | None = None) -> None:
-        self._rank, self._timeout_s = rank, peer_timeout_s() if timeout_s is None else timeout_s
-        self._batch_timeout_s = loader_timeout_s() if batch_timeout_s is None else batch_timeout_s
+    def __init__(self, rank: int) -> None:
+        self._rank, self._timeout_s = rank, peer_timeout_s()
+        self._batch_timeout_s = loader_timeout_s()
         self._waits = 0  # odd while the rank waits for a batch
         self._workers: list[BaseProcess] = []
         self._closed = threading.Event()

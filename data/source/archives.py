@@ -57,13 +57,13 @@ class _Member(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, max_members: int = MAX_MEMBERS) -> None:
+def unpack(archive: Path, target: Path) -> None:
     """Unpack a zip, tar or compressed tar into the folder `target`, all of it or nothing.
 
     Only plain files and folders are made, with fresh permissions. Folders that exist are merged, files replaced.
 
     Raises:
-        UserError: a path that leaves `target`, a link, a device, more than `max_bytes` or `max_members`, a damaged or
+        UserError: a path that leaves `target`, a link, a device, more bytes or members than the limits, a damaged or
             encrypted archive, or a disk without room. Nothing is left behind then.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,10 +73,10 @@ def unpack(archive: Path, target: Path, *, max_bytes: int = MAX_UNPACKED_BYTES, 
         for count, member in enumerate(_members(archive), 1):
             path = staging / _safe_name(archive, member.name)
             total += member.size
-            if total > max_bytes or count > max_members:
+            if total > MAX_UNPACKED_BYTES or count > MAX_MEMBERS:
                 raise UserError(
-                    f"{shown(archive)}: unpacks to more than the limit of {max_bytes:,} bytes or {max_members:,} "
-                    "files. If you trust it, unpack it by hand."
+                    f"{shown(archive)}: unpacks to more than the limit of {MAX_UNPACKED_BYTES:,} bytes or "
+                    f"{MAX_MEMBERS:,} files. If you trust it, unpack it by hand."
                 )
             if member.size > shutil.disk_usage(staging).free:
                 raise UserError(

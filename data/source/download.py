@@ -20,8 +20,6 @@ from tqdm import tqdm
 
 from tessera.utils.errors import UserError
 from tessera.utils.network import (
-    DEFAULT_LIMITS,
-    NetworkLimits,
     Pace,
     TooSlowError,
     TransientError,
@@ -70,19 +68,15 @@ def fetch(
     target: Path,
     *,
     max_bytes: int = MAX_DOWNLOAD_BYTES,
-    progress: bool = True,
-    limits: NetworkLimits = DEFAULT_LIMITS,
     accept: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Download `url` to `target`; a target that exists is taken as it is.
+    """Download `url` to `target`, with a bar on stderr; a target that exists is taken as it is.
 
     Args:
         url: http or https, redirects included.
         target: the file; its folder is made. An interrupted download stays in `<target>.part` and is resumed by the
             next call if the server can and the file there is still the same (ETag or Last-Modified, else its length).
         max_bytes: refuse anything larger.
-        progress: show a bar on stderr.
-        limits: when to give up.
         accept: looks at the whole file before it gets its name, and raises where it is not what was expected: then
             nothing of it is kept.
 
@@ -97,7 +91,7 @@ def fetch(
         return target
     check_address(url, "Cannot download")
     part = target.with_name(target.name + ".part")
-    download = _Download(url, target, max_bytes, progress, limits)
+    download = _Download(url, target, max_bytes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a+b") as file:
@@ -130,8 +124,6 @@ class _Download:
     url: str
     target: Path
     max_bytes: int
-    progress: bool
-    limits: NetworkLimits
 
     @property
     def state_file(self) -> Path:
@@ -141,7 +133,7 @@ class _Download:
     def complete(self, file: IO[bytes]) -> None:
         """Repeat transfers into `file` until it is whole."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
-        pace = Pace(self.limits)
+        pace = Pace()
         while True:
             try:
                 return self._transfer(file, pace)
@@ -150,13 +142,13 @@ class _Download:
                 size = file.seek(0, os.SEEK_END)
                 failures = 1 if size > furthest and not isinstance(error, TooSlowError) else failures + 1
                 furthest = max(furthest, size)
-                if failures >= self.limits.attempts or pace.is_over:
+                if failures >= pace.limits.attempts or pace.is_over:
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
                         f"again (what has arrived is kept), or download the file by other means to "
                         f"{shown(self.target)}."
                     ) from error
-                self.limits.wait(failures)
+                pace.limits.wait(failures)
 
     def _transfer(self, file: IO[bytes], pace: Pace) -> None:
         """One request: the whole file, or what `file` lacks of it."""
@@ -205,10 +197,8 @@ class _Download:
 
     def _receive(self, response: http.client.HTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
         """Append the body to `file`, which has `offset` bytes."""
-        title, silent = self.target.name, not self.progress
-        with tqdm(
-            total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title, disable=silent
-        ) as bar:
+        title = self.target.name
+        with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
             try:
                 for block in read_blocks(response, self.url, total, self.max_bytes, offset):
                     file.write(block)

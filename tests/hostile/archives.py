@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from tessera.data.source import archives
 from tessera.data.source.archives import unpack
 from tests.hostile.damages import cut, flipped, left_out, named, zeroed
 from tests.hostile.expect import Message, message_or_result
@@ -17,7 +18,7 @@ CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**29
 
 FILES = {f"set/{kind}/{n:03}.{end}": random.Random(n).randbytes(n * 37) for n in range(20)
          for kind, end in (("images", "jpg"), ("labels", "txt"))}  # fmt: skip
-LIMITS = {"max_bytes": 10 << 20, "max_members": 500}
+archives.MAX_UNPACKED_BYTES, archives.MAX_MEMBERS = 10 << 20, 500
 
 
 def trial(rng: random.Random, folder: Path) -> str:
@@ -26,7 +27,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     archive, target = folder / f"a.{kind}", folder / "place" / "target"
     archive.write_bytes(_OF_BYTES[damage](rng, whole(kind)) if damage in _OF_BYTES else _MADE[damage](rng, kind))
     (folder / "place").mkdir()
-    used = message_or_result(lambda: unpack(archive, target, **LIMITS))
+    used = message_or_result(lambda: unpack(archive, target))
     if isinstance(used, Message):
         assert not list((folder / "place").iterdir()), f"{damage} {kind} left something behind"
     else:

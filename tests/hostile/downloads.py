@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 from tessera.data.source.download import fetch
+from tessera.utils import network
 from tessera.utils.network import NetworkLimits
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
@@ -25,8 +26,8 @@ def trial(rng: random.Random, folder: Path) -> str:
     """Ask a bad server, then a good one for the same file."""
     kind = rng.choice([*_ANSWERS, "address"])
     target = folder / "data.zip"
-    get = functools.partial(fetch, max_bytes=100_000, progress=False, limits=LIMITS)
-    get_patiently = functools.partial(get, limits=LONGER_LIMITS)
+    get = functools.partial(fetch, max_bytes=100_000)
+    network.LIMITS = LIMITS
     if kind == "address":
         assert isinstance(message_or_result(lambda: get(_address(rng), target)), Message)
         return kind
@@ -36,7 +37,8 @@ def trial(rng: random.Random, folder: Path) -> str:
         if isinstance(used, Message):
             assert not target.exists(), f"{kind}: a part was left as the file"
             pieces[:] = [_header(len(BODY)) + BODY]
-            again = message_or_result(lambda: get_patiently(server.url, target))
+            network.LIMITS = LONGER_LIMITS
+            again = message_or_result(lambda: get(server.url, target))
             assert again == target, f"{kind}: not downloaded from a sound server: {again}"
             assert target.read_bytes() == BODY, f"{kind}: joined with what is not of this file"
         elif kind in _WHOLE:

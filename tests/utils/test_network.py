@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tessera.data.source.download import fetch
+from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.network import NetworkLimits
 from tests.raw_server import raw_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
-QUICK: dict[str, Any] = {"progress": False, "limits": NetworkLimits(2, 0.01, 5.0, least_speed=1e5, slack_s=0.3)}
 TRICKLE = [b"x", 0.05] * 1000
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LIMITS", NetworkLimits(2, 0.01, 5.0, least_speed=1e5, slack_s=0.3))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ TRICKLE = [b"x", 0.05] * 1000
 )
 def test_a_server_that_trickles_is_given_up(tmp_path: Path, pieces: list[bytes | float]) -> None:
     with raw_server(pieces) as server, pytest.raises(UserError, match="less than 100,000 bytes a second") as error:
-        fetch(server.url, tmp_path / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "data.zip")
     assert "what has arrived is kept" in str(error.value)
     assert len(server.requests) <= 4
 
@@ -41,7 +45,7 @@ def test_a_server_that_trickles_is_given_up(tmp_path: Path, pieces: list[bytes |
 def test_the_total_time_is_bounded_by_the_size(tmp_path: Path) -> None:
     """One new byte a connection is progress each time."""
     with raw_server([OK + b"Content-Length: 30000\r\n\r\nx"]) as server, pytest.raises(UserError, match="connection"):
-        fetch(server.url, tmp_path / "data.zip", progress=False, limits=NetworkLimits(2, 0.01, 5.0, 1e5, 0.3))
+        fetch(server.url, tmp_path / "data.zip")
     assert server.requests
 
 
@@ -68,7 +72,7 @@ def test_the_total_time_is_bounded_by_the_size(tmp_path: Path) -> None:
 def test_answers_that_are_not_http(tmp_path: Path, answer: bytes, message: str) -> None:
     with raw_server([answer]) as server:
         try:
-            fetch(server.url, tmp_path / "data.zip", **QUICK)
+            fetch(server.url, tmp_path / "data.zip")
         except UserError as error:
             assert len(str(error)) < 800 and str(error).replace("\n", "").isprintable()
             found = str(error)
@@ -84,5 +88,5 @@ def test_answers_that_are_not_http(tmp_path: Path, answer: bytes, message: str) 
 )  # fmt: skip
 def test_addresses_that_are_none(tmp_path: Path, url: str) -> None:
     with pytest.raises(UserError, match="Cannot download") as error:
-        fetch(url, tmp_path / "data.zip", **QUICK)
+        fetch(url, tmp_path / "data.zip")
     assert str(error.value).isprintable() and len(str(error.value)) < 400

@@ -24,13 +24,12 @@ _SHARE_OFF = 0.2  # of a size that somebody has once read off a page: another ki
 _TERMS = {"AGPL-3.0": " Mind its terms before you pass on what is made with it; --list-weights shows permissive ones."}
 
 
-def resolve_weights(name: str, *, progress: bool = True) -> Path:
+def resolve_weights(name: str) -> Path:
     """Find the file that `--weights` means; download a published one that is not there.
 
     Args:
         name: a path, or the bare name of a published file as `published` knows it, such as "yolox_s.pth" or "yolox_s",
             which is looked for in the working directory and in the cache folder, and else downloaded to the latter.
-        progress: show a bar while downloading.
 
     Raises:
         UserError: there is no such file, with the places that were tried; it cannot be downloaded, what came is not the
@@ -45,7 +44,7 @@ def resolve_weights(name: str, *, progress: bool = True) -> Path:
     known = published(name) if bare and not given.exists() else None
     if known is not None:
         own = Path(known.name)
-        return own if own.is_file() else _published_file(known, progress)
+        return own if own.is_file() else _published_file(known)
     cached = _folder() / given.name
     if bare and cached.is_file():
         return cached
@@ -76,7 +75,7 @@ def _folder() -> Path:
     return cache_dir() / "weights"
 
 
-def _published_file(known: PublishedWeights, progress: bool) -> Path:
+def _published_file(known: PublishedWeights) -> Path:
     """The file in the cache folder, downloaded where it is not there yet."""
     cached = _folder() / known.name
     if cached.is_file():
@@ -88,7 +87,7 @@ def _published_file(known: PublishedWeights, progress: bool) -> Path:
         arrived.append(_accepted(known, part, cached))
         _note(cached).write_text(f"{arrived[0]}  {known.name}\n")  # as sha256sum writes it
 
-    fetch(known.url, cached, max_bytes=MAX_WEIGHTS_BYTES, progress=progress, accept=accept)
+    fetch(known.url, cached, max_bytes=MAX_WEIGHTS_BYTES, accept=accept)
     if arrived:  # else another process has downloaded it meanwhile, and reported it
         parts, size = urlsplit(known.url), cached.stat().st_size
         pinned = "" if known.sha256 else " (not pinned: no digest of this file is known to compare it with)"

@@ -19,11 +19,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.data.feed import cache as cache_module
-from tessera.data.feed import images
+from tessera.data.feed import images, shared_memory
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.images import ImageStore
 from tessera.data.feed.shapes import loaded_sizes
-from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.source import decode
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode
@@ -225,10 +224,10 @@ def test_memory_counts_too_not_only_the_size_of_shared_memory(
         open_images(index, 64, "ram", "linear", World())
 
 
-def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path) -> None:
-    memory = SharedMemory(World(), tmp_path / "missing")
+def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "missing")
     with pytest.raises(UserError, match="Use --cache disk"):
-        open_images(index, 64, "ram", "linear", World(), memory)
+        open_images(index, 64, "ram", "linear", World())
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])

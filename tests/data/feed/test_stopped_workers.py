@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Li
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "CHECK_S", 0.02)
+    monkeypatch.setenv("TESSERA_PEER_TIMEOUT", "0.1")
+    monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "2")
 
 
 def begun(stopped: StoppedWorkers) -> Any:
@@ -37,7 +39,7 @@ def begun(stopped: StoppedWorkers) -> Any:
 
 @pytest.mark.usefixtures("fast")
 def test_a_stopped_worker_is_killed_and_named(capfd: pytest.CaptureFixture[str]) -> None:
-    stopped = StoppedWorkers(3, 0.1)
+    stopped = StoppedWorkers(3)
     first, second = begun(stopped), begun(stopped)
     os.kill(first.pid, signal.SIGSTOP)
     first.join(55)
@@ -54,7 +56,7 @@ def test_a_stopped_worker_is_killed_where_nobody_reads_stderr(monkeypatch: pytes
     monkeypatch.setattr(failures, "_PRINTING_S", 0.1)
     read = threading.Event()
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lambda text: read.wait(60), flush=lambda: None))
-    stopped = StoppedWorkers(0, 0.1)
+    stopped = StoppedWorkers(0)
     worker = begun(stopped)
     os.kill(worker.pid, signal.SIGSTOP)
     worker.join(55)
@@ -68,7 +70,7 @@ def test_a_stopped_worker_is_killed_where_nobody_reads_stderr(monkeypatch: pytes
 def test_workers_that_give_no_batch_in_time_are_killed_and_the_limit_is_named(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    stopped = StoppedWorkers(1, 60, 2.0)
+    stopped = StoppedWorkers(1)
     worker = begun(stopped)
     for _ in range(6):  # batches that come in time, though all together they take longer
         with stopped.waiting():
@@ -83,7 +85,7 @@ def test_workers_that_give_no_batch_in_time_are_killed_and_the_limit_is_named(
 
 
 def test_a_worker_that_is_stopped_at_the_end_is_not_waited_for() -> None:
-    stopped = StoppedWorkers(0, 60)
+    stopped = StoppedWorkers(0)
     worker = begun(stopped)
     os.kill(worker.pid, signal.SIGSTOP)
     while not workers._is_stopped(worker.pid):

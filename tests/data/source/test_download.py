@@ -15,18 +15,23 @@ import numpy as np
 import pytest
 
 from tessera.data.source.download import fetch, locked
+from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.network import NetworkLimits
 from tests.at_once import at_once
 from tests.file_server import FileServer
 
 BODY = np.random.default_rng(0).bytes(300_000)
-QUICK: dict[str, Any] = {"progress": False, "limits": NetworkLimits(pause_s=0.01, timeout_s=5.0)}
 
 
-def patient(attempts: int) -> dict[str, Any]:
-    """As QUICK, with another number of attempts."""
-    return {**QUICK, "limits": replace(QUICK["limits"], attempts=attempts)}
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=5.0))
+
+
+@pytest.fixture
+def one_try(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LIMITS", replace(network.LIMITS, attempts=1))
 
 
 @pytest.fixture
@@ -36,72 +41,79 @@ def server() -> Iterator[FileServer]:
 
 
 def test_whole_file_and_nothing_else(server: FileServer, tmp_path: Path) -> None:
-    target = fetch(server.url, tmp_path / "deep" / "data.zip", **QUICK)
+    target = fetch(server.url, tmp_path / "deep" / "data.zip")
     assert target.read_bytes() == BODY
     assert list(target.parent.iterdir()) == [target]
 
 
 def test_present_target_is_not_fetched(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "data.zip").write_bytes(b"mine")
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == b"mine"
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == b"mine"
     assert server.seen == []
 
 
 def test_an_interrupted_transfer_is_resumed(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [100_000, 50_000]
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
     assert server.seen == [None, "bytes=100000-", "bytes=150000-"]
 
 
 def test_progress_renews_the_attempts(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [30_000] * 9
-    assert fetch(server.url, tmp_path / "data.zip", **patient(2)).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
 
 
+@pytest.mark.usefixtures("one_try")
 def test_the_next_call_resumes(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [100_000]
     with pytest.raises(UserError, match="the connection ended after 100,000 of 300,000 bytes"):
-        fetch(server.url, tmp_path / "data.zip", **patient(1))
+        fetch(server.url, tmp_path / "data.zip")
     assert not (tmp_path / "data.zip").exists()
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
     assert server.seen == [None, "bytes=100000-"]
 
 
+@pytest.mark.usefixtures("one_try")
 def test_part_of_another_address_is_not_continued(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [100_000]
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", **patient(1))
-    fetch(server.url + "?v=2", tmp_path / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "data.zip")
+    fetch(server.url + "?v=2", tmp_path / "data.zip")
     assert server.seen == [None, None]
 
 
+@pytest.mark.usefixtures("one_try")
 def test_complete_part_is_not_fetched_again(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [len(BODY) - 1]
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", **patient(1))
+        fetch(server.url, tmp_path / "data.zip")
     with (tmp_path / "data.zip.part").open("ab") as part:
         part.write(BODY[-1:])
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
     assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("etag", ['"two"', ""])
-def test_changed_file_is_not_joined(server: FileServer, tmp_path: Path, etag: str) -> None:
+def test_changed_file_is_not_joined(
+    server: FileServer, tmp_path: Path, etag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.etag = '"one"' if etag else ""
     server.break_after = [100_000]
-    with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", **patient(1))
+    with monkeypatch.context() as one_try, pytest.raises(UserError):
+        one_try.setattr(network, "LIMITS", replace(network.LIMITS, attempts=1))
+        fetch(server.url, tmp_path / "data.zip")
     server.etag, server.body = etag, BODY[::-1][:-7]
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body
 
 
+@pytest.mark.usefixtures("one_try")
 def test_shorter_file_starts_over(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [100_000]
     server.etag = ""
     with pytest.raises(UserError):
-        fetch(server.url, tmp_path / "data.zip", **patient(1))
+        fetch(server.url, tmp_path / "data.zip")
     server.body = BODY[:5000]
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == server.body
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body
 
 
 @pytest.mark.parametrize(
@@ -112,14 +124,14 @@ def test_shorter_file_starts_over(server: FileServer, tmp_path: Path) -> None:
 def test_servers_that_make_it_hard(server: FileServer, tmp_path: Path, manners: dict[str, Any]) -> None:
     for name, value in manners.items():
         setattr(server, name, value)
-    assert fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
+    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
 
 
 def test_server_without_ranges_does_not_keep_us_for_ever(server: FileServer, tmp_path: Path) -> None:
     server.ranges = False
     server.break_after = [100_000] * 50
     with pytest.raises(UserError, match="connection"):
-        fetch(server.url, tmp_path / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "data.zip")
     assert len(server.seen) <= 4
 
 
@@ -127,7 +139,7 @@ def test_server_without_ranges_does_not_keep_us_for_ever(server: FileServer, tmp
 def test_refusals_are_final(server: FileServer, tmp_path: Path, status: int, what: str) -> None:
     server.status = [status]
     with pytest.raises(UserError, match=what):
-        fetch(server.url, tmp_path / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "data.zip")
     assert len(server.seen) == 1
 
 
@@ -135,34 +147,34 @@ def test_refusals_are_final(server: FileServer, tmp_path: Path, status: int, wha
 def test_size_limit(server: FileServer, tmp_path: Path, length: bool) -> None:
     server.length = length
     with pytest.raises(UserError, match="limit of 1,000"):
-        fetch(server.url, tmp_path / "data.zip", max_bytes=1000, **QUICK)
+        fetch(server.url, tmp_path / "data.zip", max_bytes=1000)
     assert not (tmp_path / "data.zip").exists()
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a.zip", "data.zip", "http://"])
 def test_only_http(tmp_path: Path, url: str) -> None:
     with pytest.raises(UserError, match="starts with http"):
-        fetch(url, tmp_path / "data.zip", **QUICK)
+        fetch(url, tmp_path / "data.zip")
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/data.zip"])
 def test_redirect_to_another_scheme_is_refused(server: FileServer, tmp_path: Path, location: str) -> None:
     server.location = location
     with pytest.raises(UserError, match=r"redirects to 'ftp|Redirection to url 'file"):
-        fetch(server.url, tmp_path / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "data.zip")
 
 
 def test_nobody_listens(server: FileServer, tmp_path: Path) -> None:
     with FileServer(BODY) as other:
         url = other.url
     with pytest.raises(UserError, match=r"Cannot download .*Check the network"):
-        fetch(url, tmp_path / "data.zip", **QUICK)
+        fetch(url, tmp_path / "data.zip")
 
 
 def test_target_that_cannot_be_written(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="Cannot write"):
-        fetch(server.url, tmp_path / "file" / "data.zip", **QUICK)
+        fetch(server.url, tmp_path / "file" / "data.zip")
 
 
 def test_a_file_that_is_not_accepted_leaves_nothing_behind(server: FileServer, tmp_path: Path) -> None:
@@ -176,12 +188,12 @@ def test_a_file_that_is_not_accepted_leaves_nothing_behind(server: FileServer, t
 
     server.body = BODY[::-1]
     with pytest.raises(UserError, match="not that one"):
-        fetch(server.url, target, accept=accept, **QUICK)
+        fetch(server.url, target, accept=accept)
     assert not target.exists() and sum(path.stat().st_size for path in tmp_path.glob("*.part")) == 0
     server.body = BODY
-    assert fetch(server.url, target, accept=accept, **QUICK).read_bytes() == BODY
+    assert fetch(server.url, target, accept=accept).read_bytes() == BODY
     assert looked == [BODY[::-1], BODY] and server.seen == [None, None]
-    fetch(server.url, target, accept=accept, **QUICK)  # what is there was accepted
+    fetch(server.url, target, accept=accept)  # what is there was accepted
     assert len(looked) == 2 and list(tmp_path.iterdir()) == [target]
 
 
@@ -207,18 +219,18 @@ def test_a_redirect_to_another_host_keeps_https_and_the_place_to_resume_at(
     with FileServer(b"", tls).running() as first, FileServer(BODY, tls).running() as second:
         first.location = f"{second.folder}storage?{'signed' * 200}"
         second.break_after = [100_000]
-        assert fetch(first.url, tmp_path / "data.zip", **QUICK).read_bytes() == BODY
+        assert fetch(first.url, tmp_path / "data.zip").read_bytes() == BODY
         assert second.seen == [None, "bytes=100000-"]
         first.location = server.url
         with pytest.raises(
             UserError, match=r"Cannot download https://.*: it redirects to 'http:.*, which is not https"
         ):
-            fetch(first.url, tmp_path / "other.zip", **QUICK)
+            fetch(first.url, tmp_path / "other.zip")
         assert server.seen == [] and not (tmp_path / "other.zip").exists()
 
 
 def test_two_at_once(server: FileServer, tmp_path: Path) -> None:
-    results = at_once([lambda: fetch(server.url, tmp_path / "data.zip", **QUICK).read_bytes()] * 4)
+    results = at_once([lambda: fetch(server.url, tmp_path / "data.zip").read_bytes()] * 4)
     assert results == [BODY] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["data.zip"]
 

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tessera.data.source.download import fetch
+from tessera.utils import network
 from tessera.utils.checkpoints import resolve as module
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.errors import UserError
@@ -41,8 +40,7 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = NetworkLimits(pause_s=0.01, timeout_s=30.0)
-    monkeypatch.setattr(module, "fetch", partial(fetch, limits=limits))
+    monkeypatch.setattr(network, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
 
 
 @pytest.fixture
@@ -76,7 +74,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def get(name: str) -> Path:
-    return resolve_weights(name, progress=False)
+    return resolve_weights(name)
 
 
 def test_existing_files(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
@@ -268,7 +266,7 @@ table.PUBLISHED = tuple(
 Path(sys.argv[1]).touch()
 while not all(Path(name).exists() for name in "ab"):
     time.sleep(0.01)
-print(resolve_weights("yolox_x", progress=False).stat().st_size)
+print(resolve_weights("yolox_x").stat().st_size)
 """
     server.pause_s = 0.5  # time for the other one to come
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"]

@@ -43,7 +43,7 @@ def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
             yield number
 
     before = threading.active_count()
-    with read_ahead(items(), count=2) as ahead:
+    with read_ahead(items()) as ahead:
         for number in ahead:
             assert len(made) <= number + 4
             if number == 10:

@@ -5,6 +5,7 @@ Nothing is asked for but the addresses that were given, and where they redirect 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,8 +16,6 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
 from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES
 from tessera.utils.network import (
-    DEFAULT_LIMITS,
-    NetworkLimits,
     Pace,
     TransientError,
     check_address,
@@ -35,12 +34,11 @@ _STREAM_TYPES = frozenset({"application/vnd.apple.mpegurl", "application/x-mpegu
 VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
 
 
-def read_address(address: str, limits: NetworkLimits = DEFAULT_LIMITS) -> bytes | VideoFile | None:
+def read_address(address: str) -> bytes | VideoFile | None:
     """The picture, or the video as a temporary file that is gone when it is closed; None where it is a stream.
 
     Args:
         address: http or https.
-        limits: when to give up.
 
     Raises:
         UserError: it is unavailable, too large, or is something else.
@@ -49,15 +47,16 @@ def read_address(address: str, limits: NetworkLimits = DEFAULT_LIMITS) -> bytes 
     suffix = suffix_of(urlsplit(address).path)
     if suffix in _STREAM_SUFFIXES:
         return None
-    for attempt in range(1, limits.attempts + 1):
+    for attempt in itertools.count(1):
+        pace = Pace()
         try:
-            return _answer(address, suffix, Pace(limits))
+            return _answer(address, suffix, pace)
         except TransientError as error:
             if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
                 return None  # perhaps a stream that is not there yet: those are waited for
-            if attempt == limits.attempts:
+            if attempt == pace.limits.attempts:
                 raise UserError(f"{shown_address(address)}: {error}. Check the address and the network.") from error
-            limits.wait(attempt)
+            pace.limits.wait(attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 

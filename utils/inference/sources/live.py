@@ -10,14 +10,14 @@ from dataclasses import replace
 from tessera.utils.inference.sources.capture import rgb_of
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
-from tessera.utils.inference.sources.stream import StreamReader, StreamTimeouts
+from tessera.utils.inference.sources.stream import StreamReader
 
 _JOIN_S = 0.5  # a thread that waits for a server ends by itself later
 _LOOK_S = 1.0  # how often Ctrl-C is looked for where nothing comes
 
 
 def read_streams(
-    origins: Sequence[Origin], *, every_frame: bool, vid_stride: int, timeouts: StreamTimeouts
+    origins: Sequence[Origin], *, every_frame: bool, vid_stride: int
 ) -> Generator[Frame | SourceEvent, None, None]:
     """Frames and events of streams as they come, until all of them are over; closing it ends their threads.
 
@@ -25,13 +25,9 @@ def read_streams(
         origins: streams and cameras.
         every_frame: all frames in order, else the newest one of each stream.
         vid_stride: each so many-th frame of a stream.
-        timeouts: when a stream is given up.
     """
     ready = threading.Condition()
-    readers = [
-        StreamReader(origin, ready, every_frame=every_frame, vid_stride=vid_stride, timeouts=timeouts)
-        for origin in origins
-    ]
+    readers = [StreamReader(origin, ready, every_frame=every_frame, vid_stride=vid_stride) for origin in origins]
     try:
         for reader in readers:
             reader.start()

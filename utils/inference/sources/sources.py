@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import ConfigError, UserError
@@ -17,7 +16,6 @@ from tessera.utils.inference.sources.frames import Frame, Pixels, SourceEvent
 from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stdin import read_stdin
-from tessera.utils.inference.sources.stream import TIMEOUTS, StreamTimeouts
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.text import one_line
 
@@ -33,8 +31,6 @@ def open_sources(
     read: ReadPicture,
     vid_stride: int = 1,
     every_frame: bool = False,
-    stdin: IO[bytes] | None = None,
-    timeouts: StreamTimeouts = TIMEOUTS,
 ) -> Sources:
     """Find what `--source` names; nothing is read before the first iteration.
 
@@ -45,8 +41,6 @@ def open_sources(
             an event.
         vid_stride: of videos and streams, each `vid_stride`-th frame.
         every_frame: of streams, all frames in order instead of the newest one.
-        stdin: what "-" reads; None = the process's.
-        timeouts: when a stream is given up, for a time or for good.
 
     Raises:
         ConfigError: a stride below 1.
@@ -59,7 +53,7 @@ def open_sources(
     origins = find_origins(specs)
     if not origins:
         raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
-    return Sources(origins, read, vid_stride, every_frame, stdin, timeouts)
+    return Sources(origins, read, vid_stride, every_frame)
 
 
 @dataclass(eq=False)
@@ -70,15 +64,13 @@ class Sources:
 
     Attributes:
         origins: what to read.
-        read, vid_stride, every_frame, stdin, timeouts: as in `open_sources`.
+        read, vid_stride, every_frame: as in `open_sources`.
     """
 
     origins: Sequence[Origin]
     read: ReadPicture
     vid_stride: int
     every_frame: bool
-    stdin: IO[bytes] | None
-    timeouts: StreamTimeouts
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -110,9 +102,7 @@ class Sources:
             else:
                 yield from self._items(origin, streams)
         by_source = {origin.source: origin for origin in streams}  # one that is named twice is read once
-        yield from read_streams(
-            [*by_source.values()], every_frame=self.every_frame, vid_stride=self.vid_stride, timeouts=self.timeouts
-        )
+        yield from read_streams([*by_source.values()], every_frame=self.every_frame, vid_stride=self.vid_stride)
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         """What is no stream; an address that turns out to be one goes to `streams`."""
@@ -158,14 +148,11 @@ class Sources:
                 yield from read_video(origin, self.vid_stride, found.name)
 
     def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
-        stdin = self.stdin
-        if stdin is None and sys.stdin is not None:
-            stdin = sys.stdin.buffer
-        if stdin is None:
+        if sys.stdin is None:
             yield _unreadable(origin, "standard input is closed, expected a picture or a list of files.")
             return
         try:
-            for found in read_stdin(stdin):
+            for found in read_stdin(sys.stdin.buffer):
                 if isinstance(found, bytes):
                     yield from self._picture(origin, found)
                 else:

@@ -51,7 +51,6 @@ class StreamReader:
         ready: guards `waiting` and `is_over` of all readers, and is notified when they change.
         every_frame: wait for the one who takes the frames, instead of replacing the one that waits by a newer one.
         vid_stride: each so many-th frame is given.
-        timeouts: when it is given up.
 
     Attributes:
         waiting: frames and events in order; the pixels of the frames are BGR.
@@ -59,17 +58,9 @@ class StreamReader:
         failure: a defect that ended it.
     """
 
-    def __init__(
-        self,
-        origin: Origin,
-        ready: threading.Condition,
-        *,
-        every_frame: bool,
-        vid_stride: int,
-        timeouts: StreamTimeouts,
-    ) -> None:
+    def __init__(self, origin: Origin, ready: threading.Condition, *, every_frame: bool, vid_stride: int) -> None:
         self._thread = threading.Thread(target=self._run, name=f"stream {origin.place}", daemon=True)
-        self.origin, self.timeouts = origin, timeouts
+        self.origin, self._timeouts = origin, TIMEOUTS
         self.waiting: deque[Frame | SourceEvent] = deque()
         self.is_over = False
         self.failure: BaseException | None = None
@@ -105,34 +96,34 @@ class StreamReader:
                 self._ready.notify_all()
 
     def _read(self) -> None:
-        tries, pause = 0, self.timeouts.pause_s
+        tries, pause = 0, self._timeouts.pause_s
         while not self._stopped.is_set():
             number = self._number
             facts = self._one_connection()
             if self._stopped.is_set():
                 return
             if self._number > number:
-                pause = self.timeouts.pause_s
+                pause = self._timeouts.pause_s
                 if facts is not None and facts.frames is not None:  # it has an end, and this is it
                     self._event("ended", f"ended after {self._number:,} frames")
                     return
                 self._event("gap", "no frame comes, it is connected anew", seconds=time.monotonic() - self._last)
             elif self._started is None:
                 tries += 1
-                if tries >= self.timeouts.tries or self.origin.form == "camera":
+                if tries >= self._timeouts.tries or self.origin.form == "camera":
                     self._event("unreadable", self._why())
                     return
-            elif time.monotonic() - self._last > self.timeouts.give_up_s:
+            elif time.monotonic() - self._last > self._timeouts.give_up_s:
                 lost_s = time.monotonic() - self._last
                 self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {self._number:,} frames")
                 return
             self._stopped.wait(pause)
-            pause = min(2 * pause, self.timeouts.longest_pause_s)
+            pause = min(2 * pause, self._timeouts.longest_pause_s)
 
     def _one_connection(self) -> VideoFacts | None:
         """Frames until none comes; what the stream says of itself, None where it is not there."""
         where = int(self.origin.where) if self.origin.form == "camera" else self.origin.where
-        with Capture(where, open_s=self.timeouts.open_s, read_s=self.timeouts.read_s) as capture:
+        with Capture(where, open_s=self._timeouts.open_s, read_s=self._timeouts.read_s) as capture:
             if not capture.is_open:
                 return None
             facts, is_new, usual_s = capture.facts, True, 0.0
@@ -143,7 +134,7 @@ class StreamReader:
                     self._report_connection(now, facts)
                 else:
                     waited_s = now - asked
-                    if waited_s > max(self.timeouts.stall_s, _STALL_TIMES * usual_s):
+                    if waited_s > max(self._timeouts.stall_s, _STALL_TIMES * usual_s):
                         self._event("gap", f"no frame for {waited_s:.1f} s", seconds=waited_s)
                     usual_s += _USUAL * (waited_s - usual_s) if usual_s else waited_s
                 is_new, self._last = False, now
@@ -193,4 +184,4 @@ class StreamReader:
     def _why(self) -> str:
         if self.origin.form == "camera":
             return f"no camera of number {self.origin.where} gives a picture."
-        return f"no frame comes from it, tried {self.timeouts.tries} times. Check the address and the network."
+        return f"no frame comes from it, tried {self._timeouts.tries} times. Check the address and the network."

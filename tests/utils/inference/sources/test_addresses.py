@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tessera.data.source.decode import read_image
+from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources import addresses
 from tessera.utils.inference.sources.addresses import read_address
@@ -24,7 +26,11 @@ from tests.utils.inference.sources.made_sources import events, frames, items, nu
 from tests.utils.inference.sources.mjpeg_server import mjpeg_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
-QUICK = NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LIMITS", NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60))
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +111,8 @@ def test_an_answer_that_breaks_off_is_asked_for_again(picture: Path) -> None:
     body = picture.read_bytes()
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
         with pytest.raises(UserError, match=r"ended after 200 of .*Check the address and the network"):
-            read_address(f"{server.url}.png", QUICK)
-        assert len(server.requests) == QUICK.attempts
+            read_address(f"{server.url}.png")
+        assert len(server.requests) == network.LIMITS.attempts
 
 
 @pytest.mark.parametrize(("limit", "suffix", "what"), [
@@ -118,7 +124,7 @@ def test_a_limit(
     monkeypatch.setattr(addresses, limit, 1000)
     body = b"\0\0\0\x18ftyp" + bytes(5000)
     with raw_server(answer(body, what)) as server, pytest.raises(UserError, match="more than the limit of 1,000 bytes"):
-        read_address(server.url + suffix, QUICK)
+        read_address(server.url + suffix)
     assert list(own_temporary_folder.iterdir()) == []
 
 
@@ -147,10 +153,13 @@ def test_nothing_is_asked_for_before_it_is_its_turn(picture: Path) -> None:
         assert server.requests == []
 
 
-def test_a_list_over_standard_input_may_name_addresses(picture: Path, tmp_path: Path) -> None:
+def test_a_list_over_standard_input_may_name_addresses(
+    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jpeg: Any = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1]
     with raw_server(answer(jpeg.tobytes(), "image/jpeg")) as server:
         (tmp_path / "list").write_text(f"{server.url}\n{picture}\n")
         with (tmp_path / "list").open("rb") as stdin:
-            found = items("-", stdin=stdin)
+            monkeypatch.setattr("sys.stdin", TextIOWrapper(stdin))
+            found = items("-")
     assert [item.source for item in found] == [server.url, str(picture)] and len(frames(found)) == 2

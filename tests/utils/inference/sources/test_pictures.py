@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return tmp_path / "in"
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Lets these bytes come over standard input."""
+    return lambda content: monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
 def names(found: list[Frame | SourceEvent]) -> list[str]:
@@ -99,7 +106,9 @@ def test_a_damaged_picture_among_others(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_a_picture_whose_end_is_missing_is_used_and_named(folder: Path, suffix: str) -> None:
+def test_a_picture_whose_end_is_missing_is_used_and_named(
+    folder: Path, suffix: str, type_in: Callable[[bytes], None]
+) -> None:
     whole = write_image(folder / f"whole{suffix}", (200, 300)).read_bytes()
     preview = b"\xff\xe1\0\x06\xff\xd9\xff\xd9" if suffix == ".jpg" else b""  # an end mark in a header is none
     cut = whole[:2] + preview + whole[2 : len(whole) // 2]
@@ -107,7 +116,8 @@ def test_a_picture_whose_end_is_missing_is_used_and_named(folder: Path, suffix: 
     (folder / f"trailer{suffix}").write_bytes(whole + bytes(10_000))
     assert events(items([folder / f"whole{suffix}", folder / f"trailer{suffix}"])) == []
     for source in (folder / f"cut{suffix}", "-"):
-        with open_sources(source, read=to_pixels, stdin=io.BytesIO(cut)) as sources:
+        type_in(cut)
+        with open_sources(source, read=to_pixels) as sources:
             found = list(sources)
         if suffix == ".png" and len(found) == 1:
             assert events(found)[0].kind == "unreadable", "OpenCV decodes none of it"
@@ -157,22 +167,24 @@ def test_a_source_that_is_none(
     assert "--source" in str(error.value) and "secret" not in str(error.value)
 
 
-def test_standard_input_is_a_picture(folder: Path) -> None:
-    (frame,) = items("-", stdin=io.BytesIO((folder / "a.png").read_bytes()))
+def test_standard_input_is_a_picture(folder: Path, type_in: Callable[[bytes], None]) -> None:
+    type_in((folder / "a.png").read_bytes())
+    (frame,) = items("-")
     assert isinstance(frame, Frame) and frame.source == "-"
     assert np.array_equal(frame.pixels, read_image(folder / "a.png"))
 
 
-def test_standard_input_is_a_list(folder: Path) -> None:
-    text = f"{folder}/a.png\n\n{folder}/gone.jpg\r\n# no\n{folder}/b.jpg"
-    found = items("-", stdin=io.BytesIO(text.encode()))
+def test_standard_input_is_a_list(folder: Path, type_in: Callable[[bytes], None]) -> None:
+    type_in(f"{folder}/a.png\n\n{folder}/gone.jpg\r\n# no\n{folder}/b.jpg".encode())
+    found = items("-")
     assert [Path(item.source).name for item in found] == ["a.png", "gone.jpg", "b.jpg"]
     assert [isinstance(item, Frame) for item in found] == [True, False, True]
 
 
-def test_a_list_that_is_being_written_is_read_as_it_comes(folder: Path) -> None:
+def test_a_list_that_is_being_written_is_read_as_it_comes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as stdin, open_sources("-", read=read, stdin=stdin) as sources:
+    with os.fdopen(reading, "r") as stdin, open_sources("-", read=read) as sources:
+        monkeypatch.setattr("sys.stdin", stdin)
         found = iter(sources)
         for name in ("a.png", "b.jpg"):
             os.write(writing, f"{folder}/{name}\n".encode())
@@ -191,8 +203,9 @@ def test_a_list_that_is_being_written_is_read_as_it_comes(folder: Path) -> None:
         (b"\xff\xd8\xff no picture" + bytes(100), "do not decode"),
     ],
 )  # fmt: skip
-def test_standard_input_that_is_neither(content: bytes, message: str) -> None:
-    (event,) = items("-", stdin=io.BytesIO(content))
+def test_standard_input_that_is_neither(content: bytes, message: str, type_in: Callable[[bytes], None]) -> None:
+    type_in(content)
+    (event,) = items("-")
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and message in event.message
 
 

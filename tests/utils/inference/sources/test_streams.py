@@ -7,12 +7,15 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tessera.utils.inference.sources import stream
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.inference.sources.stream import StreamTimeouts
@@ -21,9 +24,19 @@ from tests.utils.inference.sources.made_sources import events, frames, items, nu
 from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
 SILENT = 600.0
-LONG = StreamTimeouts(open_s=60, read_s=60, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
 READ_S = 2.0
-SHORT = StreamTimeouts(open_s=60, read_s=READ_S, stall_s=30, tries=3, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets time-outs of streams; without a call they are long, and pauses short."""
+
+    def let(**seconds: float) -> None:
+        usual = StreamTimeouts(open_s=60, read_s=60, stall_s=30, pause_s=0.01, longest_pause_s=0.05, give_up_s=60)
+        monkeypatch.setattr(stream, "TIMEOUTS", replace(usual, **seconds))
+
+    let()
+    return let
 
 
 def kinds(found: list[Frame | SourceEvent]) -> list[str]:
@@ -31,11 +44,12 @@ def kinds(found: list[Frame | SourceEvent]) -> list[str]:
     return [event.kind for event in events(found)]
 
 
-def test_every_frame_in_order_through_stall_break_and_return() -> None:
+def test_every_frame_in_order_through_stall_break_and_return(limits: Callable[..., None]) -> None:
     """It stalls for 3 s, which is too long, and the server has gone when it is called again, and comes back."""
+    limits(read_s=READ_S)
     with mjpeg_server([20, 3.0, 1], REFUSE, REFUSE, [20, SILENT]) as server:
         found = []
-        with open_sources(server.url, read=read, every_frame=True, timeouts=SHORT) as sources:
+        with open_sources(server.url, read=read, every_frame=True) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 40:
@@ -60,11 +74,11 @@ def test_every_frame_in_order_through_stall_break_and_return() -> None:
     assert line["event"] == "gap" and line["frame"] == 20 and {"time_s", "wall_s", "seconds", "message"} <= set(line)
 
 
-def test_a_short_stall_is_a_gap_without_a_new_connection() -> None:
-    timeouts = StreamTimeouts(open_s=60, read_s=60, stall_s=0.4, pause_s=0.01, give_up_s=60)
+def test_a_short_stall_is_a_gap_without_a_new_connection(limits: Callable[..., None]) -> None:
+    limits(stall_s=0.4)
     with mjpeg_server([20, 1.5, 10, SILENT]) as server:
         found = []
-        with open_sources(server.url, read=read, every_frame=True, timeouts=timeouts) as sources:
+        with open_sources(server.url, read=read, every_frame=True) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 30:
@@ -79,7 +93,7 @@ def test_a_short_stall_is_a_gap_without_a_new_connection() -> None:
 def test_the_newest_frame_and_how_many_were_dropped() -> None:
     with mjpeg_server([100, SILENT], pause_s=0.001) as server:
         got = []
-        with open_sources(server.url, read=read, timeouts=LONG) as sources:
+        with open_sources(server.url, read=read) as sources:
             for item in sources:
                 if isinstance(item, Frame):
                     got.append(item)
@@ -94,7 +108,7 @@ def test_the_newest_frame_and_how_many_were_dropped() -> None:
 def test_whoever_wants_every_frame_is_waited_for() -> None:
     with mjpeg_server([60, SILENT], pause_s=0.001) as server:
         got = []
-        with open_sources(server.url, read=read, every_frame=True, vid_stride=2, timeouts=LONG) as sources:
+        with open_sources(server.url, read=read, every_frame=True, vid_stride=2) as sources:
             for frame in sources:
                 if isinstance(frame, Frame):
                     got.append(frame)
@@ -105,10 +119,10 @@ def test_whoever_wants_every_frame_is_waited_for() -> None:
     assert all(frame.dropped == 0 for frame in got)
 
 
-def test_a_stream_that_does_not_come_back_is_given_up() -> None:
-    timeouts = StreamTimeouts(open_s=60, read_s=60, pause_s=0.01, longest_pause_s=0.05, give_up_s=0.3)
+def test_a_stream_that_does_not_come_back_is_given_up(limits: Callable[..., None]) -> None:
+    limits(give_up_s=0.3)
     with mjpeg_server([5]) as server:
-        found = items(server.url, every_frame=True, timeouts=timeouts)
+        found = items(server.url, every_frame=True)
     assert kinds(found) == ["opened", "gap", "ended"] and not any(event.is_failure for event in events(found))
     assert "given up" in events(found)[-1].message and len(frames(found)) == 5
 
@@ -118,7 +132,7 @@ def test_a_stream_that_never_comes_is_unreadable(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"rtsp://me:secret@127.0.0.1:{taken.getsockname()[1]}/live"
         write_image(tmp_path / "a.jpg")
-        found = items([address, tmp_path / "a.jpg"], timeouts=LONG)
+        found = items([address, tmp_path / "a.jpg"])
     assert [isinstance(item, Frame) for item in found] == [True, False], "files first"
     (event,) = events(found)
     assert event.kind == "unreadable" and "tried 3 times" in event.message
@@ -126,7 +140,7 @@ def test_a_stream_that_never_comes_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_camera_that_is_not_there() -> None:
-    (event,) = items("9763", timeouts=LONG)
+    (event,) = items("9763")
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and event.source == "9763"
     assert "no camera of number 9763" in event.message
 
@@ -135,7 +149,7 @@ def test_several_streams_of_a_list_each_get_their_turn(tmp_path: Path) -> None:
     with mjpeg_server([30, SILENT]) as one, mjpeg_server([30, SILENT]) as two, mjpeg_server() as gone:
         (tmp_path / "a.streams").write_text(f"{one.url}\n# the second\n{two.url}\n\n{gone.url}\n")
         found = []
-        with open_sources(tmp_path / "a.streams", read=read, every_frame=True, timeouts=LONG) as sources:
+        with open_sources(tmp_path / "a.streams", read=read, every_frame=True) as sources:
             for item in sources:
                 found.append(item)
                 if len(frames(found)) == 60 and len(events(found)) == 3:
@@ -152,7 +166,7 @@ def test_closing_ends_the_threads_at_once() -> None:
     before = threading.active_count()
     with mjpeg_server([30, SILENT], pause_s=0.02) as server:
         within = threading.active_count()
-        with open_sources(server.url, read=read, timeouts=LONG) as sources:
+        with open_sources(server.url, read=read) as sources:
             found = iter(sources)
             while not isinstance(next(found), Frame):
                 pass
@@ -168,7 +182,7 @@ def test_closing_ends_the_threads_at_once() -> None:
         time.sleep(0.01)
 
 
-def test_transport_stream_over_tcp(tmp_path: Path) -> None:
+def test_transport_stream_over_tcp(tmp_path: Path, limits: Callable[..., None]) -> None:
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         pytest.skip("needs the program ffmpeg, which is not installed")
@@ -178,8 +192,8 @@ def test_transport_stream_over_tcp(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     flags = ["-c:v", "mpeg2video", "-q:v", "2", "-f", "mpegts", f"tcp://127.0.0.1:{port}?listen=1"]
     with subprocess.Popen([ffmpeg, "-nostdin", "-loglevel", "quiet", "-i", video, *flags]) as server:
-        timeouts = StreamTimeouts(open_s=60, read_s=60, tries=600, pause_s=0.1, longest_pause_s=0.1, give_up_s=0.1)
-        found = items(f"tcp://127.0.0.1:{port}", every_frame=True, timeouts=timeouts)
+        limits(tries=600, pause_s=0.1, longest_pause_s=0.1, give_up_s=0.1)
+        found = items(f"tcp://127.0.0.1:{port}", every_frame=True)
         assert server.wait(60) == 0
     got = frames(found)
     assert kinds(found) == ["opened", "gap", "ended"]
