@@ -1,0 +1,45 @@
+"""Real sets: what is said of them is true, and nothing is said of one that is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.spec import load_spec
+
+
+def write_yaml(yaml: Path, root: Path, names: tuple[str, ...], *splits: str) -> Path:
+    entries = "".join(f"{split}: images/{split}\n" for split in splits)
+    yaml.write_text(f"path: {root}\n{entries}names: [{', '.join(names)}]\n")
+    return yaml
+
+
+def test_nothing_is_wrong_in_a_clean_set(shared: Path, tmp_path: Path) -> None:
+    names = ("nine", "ten", "jack", "queen", "king", "ace")
+    clean = check_dataset(load_spec(write_yaml(tmp_path / "cards.yaml", shared / "cards", names, "train", "val")))
+    assert (clean.errors, clean.problems, clean.notes) == ([], [], [])
+    assert clean.facts[0].startswith("train: 296 images: 296 with objects") and clean.objects == 670
+
+
+@pytest.mark.slow
+def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -> None:
+    """They have copies, and labels of no image; nothing is guessed of their boxes or classes."""
+    raccoon = write_yaml(tmp_path / "raccoon.yaml", shared / "raccoon", ("raccoon",), "train", "val")
+    names = tuple(f"class{number}" for number in range(80))
+    coco = write_yaml(tmp_path / "coco.yaml", shared / "coco128", names, "train2017")
+    coco.write_text(coco.read_text().replace("train2017:", "train:"))
+    found = check_dataset(load_spec(raccoon))
+    assert not found.errors and not found.notes
+    (line,) = found.problems
+    assert line.startswith("train: 4 pictures with several files that differ in their labels, such as images/train/")
+    found = check_dataset(load_spec(coco))
+    assert [line.split(": ", 1)[1][:21] for line in found.errors] == ["names no val images. "]
+    assert found.problems == [
+        "labels/train2017: 2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"
+    ]
+    assert [line.partition(":")[2][:30] for line in found.notes] == [
+        " 9 classes without an object: ",
+        " 2 images without a label file",
+    ]
