@@ -182,9 +182,7 @@ def check_data(config: TrainConfig, world: World) -> None:
     Raises:
         UserError: training would not be safe.
     """
-    checked = world.from_main(
-        lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz, progress=True)
-    )
+    checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
     if world.is_main:
         print("\n".join(checked.lines()))
     if not checked.safe:

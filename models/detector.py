@@ -50,7 +50,6 @@ class DetectionModel(nn.Module):
         anchors: in place of the YAML's, for a head that has anchors: one row of w, h, w, h … (or of [w, h] pairs) in
             pixels a level, or a number of anchors a level, to be fitted by AutoAnchor. A YAML that has that many keeps
             its own.
-        ch: channels of the images; None = the YAML's `ch`, else 3.
 
     Attributes:
         model: the layers; parameter names begin with "model.<index>.".
@@ -70,14 +69,13 @@ class DetectionModel(nn.Module):
         nc: int | None = None,
         names: Sequence[str] | Mapping[int, str] | None = None,
         anchors: Sequence[Any] | int | None = None,
-        ch: int | None = None,
     ) -> None:
         super().__init__()
         if nc is None and names is not None:
             nc = len(names)
-        spec = read_model(cfg, {"nc": nc, "ch": ch})
+        spec = read_model(cfg, {"nc": nc})
         if anchors is not None and _anchors_a_level(spec) not in (None, anchors):
-            spec = read_model(cfg, {"nc": nc, "anchors": anchors, "ch": ch})
+            spec = read_model(cfg, {"nc": nc, "anchors": anchors})
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
         layers, head, self.stride = build_layers(spec)

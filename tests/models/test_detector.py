@@ -206,7 +206,7 @@ def test_classes_names_and_anchors_can_be_replaced() -> None:
 
 
 def test_the_description_rebuilds_the_model() -> None:
-    model = DetectionModel("yolov5s6.yaml", nc=7, anchors=2, ch=1)
+    model = DetectionModel({**DetectionModel("yolov5s6.yaml").yaml, "ch": 1}, nc=7, anchors=2)
     again = DetectionModel(model.yaml)
     assert (again.name, again.nc, again.channels, again.stride) == ("yolov5s6", 7, 1, 64)
     assert again.yaml == model.yaml

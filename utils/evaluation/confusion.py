@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.types import Detections
 
-CONFIDENCE = 0.25  # of a detection that counts
-IOU = 0.45  # above which a detection and an object are paired
 _COUNTED_AFTER = 1000  # images, whose pairs wait as they are
 
 
@@ -108,11 +107,11 @@ class ConfusionMatrix:
         """
         scores = to_host(detections.scores)
         order = np.argsort(-scores, kind="stable")
-        order = order[scores[order] >= CONFIDENCE]
+        order = order[scores[order] >= DEFAULT_CONF]
         predicted = to_host(detections.classes)[order].astype(np.int64)
         true = target_classes.astype(np.int64)
         iou = pairwise_iou(to_host(detections.boxes_xyxy)[order], target_boxes)
-        rows, columns = np.nonzero(iou > IOU)
+        rows, columns = np.nonzero(iou > DEFAULT_IOU)
         pairs = []
         unmatched_rows, unmatched_columns = np.ones(len(predicted), np.bool_), np.ones(len(true), np.bool_)
         for pair in np.argsort(-iou[rows, columns], kind="stable"):
@@ -121,7 +120,7 @@ class ConfusionMatrix:
                 unmatched_rows[row] = unmatched_columns[column] = False
                 pairs.append((predicted[row], true[column]))
         if crowds is not None:
-            unmatched_rows &= crowd_cover(detections, crowds)[order] <= IOU
+            unmatched_rows &= crowd_cover(detections, crowds)[order] <= DEFAULT_IOU
         matched = np.array(pairs, np.int64).reshape(-1, 2) @ (self.nc + 1, 1)
         false_positives = predicted[unmatched_rows] * (self.nc + 1) + self.nc
         missed = self.nc * (self.nc + 1) + true[unmatched_columns]

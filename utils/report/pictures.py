@@ -15,12 +15,12 @@ from PIL import Image, ImageDraw, ImageFont
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
+from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
-LEAST_SCORE = 0.25  # of a detection that is shown
 _CAPTION = (40, 40, 40)  # RGB behind a file name
 _AROUND = 255  # grey level beside an image that does not fill its place
 
@@ -176,7 +176,7 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
     _paint(tile, marks, names, size, Style(), taken)
     if marks.scores is not None and len(marks.scores) == 0:
-        said = _text(_shorten(f"nothing above {LEAST_SCORE}", size, width), size)
+        said = _text(_shorten(f"nothing above {DEFAULT_CONF}", size, width), size)
         _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes

@@ -11,7 +11,8 @@ import numpy as np
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.pictures import LEAST_SCORE, MAX_IMAGES, MAX_SIDE, Annotations, Picture, labelled, save_grid
+from tessera.utils.report.pictures import MAX_IMAGES, MAX_SIDE, Annotations, Picture, labelled, save_grid
+from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
@@ -82,7 +83,7 @@ class PictureSink(Sink):
             pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
 
         labels = labelled(batch, image)
-        keep = detections.scores >= LEAST_SCORE
+        keep = detections.scores >= DEFAULT_CONF
         scores = detections.scores[keep].float().cpu().numpy()
         boxes = detections.boxes_xyxy[keep].float().cpu().numpy()
         classes = detections.classes[keep].cpu().numpy().astype(np.int64)

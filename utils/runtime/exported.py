@@ -31,6 +31,7 @@ from tessera.utils.types import Detections
 
 WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
 FORMATS = (WHOLE, BARE)
+METADATA = "tessera.json"  # of archives: the file in them that holds the metadata
 _MULTIPLE, _WIDEST_STRIDE, _LARGEST_BATCH = 32, 1024, 4096
 
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.runtime.exported import Description, ExportedNetwork, plain_strings
-
-METADATA = "tessera.json"
+from tessera.utils.runtime.exported import METADATA, Description, ExportedNetwork, plain_strings
 
 
 class LiteRtNetwork(ExportedNetwork):

@@ -16,6 +16,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
+PRECISION = "f32"  # left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other boxes
 SECTION = "tessera"  # of the model's rt_info, that holds the metadata
 # The binding makes its tables of types in the first call of the process that needs them, and may give up Python's lock
 # meanwhile: of two threads in their first call, each could wait for what the other holds.
@@ -65,16 +66,12 @@ class OpenVinoDetector(ExportedDetector):
         return found["boxes"], found["scores"], found["classes"]
 
 
-def open_openvino(
-    path: Path, accelerator: Accelerator, *, precision: str = "f32"
-) -> OpenVinoNetwork | OpenVinoDetector:
+def open_openvino(path: Path, accelerator: Accelerator) -> OpenVinoNetwork | OpenVinoDetector:
     """Open an OpenVINO file of export.py.
 
     Args:
         path: of the .xml.
         accelerator: what it must be computed on.
-        precision: to compute in. Left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other
-            boxes.
 
     Raises:
         UserError: OpenVINO is missing or lacks the device; or another program made the file.
@@ -93,7 +90,7 @@ def open_openvino(
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
     model = core.read_model(path)
     compiled = core.compile_model(
-        model, device, {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        model, device, {"INFERENCE_PRECISION_HINT": PRECISION, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     )
     description = Description.read(_strings(model), path)
     if description.whole:

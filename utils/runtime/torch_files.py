@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.runtime.exported import Description, ExportedNetwork, plain_strings
-
-METADATA = "tessera.json"  # an extra file in the archive
+from tessera.utils.runtime.exported import METADATA, Description, ExportedNetwork, plain_strings
 
 
 class TorchFileNetwork(ExportedNetwork):

@@ -18,16 +18,15 @@ from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
 
 
-def check_dataset(
-    spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640, progress: bool = False
-) -> DatasetCheck:
+def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
     """Check all splits: what indexing checks, every place instead of the first ones, and every image decoded.
+
+    A bar on stderr shows how far it is.
 
     Args:
         spec: the dataset.
         single_cls: all classes are one, so any class will do.
         imgsz: pixels of an image's long side, for the sizes of boxes.
-        progress: show a bar on stderr.
     """
     check = DatasetCheck()
     names = ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls)
@@ -42,7 +41,7 @@ def check_dataset(
             continue
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         _check_part(check, part)
-        digests[part] = check_pictures(check, part, progress)
+        digests[part] = check_pictures(check, part)
         check.facts.append(sizes_at(part, imgsz))
     for split in ("train", "val"):
         if split not in spec.splits:

@@ -29,7 +29,7 @@ class _Decoded(NamedTuple):
     brightest: tuple[float, int] | None
 
 
-def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[bytes]:
+def check_pictures(check: DatasetCheck, part: Part) -> list[bytes]:
     """Decode every image that is kept; the digest of each file, b"" of one that does not decode."""
     digests: list[bytes] = []
     listing = part.listing
@@ -37,7 +37,7 @@ def check_pictures(check: DatasetCheck, part: Part, progress: bool) -> list[byte
     deep: list[tuple[float, int]] = []
     with ThreadPoolExecutor(usable_cpus()) as pool:
         decoding = pool.map(partial(_decode, rule=part.spec.pixels), paths)
-        results = tqdm(decoding, f"Decoding {part.split}", len(paths), disable=not progress)
+        results = tqdm(decoding, f"Decoding {part.split}", len(paths))
         for path, size, decoded in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
             shown = listing.shown(path)
             if isinstance(decoded, str):

@@ -10,7 +10,7 @@ import torch
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.writers.ncnn import network_of_one_size
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.runtime.litert import METADATA
+from tessera.utils.runtime.exported import METADATA
 from tessera.utils.text import strict_json
 
 

@@ -14,7 +14,7 @@ from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.exporting.bare_network import BareNetwork
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
-from tessera.utils.runtime.torch_files import METADATA
+from tessera.utils.runtime.exported import METADATA
 from tessera.utils.text import strict_json
 
 
