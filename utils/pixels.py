@@ -1,4 +1,4 @@
-"""How levels of more than 8 bits become 8: one rule for training, validation and detection.
+"""Pixels of 8 bits, and how levels of more become them: one rule for training, validation and detection.
 
 Pictures of 8 bits stay as they are. Without a rule of the user's, 16-bit levels give their high byte (0 … 65535 become
 0 … 255), and floating ones are shares of the brightest: 0 … 1 become 0 … 255. A camera of 12 bits fills a sixteenth of
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
+Pixels = NDArray[np.uint8]
 Unit = Literal["range", "percentile"]
 DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"

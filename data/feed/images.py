@@ -17,9 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from tessera.data.feed.shapes import loaded_sizes, resized
-from tessera.data.source.decode import REDUCTIONS, Pixels, UndecodableImage, read_image
+from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.files import SharedFile
 from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.pixels import Pixels
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex, Draw
 

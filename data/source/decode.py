@@ -31,12 +31,11 @@ from tessera.data.source.probe import (
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import is_address, open_plain
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import PixelRule, to_uint8
+from tessera.utils.pixels import PixelRule, Pixels, to_uint8
 from tessera.utils.streams import words_of_libraries
 
 log = logging.getLogger(__name__)
 
-Pixels = NDArray[np.uint8]
 
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}

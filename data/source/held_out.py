@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.decode import REDUCTIONS, BadImage, Pixels, decode_levels, image_size
+from tessera.data.source.decode import REDUCTIONS, BadImage, decode_levels, image_size
 from tessera.data.source.listing import Listing
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import kept, open_plain
 from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import to_uint8
+from tessera.utils.pixels import Pixels, to_uint8
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetSpec
 

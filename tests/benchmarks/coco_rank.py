@@ -28,7 +28,7 @@ seen: list[dict[str, Any]] = []
 norms: list[float] = []
 
 
-def watch(batches: Iterable[Batch], found: dict[str, Any]) -> Iterator[Batch]:
+def recorded(batches: Iterable[Batch], found: dict[str, Any]) -> Iterator[Batch]:
     """The batches, with their images written down: those that are trained on, and how many were read for them."""
     for batch in batches:
         found["batch_at"].append(time.time())
@@ -58,7 +58,7 @@ def watched(
     found: dict[str, Any] = {"epoch": state.progress.epoch, "batch": state.progress.step_in_epoch, "window": window}
     found |= {"images": [], "read": [], "batch_at": []}
     before = biases(state.ema.model)
-    result: StepResult = step(self, watch(batches, found), window, asked)
+    result: StepResult = step(self, recorded(batches, found), window, asked)
     way = biases(state.model) - before
     groups = state.optimizer.param_groups
     found |= {

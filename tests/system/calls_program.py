@@ -20,7 +20,7 @@ from tessera.utils.types import Metrics
 KILLED_AT = 3  # optimizer step of the third call, of which two are saved
 
 
-def say(call: str, metrics: Metrics | None) -> None:
+def print_call(call: str, metrics: Metrics | None) -> None:
     """What a call has returned, written at once so that ranks' lines do not mix."""
     line = {"call": call, "rank": os.environ["RANK"], "attempt": os.environ["TORCHELASTIC_RESTART_COUNT"]}
     sys.stdout.write(json.dumps({**line, "found": metrics and metrics.map}) + "\n")
@@ -48,12 +48,12 @@ def main() -> None:
     data, project = sys.argv[1:]
     where = {"data": data, "project": project, "device": "cpu", "imgsz": 64}
     flags = {**where, "cfg": "yolov5n.yaml", "workers": 0, "noplots": True, "loggers": "none", "batch_size": -1}
-    say("train", train.run(**flags, epochs=1, save_steps=1))
-    say("val", val.run(**where, weights=f"{project}/exp/weights/best.pt", name="val"))
+    print_call("train", train.run(**flags, epochs=1, save_steps=1))
+    print_call("val", val.run(**where, weights=f"{project}/exp/weights/best.pt", name="val"))
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         kill_in_step(KILLED_AT)
-    say("same", train.run(**flags, epochs=1, save_steps=1))
-    say("search", train.run(**{**flags, "batch_size": 8, "project": f"{project}/evolve"}, epochs=1, evolve=1))
+    print_call("same", train.run(**flags, epochs=1, save_steps=1))
+    print_call("search", train.run(**{**flags, "batch_size": 8, "project": f"{project}/evolve"}, epochs=1, evolve=1))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import numpy as np
 from tessera.data.source.probe import breaks_off
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.pictures import Color, DarkNote, Picture, Pixels, to_pixels
+from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from tessera.utils.inference.tracking import NOTHING_MOVES, Tracking, check_trackable
 from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model

@@ -13,12 +13,12 @@ from typing import Any
 
 from tessera.utils.evaluation.label_files import save_txt
 from tessera.utils.files import write_whole
-from tessera.utils.inference.pictures import Pixels
 from tessera.utils.inference.places import class_folders, unwritable, with_ending
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.video_writer import NoCodecError, VideoWriter
 from tessera.utils.machine.opencv import cv2
+from tessera.utils.pixels import Pixels
 from tessera.utils.report.pictures import Style
 from tessera.utils.text import harmless_cell, strict_json
 

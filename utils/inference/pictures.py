@@ -18,12 +18,11 @@ from torch import Tensor
 
 from tessera.data.source.decode import decode_levels, read_levels
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
+from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, to_uint8
 from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
 
-Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr"]
 Picture = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
 

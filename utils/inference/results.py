@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.pictures import Picture, Pixels, to_pixels
+from tessera.utils.inference.pictures import Picture, to_pixels
 from tessera.utils.inference.sources.frames import Media
-from tessera.utils.pixels import PixelRule
+from tessera.utils.pixels import PixelRule, Pixels
 from tessera.utils.report.pictures import Annotations, Style, annotated
 from tessera.utils.text import printable
 from tessera.utils.types import Detections

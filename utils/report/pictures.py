@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
+from tessera.utils.pixels import Pixels
 from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
@@ -23,8 +24,6 @@ MAX_SIDE = 1920  # pixels of the whole picture
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
 _CAPTION = (40, 40, 40)  # RGB behind a file name
 _AROUND = 255  # grey level beside an image that does not fill its place
-
-Picture = NDArray[np.uint8]
 
 
 class Style(NamedTuple):
@@ -58,7 +57,7 @@ class Annotations(NamedTuple):
 
 
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
-    """Picture of a training batch with its targets (`train_batch0.jpg`).
+    """Pixels of a training batch with its targets (`train_batch0.jpg`).
 
     Args:
         batch: on any device; the first 16 images are shown.
@@ -80,7 +79,7 @@ def labelled(batch: Batch, image: int) -> Annotations:
 
 
 def save_grid(
-    images: Sequence[Picture],
+    images: Sequence[Pixels],
     annotations: Sequence[Annotations],
     names: Sequence[str],
     captions: Sequence[str],
@@ -100,7 +99,7 @@ def save_grid(
         file.write(encoded.tobytes())
 
 
-def annotated(picture: Picture, marks: Annotations, names: Sequence[str], style: Style) -> Picture:
+def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
     """A copy of a picture with boxes and labels, at its own size.
 
     Args:
@@ -117,8 +116,8 @@ def annotated(picture: Picture, marks: Annotations, names: Sequence[str], style:
 
 
 def grid(
-    images: Sequence[Picture], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
-) -> Picture:
+    images: Sequence[Pixels], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
+) -> Pixels:
     """Up to 16 images with their boxes, side by side at one scale, each in the middle of its place.
 
     Args:
@@ -141,7 +140,7 @@ def grid(
         h, w = image.shape[:2]
         tile_h, tile_w = max(round(h * place_h / height), 1), max(round(w * place_w / width), 1)
         tile = cv2.resize(image, (tile_w, tile_h), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-        tile = cast(Picture, np.ascontiguousarray(tile, np.uint8))
+        tile = cast(Pixels, np.ascontiguousarray(tile, np.uint8))
         factors = np.array([tile_w / w, tile_h / h] * 2)
         _annotate(tile, marks._replace(boxes_xyxy=marks.boxes_xyxy * factors), names, captions[i] if captions else "")
         tile[-1:] = tile[:, -1:] = 255  # a white seam between neighbours
@@ -168,7 +167,7 @@ def _columns(count: int, height: int, width: int) -> int:
     return max(range(1, count + 1), key=preference)
 
 
-def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: str) -> None:
+def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: str) -> None:
     """Paint boxes, then their labels, then the caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
@@ -183,7 +182,7 @@ def _annotate(tile: Picture, marks: Annotations, names: Sequence[str], caption: 
 
 
 def _paint(
-    tile: Picture,
+    tile: Pixels,
     marks: Annotations,
     names: Sequence[str],
     size: int,
@@ -235,7 +234,7 @@ def _free_place(
 
 
 def _stamp(
-    tile: Picture, mask: NDArray[np.uint8], place: tuple[int, int], background: tuple[int, int, int]
+    tile: Pixels, mask: NDArray[np.uint8], place: tuple[int, int], background: tuple[int, int, int]
 ) -> tuple[int, int, int, int]:
     """Paint a label, cut at the tile's border; return where: left, top, right, bottom."""
     x, y = place

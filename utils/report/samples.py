@@ -11,7 +11,8 @@ import numpy as np
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.pictures import MAX_IMAGES, MAX_SIDE, Annotations, Picture, labelled, save_grid
+from tessera.utils.pixels import Pixels
+from tessera.utils.report.pictures import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
@@ -22,7 +23,7 @@ _SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has
 class _Taken(NamedTuple):
     """An image without its padding, what is labelled on it and what was found on it."""
 
-    image: Picture
+    image: Pixels
     labelled: Annotations
     found: Annotations
     caption: str

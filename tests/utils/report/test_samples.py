@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.pixels import Pixels
 from tessera.utils.report import samples
 from tessera.utils.report.palette import class_colour
-from tessera.utils.report.pictures import Annotations, Picture
+from tessera.utils.report.pictures import Annotations
 from tessera.utils.report.samples import PictureSink
 from tessera.utils.types import Batch, Detections
 from tests.utils.report.made_charts import index
@@ -35,7 +36,7 @@ def batch(first: int, count: int, size_hw: tuple[int, int], padding: int = 0) ->
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Picture], list[Annotations]]]:
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Pixels], list[Annotations]]]:
     """Images and boxes of each picture, by its name."""
     found = {}
     monkeypatch.setattr(samples, "save_grid", lambda i, a, names, captions, target: found.update({target.name: (i, a)}))
@@ -43,7 +44,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Picture], l
 
 
 def test_a_picture_shows_images_of_all_shapes(
-    tmp_path: Path, written: dict[str, tuple[list[Picture], list[Annotations]]]
+    tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     """Spread over the share of a rank, which comes sorted by shape; two images in the last batch are enough."""
     sink = PictureSink(index(["a", "b"], 5 * 192), ranks=2)  # 96 images for this rank: every other one is shown
@@ -61,7 +62,7 @@ def test_a_picture_shows_images_of_all_shapes(
 
 
 def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
-    tmp_path: Path, written: dict[str, tuple[list[Picture], list[Annotations]]]
+    tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     sink = PictureSink(index(["a", "b"], 25), ranks=1)
     sink.add(batch(0, 5, (960, 1280)), [NOTHING] * 5, [NOTHING] * 5)

@@ -6,15 +6,14 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.shapes import render_image
+from tessera.utils.pixels import Pixels
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
-Picture = NDArray[np.uint8]
 
 ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the crops
 WHOLE = 6  # pictures as they are
@@ -28,7 +27,7 @@ class Samples(NamedTuple):
         origin: where they come from, for the report.
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Pixels, ...]
     origin: str
 
 
@@ -49,7 +48,7 @@ def gather(index: DatasetIndex | None, size: int) -> Samples:
     return Samples((*found, *crops), origin)
 
 
-def _decoded(index: DatasetIndex) -> list[Picture]:
+def _decoded(index: DatasetIndex) -> list[Pixels]:
     """Images spread evenly over the aspects of a split."""
     aspects = index.sizes_hw[:, 1] / index.sizes_hw[:, 0]
     order = np.argsort(aspects, kind="stable")
@@ -63,7 +62,7 @@ def _decoded(index: DatasetIndex) -> list[Picture]:
     return found
 
 
-def _crop(picture: Picture, aspect: float) -> Picture:
+def _crop(picture: Pixels, aspect: float) -> Pixels:
     """The middle of a picture."""
     height, width = picture.shape[:2]
     new_h = max(min(height, round(width / aspect)), 1)

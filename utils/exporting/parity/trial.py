@@ -7,18 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tessera.models.suppression import Suppression
 from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
+from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, fit_picture, network_input, suppression_of
 from tessera.utils.types import Detections
-
-Picture = NDArray[np.uint8]
 
 
 class Round(NamedTuple):
@@ -61,7 +58,7 @@ class Findings(NamedTuple):
 
 
 def try_out(
-    backend: Backend | PictureBackend, pictures: Sequence[Picture], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Backend | PictureBackend, pictures: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
 ) -> Findings:
     """Let a network find what it finds; its first round also compiles what it compiles for each shape.
 
@@ -88,7 +85,7 @@ def try_out(
     return Findings(rounds, tuple(found_by_round), statistics.median(times), broken)
 
 
-def _broken(backend: Backend, pictures: Sequence[Picture], imgsz: int) -> int:
+def _broken(backend: Backend, pictures: Sequence[Pixels], imgsz: int) -> int:
     """For how many pictures not all that is predicted is a finite number."""
     inputs = (fit_picture(picture, imgsz, backend.stride, backend.size_hw)[0] for picture in pictures)
     rows = (backend(network_input(canvas, backend.accelerator.device)) for canvas in inputs)
@@ -96,7 +93,7 @@ def _broken(backend: Backend, pictures: Sequence[Picture], imgsz: int) -> int:
 
 
 def difference_of(
-    reference: Findings, other: Findings, pictures: Sequence[Picture], imgsz: int, allowed: Tolerance, network: Backend
+    reference: Findings, other: Findings, pictures: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
 ) -> Difference:
     """How far two trials on the same pictures are apart.
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from tessera.utils.pixels import Pixels
 
-Pixels = NDArray[np.uint8]
 Media = Literal["picture", "video", "stream"]
 Kind = Literal["opened", "gap", "reconnected", "ended", "damaged", "unreadable"]
 

@@ -12,11 +12,12 @@ from tessera.data.source.probe import breaks_off
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.addresses import read_address
-from tessera.utils.inference.sources.frames import Frame, Pixels, SourceEvent
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stdin import read_stdin
 from tessera.utils.inference.sources.video import read_video
+from tessera.utils.pixels import Pixels
 from tessera.utils.text import one_line
 
 ReadPicture = Callable[[Path | bytes], Pixels]

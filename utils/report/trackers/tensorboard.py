@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.models.detector import GraphNode
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.pictures import Picture
+from tessera.utils.pixels import Pixels
 from tessera.utils.report.trackers.tracker import Tracker
 
 # An event file holds some 25 pictures, and is read whole by every viewer. The pictures themselves lie beside it.
@@ -62,7 +62,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-def _small_jpeg(pixels: Picture) -> tuple[Picture, bytes]:
+def _small_jpeg(pixels: Pixels) -> tuple[Pixels, bytes]:
     """A picture (h, w, 3) BGR shrunk until its JPEG has at most `_MOST_BYTES`, and that JPEG."""
     shown = pixels
     for side in _SIDES:

@@ -9,10 +9,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from tessera.data.source.decode import Pixels, read_image
+from tessera.data.source.decode import read_image
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
+from tessera.utils.pixels import Pixels
 
 
 def read(picture: Path | bytes) -> Pixels:
