@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.utils.pixels import PixelRule
-from tessera.utils.seeding import HeldOut, at_most, sample_rng
+from tessera.utils.seeding import HeldOut
 from tessera.utils.text import table_row
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
 Array = TypeVar("Array", float, Any)
-MOST_SIZES = 200_000  # boxes that statistics of a dataset's boxes are taken from
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
 CocoId = int | str
@@ -146,17 +145,6 @@ class DatasetIndex:
         """Classes (n,) and boxes (n, 4), xyxy pixels of the original image, of image `index`: views, not copies."""
         start, end = self.box_offsets[index : index + 2]
         return self.classes[start:end], self.boxes_xyxy[start:end]
-
-    def box_sizes(self, imgsz: int) -> NDArray[np.float64]:
-        """Widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`.
-
-        Of all boxes in their order, or of 200,000 that are the same at each call: shares of so many are known to 0.1 %.
-        """
-        chosen = at_most(MOST_SIZES, len(self.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
-        boxes = self.boxes_xyxy[chosen]
-        scale = (imgsz / self.sizes_hw.max(1))[np.searchsorted(self.box_offsets, chosen, side="right") - 1]
-        sizes: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale[:, None]
-        return sizes
 
     def crowds(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Classes (r,) and boxes (r, 4) of the crowd regions of image `index`, as `labels`."""
