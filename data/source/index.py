@@ -31,7 +31,7 @@ from tessera.utils.text import first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 5  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file
+_MAGIC = b"TESSERA INDEX\n\0\2"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
