@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.utils.pixels import PixelRule
-from tessera.utils.seeding import HeldOut, at_most, sample_rng
+from tessera.utils.seeding import HeldOut
 from tessera.utils.text import table_row
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
 Array = TypeVar("Array", float, Any)
-MOST_SIZES = 200_000  # boxes that statistics of a dataset's boxes are taken from
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
 CocoId = int | str
@@ -72,6 +71,8 @@ class DatasetSpec:
         download: archives, in order; empty where the YAML names none.
         pixels: how levels of more than 8 bits become 8.
         held_out: what of "train" is "val"; the two then have the same entries. None where each has its own.
+        ignore: names of classes whose objects are ignored regions.
+        label_names: names by the numbers of label files, the ignored ones among them; () where these are `names`.
     """
 
     name: str
@@ -82,6 +83,8 @@ class DatasetSpec:
     download: tuple[Archive, ...] = ()
     pixels: PixelRule | None = None
     held_out: HeldOut | None = None
+    ignore: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
 
     @property
     def nc(self) -> int:
@@ -107,9 +110,10 @@ class DatasetIndex:
         digest: hex string that changes with the images, labels or names, and with their files' times: the key of caches
             on this machine. `content_hash` is the same for a copy on another machine.
         problems: what the scan found, one line each: "file:line: what".
-        crowd_offsets: int64 (N + 1,), where each image's crowd regions start; (0,) where there are none.
-        crowd_classes: int32 (R,).
-        crowd_boxes_xyxy: float32 (R, 4). Nothing is trained on them; what is found in one of its class is not false.
+        ignored_offsets: int64 (N + 1,), where each image's ignored regions start; (0,) where there are none.
+        ignored_classes: int32 (R,), the class that a region is about; -1 for any.
+        ignored_boxes_xyxy: float32 (R, 4). Nothing is learnt from what is inside, neither that it is an object nor that
+            it is background, and what is found there, of the region's class, is not false.
         coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
         stored_hash: `content_hash`, where it was computed before; "" else.
         pixels: the dataset's rule for levels of more than 8 bits, part of no file but the dataset's YAML.
@@ -127,9 +131,9 @@ class DatasetIndex:
     segment_points: NDArray[np.float32]
     digest: str
     problems: tuple[str, ...] = ()
-    crowd_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    crowd_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    crowd_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
+    ignored_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     stored_hash: str = ""
     pixels: PixelRule | None = None
@@ -147,21 +151,10 @@ class DatasetIndex:
         start, end = self.box_offsets[index : index + 2]
         return self.classes[start:end], self.boxes_xyxy[start:end]
 
-    def box_sizes(self, imgsz: int) -> NDArray[np.float64]:
-        """Widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`.
-
-        Of all boxes in their order, or of 200,000 that are the same at each call: shares of so many are known to 0.1 %.
-        """
-        chosen = at_most(MOST_SIZES, len(self.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
-        boxes = self.boxes_xyxy[chosen]
-        scale = (imgsz / self.sizes_hw.max(1))[np.searchsorted(self.box_offsets, chosen, side="right") - 1]
-        sizes: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale[:, None]
-        return sizes
-
-    def crowds(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Classes (r,) and boxes (r, 4) of the crowd regions of image `index`, as `labels`."""
-        start, end = self.crowd_offsets[index : index + 2] if len(self.crowd_offsets) else (0, 0)
-        return self.crowd_classes[start:end], self.crowd_boxes_xyxy[start:end]
+    def ignored(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Classes (r,), -1 for any, and boxes (r, 4) of the ignored regions of image `index`, as `labels`."""
+        start, end = self.ignored_offsets[index : index + 2] if len(self.ignored_offsets) else (0, 0)
+        return self.ignored_classes[start:end], self.ignored_boxes_xyxy[start:end]
 
     def coco_ids(self) -> CocoIds | None:
         """Ids of the COCO file that the images come from; None where they do not."""
@@ -181,7 +174,9 @@ class DatasetIndex:
         names = (paths[start:end].rpartition(b"/")[2] for start, end in pairwise(self.path_offsets.tolist()))
         state = hashlib.blake2b(b"\0".join(names), digest_size=8)
         state.update("\0".join(self.names).encode())
-        for array in (self.sizes_hw, self.box_offsets, self.classes, self.boxes_xyxy, self.segment_points):
+        labels = self.sizes_hw, self.box_offsets, self.classes, self.boxes_xyxy, self.segment_points
+        regions = self.ignored_offsets, self.ignored_classes, self.ignored_boxes_xyxy  # without any nothing is added
+        for array in (*labels, *regions):
             state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
 
@@ -220,7 +215,7 @@ class Sample:
     Attributes:
         image: uint8 (H, W, 3) RGB.
         boxes_xyxy: float32 (n, 4) pixels.
-        classes: int32 (n,).
+        classes: int32 (n,), -1 of an ignored region.
         segments: polygons (k, 2) in pixels, one an object (k = 0 where it has none), or [] where the dataset has none.
     """
 
@@ -236,7 +231,7 @@ class Batch:
 
     Attributes:
         images: uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view.
-        targets: float32 (T, 6), rows image, class, x1, y1, x2, y2 in pixels of `images`.
+        targets: float32 (T, 6), rows image, class, x1, y1, x2, y2 in pixels of `images`; class -1 of an ignored region.
         indices: int64 (B,), images of the dataset.
         sizes_hw: int64 (B, 2), the original sizes.
         placements: float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left.

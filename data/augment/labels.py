@@ -1,6 +1,9 @@
 """Labels on a canvas, and what is left of them in a sample: they follow the exact map.
 
-Legend: n objects, k polygon vertices of all objects together.
+An ignored region is a label of class -1, with its box as its outline: what is left is the box around what is in sight
+of it, however little that is.
+
+Legend: n objects and ignored regions, k polygon vertices of all of them together.
 """
 
 from __future__ import annotations
@@ -22,13 +25,24 @@ MIN_AREA_LEFT = 0.1  # share of an object's area that must stay in sight
 MIN_AREA_LEFT_OUTLINE = 0.01  # the same for polygons, whose boxes shrink to what is really in sight
 
 
+def with_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
+    """A sample with ignored regions, (r, 4), behind its objects."""
+    outlines = regions_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
+    return Sample(
+        sample.image,
+        np.concatenate([sample.boxes_xyxy, regions_xyxy]),
+        np.concatenate([sample.classes, np.full(len(regions_xyxy), -1, np.int32)]),
+        [*(sample.segments or [np.zeros((0, 2), np.float32)] * len(sample.classes)), *outlines],
+    )
+
+
 @dataclass(frozen=True)
 class CanvasLabels:
     """Labels on a canvas, flat.
 
     Attributes:
         boxes_xyxy: float32 (n, 4) canvas pixels, cut to the canvas.
-        classes: int32 (n,).
+        classes: int32 (n,), -1 of an ignored region.
         points: float32 (k, 2) canvas pixels, the polygons end to end, not cut.
         counts: int64 (n,), vertices of each object's polygon, 0 where it has only a box.
     """
@@ -87,7 +101,7 @@ class CanvasLabels:
 
 
 def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Labels in the sample: boxes (n', 4) and classes (n',) of the objects that are still worth one.
+    """Labels in the sample: boxes (n', 4) and classes (n',) of the objects that are still worth one, and of regions.
 
     A box becomes the bounding box of its four mapped corners, cut to the sample. A polygon becomes the bounding box of
     what is in sight of it, exactly: straight edges stay straight, so its vertices need no resampling.
@@ -100,12 +114,13 @@ def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], 
     size_before = (before[:, 2:] - before[:, :2]) * warp.zoom
     size_after = after[:, 2:] - after[:, :2]
     area_left = np.where(outlined, MIN_AREA_LEFT_OUTLINE, MIN_AREA_LEFT) * size_before.prod(1)
-    kept = (
-        (size_before.min(1) > 0)  # what the canvas cut away altogether would come back as the box of a turned line
-        & (size_after.min(1) > MIN_SIDE)
+    worth_it = (
+        (size_after.min(1) > MIN_SIDE)
         & (size_after.max(1) < MAX_ASPECT * size_after.min(1))
         & (size_after.prod(1) > area_left)
     )
+    # What the canvas cut away altogether would come back as the box of a turned line.
+    kept = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, worth_it)
     return after[kept], labels.classes[kept]
 
 

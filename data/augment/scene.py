@@ -189,7 +189,8 @@ def choose_pasted(
     """Objects with a polygon to paste a second time, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
 
     Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
-    included, by less than 0.3 of that box's area.
+    included, by less than 0.3 of that box's area. What an ignored region overlaps is not pasted: the copy would show
+    some of the region outside of any.
 
     Args:
         labels: of the canvas.
@@ -204,7 +205,9 @@ def choose_pasted(
         return None
     chosen = rng.random(len(labels.classes)) < probability
     sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
-    candidates = np.flatnonzero(chosen & (labels.counts > 0) & (sizes.min(1) > 0))
+    ignored = labels.classes < 0
+    chosen &= ~(_cover(labels.boxes_xyxy, labels.boxes_xyxy[ignored]) > 0).any(1)
+    candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):
         return None
     mirrored = labels.mirrored(candidates, canvas_w)

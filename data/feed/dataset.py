@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from tessera.data.augment.filters import open_filter
+from tessera.data.augment.labels import with_regions
 from tessera.data.augment.scene import Placement, letterbox, train_sample
 from tessera.data.feed.images import ImageStore
 from tessera.data.feed.recent import RecentImages
@@ -63,12 +64,10 @@ class DetectionDataset(Dataset[Batch]):
             )
         classes, boxes_xyxy = self.index.labels(index)
         scale_xy = self._loading_scale(index, image).astype(np.float32)
-        return Sample(
-            image,
-            boxes_xyxy * np.tile(scale_xy, 2),
-            classes,
-            [points * scale_xy for points in self.index.segments(index)],
-        )
+        segments = self.index.segments(index)
+        sample = Sample(image, boxes_xyxy * np.tile(scale_xy, 2), classes, [points * scale_xy for points in segments])
+        _, regions_xyxy = self.index.ignored(index)
+        return with_regions(sample, regions_xyxy * np.tile(scale_xy, 2)) if len(regions_xyxy) else sample
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
         """Build the batch of `draws`, which have one shape; a user's mistake is returned, for the rank to raise."""

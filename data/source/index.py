@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_ids import ids_of
+from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import missing_labels, refuse_unusable
+from tessera.data.source.refusals import missing_labels, refuse_unusable, unused_ignores
 from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
@@ -29,8 +30,8 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 4  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\1"  # its last byte counts the layouts of the file
+_FORMAT = 5  # raise it when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\2"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
@@ -81,9 +82,10 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
     listing = part_of(spec, split, listing)
     logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
-    scanned = scan(listing, ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls))
+    scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
     ids = _coco_ids(listing, scanned, names, single_cls)
+    listing.notes.extend(unused_ignores(spec, split, scanned))
     index = _assemble(split, names, listing, scanned, digest, ids)
     try:
         write_index(path, index, listing.coco_images)
@@ -122,6 +124,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
         str(spec.root),
         *map(str, spec.splits.get(split, ())),
         *spec.names,
+        *spec.ignore,
         str(single_cls),
         *([str(spec.held_out)] if spec.held_out else []),
     ]
@@ -140,7 +143,8 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
     part = [split, *spec.held_out] if spec.held_out else []
-    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, names, sources, listing.notes, part])
+    classes = [names, spec.ignore, spec.label_names]
+    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.notes, part])
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
     state.update(listing.image_stats.tobytes())
@@ -176,9 +180,9 @@ def _assemble(
         "boxes_xyxy": scanned.boxes_xyxy,
         "segment_offsets": _offsets(scanned.point_counts) if len(scanned.points) else np.zeros(0, np.int64),
         "segment_points": scanned.points,
-        "crowd_offsets": _offsets(scanned.crowd_counts) if len(scanned.crowd_classes) else np.zeros(0, np.int64),
-        "crowd_classes": scanned.crowd_classes,
-        "crowd_boxes_xyxy": scanned.crowd_boxes_xyxy,
+        "ignored_offsets": _offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else np.zeros(0, np.int64),
+        "ignored_classes": scanned.ignored_classes.clip(ANY_CLASS),
+        "ignored_boxes_xyxy": scanned.ignored_boxes_xyxy,
         "coco_text": np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     }
     for array in arrays.values():

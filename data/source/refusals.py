@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.listing import MISSING, Listing
 from tessera.data.source.scan import Scan
 from tessera.utils.errors import UserError, did_you_mean
@@ -55,13 +56,18 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
 def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
     """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
     beyond = {name for _, name in scanned.unknown}
-    return beyond == {str(spec.nc)} and not (scanned.classes == 0).any() and (spec.nc == 1 or len(scanned.classes) > 0)
+    return (
+        not spec.ignore
+        and beyond == {str(spec.nc)}
+        and not (scanned.classes == 0).any()
+        and (spec.nc == 1 or len(scanned.classes) > 0)
+    )
 
 
 def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
     noun = "class" if spec.nc == 1 else "classes"
     known = first_of([shown(name) for name in spec.names], _SHOWN)
-    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], spec.names)}"
+    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], (*spec.names, *spec.ignore))}"
     found = f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}."
     return f"{found} Fix the label or add the class.{hint}"
 
@@ -71,6 +77,15 @@ def _others(places: Sequence[str]) -> str:
     if len(places) == 1:
         return ""
     return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
+
+
+def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
+    """A message where training labels have no object of a class that is to be ignored: its name may be misspelled."""
+    used = set(scanned.ignored_classes.tolist())
+    unused = [shown(name) for number, name in enumerate(spec.ignore) if ANY_CLASS - 1 - number not in used]
+    if split != "train" or not unused:
+        return []
+    return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
 
 
 def without_objects(split: str, images: int) -> str:

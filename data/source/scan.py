@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import parse_coco
-from tessera.data.source.annotations.labels import Crowds, ParsedLabels, parse_labels
+from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing
 from tessera.data.source.probe import Size
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.types import DatasetSpec
 
 _FILES_AT_A_TIME = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
@@ -28,12 +29,21 @@ class ClassNames(NamedTuple):
     """What is checked against.
 
     Attributes:
-        ids: name → class.
-        single: every class is taken, and becomes 0.
+        ids: name → class; -2 - k of the k-th class that the dataset ignores.
+        single: every class is taken, and becomes 0, but for those that are ignored.
+        numbers: what the numbers of label files stand for; () where nothing is ignored, and every number is its class.
     """
 
     ids: Mapping[str, int]
     single: bool
+    numbers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
+        """The classes that a dataset trains and ignores."""
+        ids = {name: number for number, name in enumerate(spec.names)}
+        ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore)}
+        return cls(ids, single, tuple(ids[name] for name in spec.label_names))
 
 
 class Scan(NamedTuple):
@@ -47,9 +57,9 @@ class Scan(NamedTuple):
         boxes_xyxy: float32 (m, 4) pixels.
         point_counts: int64 (m,), points of each object's polygon.
         points: float32 (k, 2) pixels.
-        crowd_counts: int64 (n,), crowd regions of each image.
-        crowd_classes: int32 (r,).
-        crowd_boxes_xyxy: float32 (r, 4) pixels.
+        ignored_counts: int64 (n,), ignored regions of each image.
+        ignored_classes: int32 (r,), as in `Regions`.
+        ignored_boxes_xyxy: float32 (r, 4) pixels.
         problems: "file:line: what" of all that is wrong.
         unknown: (place, class) of rows whose class the dataset does not name.
     """
@@ -61,9 +71,9 @@ class Scan(NamedTuple):
     boxes_xyxy: NDArray[np.float32]
     point_counts: NDArray[np.int64]
     points: NDArray[np.float32]
-    crowd_counts: NDArray[np.int64]
-    crowd_classes: NDArray[np.int32]
-    crowd_boxes_xyxy: NDArray[np.float32]
+    ignored_counts: NDArray[np.int64]
+    ignored_classes: NDArray[np.int32]
+    ignored_boxes_xyxy: NDArray[np.float32]
     problems: list[str]
     unknown: list[tuple[str, str]]
 
@@ -87,8 +97,8 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     boxes: list[float] = []
     point_counts: list[int] = []
     polygons: list[NDArray[np.float64]] = []
-    crowd_counts: list[int] = []
-    crowds = Crowds([], [])
+    ignored_counts: list[int] = []
+    ignored = Regions([], [])
     problems: list[str] = []
     unknown: list[tuple[str, str]] = []
     for index in range(start, end):
@@ -120,12 +130,12 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
             polygons += [polygon * (size[1], size[0]) for polygon in objects.polygons]
         else:
             point_counts += [0] * len(objects.classes)
-        found = objects.crowds or Crowds([], [])
-        crowd_counts.append(len(found.classes))
-        crowds.classes.extend(found.classes)
-        crowds.boxes.extend(found.boxes)
+        found = objects.ignored or Regions([], [])
+        ignored_counts.append(len(found.classes))
+        ignored.classes.extend(found.classes)
+        ignored.boxes.extend(found.boxes)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
-    of_objects, of_crowds = (np.repeat(sizes_hw, np.array(n, np.int64), 0) for n in (counts, crowd_counts))
+    of_objects, of_ignored = (np.repeat(sizes_hw, np.array(n, np.int64), 0) for n in (counts, ignored_counts))
     return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
@@ -134,9 +144,9 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         _pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
         np.array(point_counts, np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
-        np.array(crowd_counts, np.int64),
-        np.array(crowds.classes, np.int32),
-        _pixels(np.array(crowds.boxes, np.float64).reshape(-1, 4), of_crowds),
+        np.array(ignored_counts, np.int64),
+        np.minimum(np.array(ignored.classes, np.int32), 0 if names.single else NO_CLASS_LIMIT),
+        _pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4), of_ignored),
         problems,
         unknown,
     )
@@ -153,7 +163,7 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
     """Objects of image `index`; none where it has no label file."""
     if index in listing.coco:
         _, image, categories = listing.coco[index]
-        ids = dict.fromkeys(categories.values(), 0) if names.single else names.ids
+        ids = {**dict.fromkeys(categories.values(), 0), **names.ids} if names.single else names.ids
         if 0 not in image.size_hw and image.size_hw != size_hw:
             made_for, found = (f"{width} x {height}" for height, width in (image.size_hw, size_hw))
             what = f"the annotations are made for {made_for} pixels, but the image has {found}"
@@ -168,8 +178,8 @@ def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames
     except OSError as error:
         return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
     if path.endswith(".xml"):
-        return parse_voc(raw, size_hw, AnyName() if names.single else names.ids)
-    return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids))
+        return parse_voc(raw, size_hw, AnyName(names.ids) if names.single else names.ids)
+    return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids), names.numbers)
 
 
 def _read_bytes(path: str, length: int) -> bytes:
@@ -187,7 +197,7 @@ def _read_bytes(path: str, length: int) -> bytes:
 
 
 class AnyName(dict[str, int]):
-    """Every name is class 0."""
+    """Every name that it does not hold is class 0."""
 
     def __contains__(self, name: object) -> bool:
         return True

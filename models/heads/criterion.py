@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,17 +29,30 @@ def sum_of_one_rank(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-def checked_targets(targets: Tensor, nc: int, batch_size: int) -> NDArray[np.float32]:
-    """The targets of a batch as an array, float32 (T, 6) as in `Criterion.assign`; they fit its images and the classes.
+class Targets(NamedTuple):
+    """The targets of a batch, rows as in `Criterion.assign`.
 
-    The array and the tensor share their memory.
+    Attributes:
+        objects: float32 (T, 6).
+        regions: float32 (R, 6), the ignored ones.
+    """
+
+    objects: NDArray[np.float32]
+    regions: NDArray[np.float32]
+
+
+def checked_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
+    """The targets of a batch as arrays; they fit its images and the classes.
+
+    Without regions the objects and the tensor share their memory.
     """
     assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
     if len(rows):
         assert rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size, "image outside the batch"
         assert rows[:, 1].max() < nc, f"class outside the head's {nc}"
-    return rows
+    ignored = rows[:, 1] < 0
+    return Targets(rows[~ignored], rows[ignored]) if ignored.any() else Targets(rows, rows[:0])
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,12 @@ class Assignment:
     Attributes:
         counts: float32, of any shape, `(0,)` included: sums that the loss is divided by and that are known before the
             forward. They are all-reduced while the model computes.
+        ignored: bool, of all predictions of the batch end to end: those in an ignored region, which are not trained to
+            find nothing. None where the batch has no region.
     """
 
     counts: Tensor
+    ignored: Tensor | None = field(default=None, kw_only=True)
 
 
 A = TypeVar("A", bound=Assignment)
@@ -72,7 +88,8 @@ class Criterion(ABC, Generic[A]):
         """Do what the loss needs of the targets alone; host work, before the forward.
 
         Args:
-            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch.
+            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch. Class -1 is an
+                ignored region: what finds no object in it has no loss.
             batch_size: images of the batch.
             size_hw: height and width of the images as the model gets them.
         """

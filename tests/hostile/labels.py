@@ -46,14 +46,16 @@ def trial(rng: random.Random, folder: Path) -> str:
     _KINDS[kind](rng, folder)
     yaml = folder / "set.yaml"
     entry = "set.json" if (folder / "set.json").exists() else "images"
-    yaml.write_text(f"path: {folder}\ntrain: {entry}\nval: {entry}\nnames: [cat, dog]\n")
+    ignore = rng.choice(("", "ignore: [猫]\n"))
+    yaml.write_text(f"path: {folder}\ntrain: {entry}\nval: {entry}\nnames: [cat, dog]\n{ignore}")
     split = rng.choice(("train", "val"))
     first = message_or_result(lambda: build_index(load_spec(yaml), split, single_cls=rng.random() < 0.2))
     if isinstance(first, DatasetIndex):
         for line in first.problems:
             checked(line)
         assert (first.boxes_xyxy >= 0).all() and (first.boxes_xyxy <= (64, 48, 64, 48)).all()
-        assert (first.classes < 2).all() and len(first.crowd_classes) == len(first.crowd_boxes_xyxy)
+        assert (first.classes < 2).all() and len(first.ignored_classes) == len(first.ignored_boxes_xyxy)
+        assert ((first.ignored_classes >= -1) & (first.ignored_classes < 2)).all()
         assert first.coco_ids() is None or len(first.coco_ids().images) == len(first)  # type: ignore[union-attr]
     for line in check_dataset(load_spec(yaml)).lines():
         checked(line)

@@ -27,7 +27,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.config import load_hyp
 from tests.system.launch import ROOT, run_python, torchrun
-from tests.system.tiny import describe_coco128, make_data
+from tests.system.tiny import describe_coco128, ignore_every_third, make_data
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 LIMIT, LIMIT_ALONE = 1e-4, 1e-3
@@ -48,6 +48,7 @@ class Case:
         hyp: values that differ from the defaults.
         empty_share: whether in each batch the last images, 8 of 16, have no object, and in the second one none has.
         windows: batches of each of the three steps.
+        ignored: whether every third label is a region to ignore.
     """
 
     images: int = 48
@@ -56,6 +57,7 @@ class Case:
     hyp: tuple[tuple[str, float], ...] = ()
     empty_share: bool = False
     windows: tuple[int, ...] = (1, 1, 1)
+    ignored: bool = False
 
 
 FREE = (("box", 7.5), ("cls", 0.5))
@@ -80,6 +82,9 @@ CASES = {
     "rect": Case(flags=("--rect",)),
     "image-weights": Case(flags=("--image-weights",)),
     "multi-scale": Case(flags=("--multi-scale",)),
+    "ignored": Case(ignored=True),
+    "free-ignored": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, ignored=True),
+    "yolox-ignored": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE, ignored=True),
 }
 
 
@@ -104,6 +109,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ..
             data = make_data(folder, train=case.images, val=2, size=SIZE)
             if case.empty_share:
                 blank_half_of_batches_and_one(data)
+            if case.ignored:
+                ignore_every_third(data)
             lists[name] = [str(data), str(folder / "1.pt"), *arguments(case, folder), *case.flags]
         outcome = run_python(PROGRAM, *one_after_the_other(lists.values()), timeout=600)
         assert outcome.code == 0, outcome.said

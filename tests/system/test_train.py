@@ -23,7 +23,7 @@ from tessera.utils.training.data import warn_of_problems
 from tests.data.made_index import make_index
 from tests.system import jobs
 from tests.system.launch import Command
-from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
 PICTURES = ["results.png", "labels.jpg", "confusion_matrix.png", *CURVES, *(f"train_batch{i}.jpg" for i in range(3))]
@@ -99,7 +99,10 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("ranks", "recipe"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ("--hyp", "hyp.short.yaml"))]
 )
-def test_two_epochs_resume_two_more_are_four(data: Path, tmp_path: Path, ranks: int, recipe: tuple[str, ...]) -> None:
+def test_two_epochs_resume_two_more_are_four(tmp_path: Path, ranks: int, recipe: tuple[str, ...]) -> None:
+    """With objects and ignored regions."""
+    data = make_data(tmp_path)
+    ignore_every_third(data)
     wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *recipe)
     whole = jobs.train(tmp_path, ranks, *wanted)
     assert whole.code == 0, whole.said

@@ -100,7 +100,7 @@ class TrainStep:
             with sharing:
                 losses, votes = self._accumulate(batch, progress.step_in_epoch + number, asked_to_stop)
             total += losses
-            objects = len(batch.targets)
+            objects = int((batch.targets[:, 1] >= 0).sum())
             indices += batch.indices.tolist()
         finite = self._update()
         total = torch.where(finite, total, 0.0)

@@ -46,7 +46,7 @@ class Ranking:
         hit_offsets: int64 (C + 1,), class c has hits `hit_offsets[c]:hit_offsets[c + 1]`.
         target_images: int32 (M,), row of each object's image, by class.
         target_offsets: int64 (C + 1,), class c has objects `target_offsets[c]:target_offsets[c + 1]`.
-        ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in crowd regions.
+        ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions.
         ignored_images: int32 (I,), row of their images.
         ignored_hits: int64 (I,), the hit that each leads up to, or is.
         above, correct_above: int32 (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matching import Crowds, crowd_cover, pairwise_iou, to_host
+from tessera.utils.evaluation.matching import Regions, pairwise_iou, region_cover, to_host
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.types import Detections
 
@@ -32,8 +32,8 @@ class ConfusionMatrix:
 
     Detections at least 0.25 sure are paired with objects of any class by descending IoU above 0.45; each
     detection and each object has one partner at most. Where two detections overlap an object equally (two labels of one
-    box), the more confident one takes it. A detection without a partner of which more than 0.45 lies in a crowd region
-    of its class is not counted.
+    box), the more confident one takes it. A detection without a partner of which more than 0.45 lies in an ignored
+    region of its class, or of any, is not counted.
 
     Only pairs that occur take memory: of thousands of classes a matrix would be gigabytes.
     """
@@ -95,7 +95,7 @@ class ConfusionMatrix:
         detections: Detections,
         target_boxes: NDArray[np.float32],
         target_classes: NDArray[np.int32],
-        crowds: Crowds | None = None,
+        regions: Regions | None = None,
     ) -> None:
         """Count one image, with or without objects, with or without detections.
 
@@ -103,7 +103,7 @@ class ConfusionMatrix:
             detections: of the image.
             target_boxes: (G, 4) xyxy pixels in the frame of the detections.
             target_classes: (G,) integers below nc.
-            crowds: classes (R,) and boxes (R, 4) of the crowd regions.
+            regions: as in `match_image`.
         """
         scores = to_host(detections.scores)
         order = np.argsort(-scores, kind="stable")
@@ -119,8 +119,8 @@ class ConfusionMatrix:
             if unmatched_rows[row] and unmatched_columns[column]:
                 unmatched_rows[row] = unmatched_columns[column] = False
                 pairs.append((predicted[row], true[column]))
-        if crowds is not None:
-            unmatched_rows &= crowd_cover(detections, crowds)[order] <= DEFAULT_IOU
+        if regions is not None:
+            unmatched_rows &= region_cover(detections, regions)[order] <= DEFAULT_IOU
         matched = np.array(pairs, np.int64).reshape(-1, 2) @ (self.nc + 1, 1)
         false_positives = predicted[unmatched_rows] * (self.nc + 1) + self.nc
         missed = self.nc * (self.nc + 1) + true[unmatched_columns]

@@ -62,7 +62,7 @@ class MatchState:
         detection_counts: unsigned (C,), detections of each class.
         marked: unsigned (K,), which of the D are correct or ignored at some threshold; few.
         correct: uint16 (K,), bit t: at threshold t they have an object of their own.
-        ignored: uint16 (K,), bit t: at threshold t they have none, and a crowd region covers them.
+        ignored: uint16 (K,), bit t: at threshold t they have none, and an ignored region covers them.
         below: int64 (L,), ascending, `class row · STEPS + steps`: where detections below the last hits lie that are not
             ignored at IoU 0.5; a step is a point of `CONFIDENCES` that a score reaches.
         below_counts: unsigned (L,), how many.
@@ -102,7 +102,7 @@ class Accumulator:
     def add(self, image: int, matches: ImageMatches) -> None:
         """Add an image by its index in the dataset; each image once."""
         self._images.append(image)
-        ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_crowds[:, None])
+        ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_regions[:, None])
         correct_bits, ignored_bits = _as_bits(matches.correct), _as_bits(ignored)
         self._packed.append(
             _Packed(matches.target_classes, matches.scores, matches.classes, correct_bits, ignored_bits)

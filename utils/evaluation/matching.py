@@ -1,11 +1,12 @@
 """Detections of one image against its objects, by COCO's rules.
 
 Within each class, detections choose in the order of descending score; each takes the unmatched object of highest IoU
-that reaches the threshold. A detection that takes none is ignored where as much of its own area lies in a crowd region
-of its class, however many do. This is `COCOeval.evaluateImg` of pycocotools with area "all", ties included: of equal
-scores the earlier detection goes first, of equal IoUs the later object is taken.
+that reaches the threshold. A detection that takes none is neutral where as much of its own area lies in an ignored
+region of its class or of any class, however many do. This is `COCOeval.evaluateImg` of pycocotools with area "all" and
+regions as crowds, ties included: of equal scores the earlier detection goes first, of equal IoUs the later object is
+taken.
 
-Legend: D detections, G objects and R crowd regions of the image, T = 10 IoU thresholds.
+Legend: D detections, G objects and R ignored regions of the image, T = 10 IoU thresholds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torchvision.ops import box_iou
 
 from tessera.utils.types import Detections
 
-Crowds = tuple[NDArray[np.int32], NDArray[np.float32]]
+Regions = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
 
@@ -35,22 +36,22 @@ class ImageMatches:
         scores: float32 (D,), descending.
         classes: int32 (D,).
         target_classes: int32 (G,).
-        in_crowds: uint8 (D,), at how many of the thresholds, from the first on, a crowd region covers the detection; it
-            is ignored at those where it is not correct.
+        in_regions: uint8 (D,), at how many of the thresholds, from the first on, a region covers the detection; it is
+            neutral at those where it is not correct.
     """
 
     correct: NDArray[np.bool_]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
     target_classes: NDArray[np.int32]
-    in_crowds: NDArray[np.uint8]
+    in_regions: NDArray[np.uint8]
 
 
 def match_image(
     detections: Detections,
     target_boxes: NDArray[np.float32],
     target_classes: NDArray[np.int32],
-    crowds: Crowds | None = None,
+    regions: Regions | None = None,
 ) -> ImageMatches:
     """Match one image's detections with its objects.
 
@@ -58,7 +59,7 @@ def match_image(
         detections: on any device, in any order; one copy to the host beforehand is cheaper than one an image.
         target_boxes: (G, 4) xyxy pixels in the frame of the detections.
         target_classes: (G,) integers.
-        crowds: classes (R,) and boxes (R, 4) of the crowd regions.
+        regions: classes (R,), -1 for any, and boxes (R, 4) of the ignored regions.
     """
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
@@ -71,22 +72,22 @@ def match_image(
         # Most detections reach no object at all, and take no part in what follows.
         rows = np.flatnonzero((iou >= IOU_THRESHOLDS[0]).any(1))
         correct[rows] = _assign(iou[rows])
-    in_crowds = np.zeros(len(order), np.uint8)
-    if crowds is not None and len(crowds[0]):
-        covered = crowd_cover(detections, crowds)[order]
-        in_crowds = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
-    return ImageMatches(correct, scores[order], classes, targets, in_crowds)
+    in_regions = np.zeros(len(order), np.uint8)
+    if regions is not None and len(regions[0]):
+        covered = region_cover(detections, regions)[order]
+        in_regions = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
+    return ImageMatches(correct, scores[order], classes, targets, in_regions)
 
 
-def crowd_cover(detections: Detections, crowds: Crowds) -> NDArray[np.float64]:
-    """How much of each detection's area lies in the crowd region of its class that covers most of it: (D,)."""
-    classes, regions = crowds
+def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64]:
+    """How much of each detection's area lies in the region of its class, or of any, that covers most of it: (D,)."""
+    classes, boxes_xyxy = regions
     if len(classes) == 0:
         return np.zeros(len(detections))
     found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
-    low, high = np.maximum(found[:, None, :2], regions[:, :2]), np.minimum(found[:, None, 2:], regions[:, 2:])
+    low, high = np.maximum(found[:, None, :2], boxes_xyxy[:, :2]), np.minimum(found[:, None, 2:], boxes_xyxy[:, 2:])
     common = (high - low).clip(0).prod(2)
-    common[to_host(detections.classes)[:, None] != classes] = 0
+    common[(classes >= 0) & (classes != to_host(detections.classes)[:, None])] = 0
     area = (found[:, 2:] - found[:, :2]).prod(1)
     return np.divide(common.max(1), area, out=np.zeros(len(found)), where=area > 0)
 

@@ -119,7 +119,7 @@ class Measurement:
         for image, result in zip(images, results, strict=True):
             classes, boxes_xyxy = self._index.labels(image)
             self.matches.add(image, result.matches)
-            self.confusion.add(result.in_original, boxes_xyxy, classes, self._index.crowds(image))
+            self.confusion.add(result.in_original, boxes_xyxy, classes, self._index.ignored(image))
             self.clock.add("nms", result.seconds)
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])
@@ -130,5 +130,5 @@ class Measurement:
         if self._one_class:
             in_batch, in_original = with_one_class(in_batch), with_one_class(in_original)
         classes, boxes_xyxy = self._index.labels(image)
-        matches = match_image(in_original, boxes_xyxy, classes, self._index.crowds(image))
+        matches = match_image(in_original, boxes_xyxy, classes, self._index.ignored(image))
         return ImageResult(in_batch, in_original, matches, seconds)

@@ -113,12 +113,10 @@ def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
 
 
 def _data(index: DatasetIndex) -> str:
-    """The images with their labels; the rule for their levels; crowd regions, which count in a validation alone."""
+    """The images with their labels; the rule for their levels; how many ignored regions there are."""
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
-    regions = index.crowd_offsets, index.crowd_classes, index.crowd_boxes_xyxy
-    content = b"".join(array.tobytes() for array in regions)
-    crowds = f", {len(index.crowd_classes)} crowd regions, {_short(content)}" if len(index.crowd_classes) else ""
-    return f"{len(index)} images, {index.content_hash()}{rule}{crowds}"
+    regions = f", {len(index.ignored_classes)} ignored regions" if len(index.ignored_classes) else ""
+    return f"{len(index)} images, {index.content_hash()}{rule}{regions}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:

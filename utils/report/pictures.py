@@ -45,7 +45,7 @@ class Annotations(NamedTuple):
 
     Attributes:
         boxes_xyxy: float (n, 4), pixels of that image.
-        classes: int (n,).
+        classes: int (n,), -1 of an ignored region, which is hatched.
         scores: float (n,), or None for labels, which have no confidence.
         ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
     """
@@ -73,7 +73,7 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
 
 
 def labelled(batch: Batch, image: int) -> Annotations:
-    """The objects of one image of a batch."""
+    """The objects and ignored regions of one image of a batch."""
     rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
     return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
@@ -197,12 +197,17 @@ def _paint(
     corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int)
     for m in order:
         x1, y1, x2, y2 = (int(v) for v in corners[m])
+        if marks.classes[m] < 0:
+            _hatch(tile[y1 : y2 + 1, x1 : x2 + 1], thickness)
+            continue
         cv2.rectangle(tile, (x1, y1), (x2, y2), class_colour(int(marks.classes[m])), thickness, cv2.LINE_AA)
 
     if not style.labels:
         return
     for m in order if marks.scores is None else np.argsort(-marks.scores, kind="stable"):
         class_id = int(marks.classes[m])
+        if class_id < 0:
+            continue
         text = names[class_id] if class_id < len(names) else str(class_id)
         figures = f" #{marks.ids[m]}" if marks.ids is not None and marks.ids[m] >= 0 else ""
         if marks.scores is not None and style.scores:
@@ -211,6 +216,15 @@ def _paint(
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
+
+
+def _hatch(area: Pixels, thickness: int) -> None:
+    """Paint dark and light diagonals over an area (h, w, 3), visible on any picture, and its border, in place."""
+    height, width = area.shape[:2]
+    for colour, offset in (((40, 40, 40), thickness), ((235, 235, 235), 0)):
+        for start in range(offset, width + height, 6 * thickness):
+            cv2.line(area, (start, 0), (start - height, height), colour, thickness, cv2.LINE_AA)
+        cv2.rectangle(area, (0, 0), (width - 1, height - 1), colour, thickness, cv2.LINE_AA)
 
 
 def _free_place(

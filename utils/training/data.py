@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
@@ -21,8 +22,10 @@ from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
+MOST_SIZES = 200_000  # boxes that statistics of a dataset's boxes are taken from
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +92,18 @@ def open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, 
             memory=memory,
         )
     )
+
+
+def box_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
+    """Widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`.
+
+    Of all boxes in their order, or of 200,000 that are the same at each call: shares of so many are known to 0.1 %.
+    """
+    chosen = at_most(MOST_SIZES, len(index.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
+    boxes = index.boxes_xyxy[chosen]
+    scale = (imgsz / index.sizes_hw.max(1))[np.searchsorted(index.box_offsets, chosen, side="right") - 1]
+    sizes: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale[:, None]
+    return sizes
 
 
 def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, config: TrainConfig) -> None:

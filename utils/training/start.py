@@ -29,7 +29,7 @@ from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
-from tessera.utils.training.data import TrainingData, read_data, warn_of_problems
+from tessera.utils.training.data import TrainingData, box_sizes, read_data, warn_of_problems
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def open_run(
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = model.usable_imgsz(config.imgsz)
         if not resumed:
-            model.head.prepare(data.train.box_sizes(imgsz), config, hyp, world)
+            model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(model, imgsz))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.labels import Crowds, ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_address, open_plain
 from tessera.utils.text import one_line, shown
@@ -268,28 +268,26 @@ def parse_coco(
 ) -> ParsedLabels:
     """Objects of one image of a COCO file; "line" is the place in `annotations`.
 
-    Boxes (x, y, width, height in pixels) are cut to the image. Crowd regions are kept apart; the key "ignore" has no
-    effect, as in pycocotools, which overwrites it. Polygons of several parts become one, part after part; run-length
-    masks leave the box alone.
+    Boxes (x, y, width, height in pixels) are cut to the image. Crowds, and objects of a class that is ignored, become
+    regions; the key "ignore" has no effect, as in pycocotools, which overwrites it. Polygons of several parts become
+    one, part after part; run-length masks leave the box alone.
 
     Args:
         annotations: (number, record) of the image.
         size_hw: height and width of the image in pixels.
         categories: category id → name.
-        class_ids: name → class.
+        class_ids: name → class, below 0 that of an ignored one.
     """
-    rows, crowds = Rows(), Crowds([], [])
-    remarks: list[tuple[int, str]] = []
+    rows = Rows()
     for number, record in annotations:
         category = _whole(record.get("category_id"))
         name = categories.get(category) if isinstance(category, int) else None
         box = _clipped_box(record.get("bbox"), size_hw)
-        if record.get("iscrowd"):
+        if record.get("iscrowd") or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
-                remarks.append((number, f"{box}; the crowd region is left out"))
+                rows.remarks.append((number, f"{box}; the ignored region is left out"))
             elif name is not None and name in class_ids:
-                crowds.classes.append(class_ids[name])
-                crowds.boxes.extend(box)
+                rows.ignore(class_ids[name], box)
         elif isinstance(box, str):
             rows.problems.append((number, box))
         elif name is None or name not in class_ids:
@@ -298,7 +296,7 @@ def parse_coco(
             polygon = _coco_polygon(record.get("segmentation"), size_hw)
             key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
             rows.add(key, class_ids[name], box, polygon)
-    return rows.parsed(crowds, remarks)
+    return rows.parsed()
 
 
 def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:

@@ -1,5 +1,7 @@
 """Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
 
+A row of class -1 is a region to ignore: neither object nor background.
+
 A file of nothing but correct boxes takes a fast path; any other is read row by row with line numbers. Both give equal
 objects.
 """
@@ -17,15 +19,17 @@ from numpy.typing import NDArray
 
 _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
+ANY_CLASS = -1  # of a region that is about every class
 
 Size = tuple[int, int]
 
 
-class Crowds(NamedTuple):
-    """Regions of many objects without a box each: nothing is learned from them, and detections in them do not count.
+class Regions(NamedTuple):
+    """Ignored regions, neither object nor background: crowds, difficult objects, ignored classes, rows of class -1.
 
     Attributes:
-        classes: class of each region.
+        classes: the class that each region is about; ANY_CLASS; -2 - k for an object of the dataset's k-th ignored
+            class, which is about every class too.
         boxes: as in ParsedLabels.
     """
 
@@ -43,7 +47,7 @@ class ParsedLabels(NamedTuple):
         duplicates: rows equal to an earlier one, which are left out.
         problems: (line, what) of each row that cannot be used; line None is the whole file.
         unknown: (line, class) of each row whose class the dataset does not name.
-        crowds: regions of many objects; only COCO files have them.
+        ignored: regions that are neither object nor background; () where there are none.
         remarks: (line, what) of what is left out while the image is kept.
     """
 
@@ -53,7 +57,7 @@ class ParsedLabels(NamedTuple):
     duplicates: int = 0
     problems: list[tuple[int | None, str]] | tuple[()] = ()
     unknown: list[tuple[int, str]] | tuple[()] = ()
-    crowds: Crowds | tuple[()] = ()
+    ignored: Regions | tuple[()] = ()
     remarks: list[tuple[int, str]] | tuple[()] = ()
 
 
@@ -67,6 +71,8 @@ class Rows:
     duplicates: int = 0
     problems: list[tuple[int | None, str]] = field(default_factory=list)
     unknown: list[tuple[int, str]] = field(default_factory=list)
+    ignored: Regions = field(default_factory=lambda: Regions([], []))
+    remarks: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set)
 
     def add(
@@ -76,7 +82,10 @@ class Rows:
         box: Sequence[float],
         polygon: NDArray[np.float64] | None = None,
     ) -> None:
-        """Add an object, unless one of an equal `key` is there already."""
+        """Add an object, unless one of an equal `key` is there already; or the region of an ignored class."""
+        if class_id < 0:
+            self.ignore(class_id, box)
+            return
         if key in self._seen:
             self.duplicates += 1
             return
@@ -85,24 +94,39 @@ class Rows:
         self.boxes.extend(box)
         self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
 
-    def parsed(self, crowds: Crowds | tuple[()] = (), remarks: list[tuple[int, str]] | tuple[()] = ()) -> ParsedLabels:
+    def ignore(self, class_id: int, box: Sequence[float]) -> None:
+        """Add an ignored region."""
+        self.ignored.classes.append(class_id)
+        self.ignored.boxes.extend(box)
+
+    def parsed(self) -> ParsedLabels:
         """What was read."""
         polygons = self.polygons if any(map(len, self.polygons)) else ()
+        ignored = self.ignored if self.ignored.classes else ()
         return ParsedLabels(
-            self.classes, self.boxes, polygons, self.duplicates, self.problems, self.unknown, crowds, remarks
+            self.classes,
+            self.boxes,
+            polygons,
+            self.duplicates,
+            self.problems,
+            self.unknown,
+            ignored,
+            self.remarks or (),
         )
 
 
-def parse_labels(raw: bytes, nc: int) -> ParsedLabels:
+def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels:
     """Read a label file.
 
     Args:
         raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines are accepted.
-        nc: number of classes.
+        nc: number of classes, the ignored ones included.
+        classes: what the first numbers of a file stand for, as in `Regions` those that are ignored; () where every
+            number is its class.
     """
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw[3:]
-    return _parse_plain(raw, nc) or parse_rows(raw, nc)
+    return (None if classes else _parse_plain(raw, nc)) or parse_rows(raw, nc, classes)
 
 
 def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
@@ -129,7 +153,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
     return ParsedLabels(classes, boxes)
 
 
-def parse_rows(raw: bytes, nc: int) -> ParsedLabels:
+def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels:
     """Row by row: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ParsedLabels([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
@@ -143,11 +167,10 @@ def parse_rows(raw: bytes, nc: int) -> ParsedLabels:
             rows.problems.append((number, row))
         elif row[0] >= nc:
             rows.unknown.append((number, f"{row[0]:.0f}"))
-        elif len(row) == 5:
-            rows.add(row, int(row[0]), row[1:])
         else:
-            points = np.array(row[1:]).reshape(-1, 2)
-            rows.add(row, int(row[0]), polygon_box(points), points)
+            class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
+            points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
+            rows.add(row, class_id, polygon_box(points) if len(points) else row[1:], points)
     return rows.parsed()
 
 
@@ -176,10 +199,10 @@ def _read_row(tokens: list[bytes]) -> tuple[float, ...] | str:
         name = "class" if place == 0 else _field_name(place, count)
         if not math.isfinite(value):
             return f"{name} is {_shown(token)}, expected a finite number"
-        if value < 0:
+        if place == 0 and (value != int(value) or not ANY_CLASS <= value <= _MAX_CLASS):
+            return f"class is {_shown(token)}, expected an integer from 0 on, or -1 for a region to ignore"
+        if place > 0 and value < 0:
             return f"{name} is {_shown(token)}, expected no negative value"
-        if place == 0 and (value != int(value) or value > _MAX_CLASS):
-            return f"class is {_shown(token)}, expected an integer from 0 on"
         if place > 0 and value > 1:
             return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)

@@ -33,13 +33,13 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     """Read a Pascal VOC annotation.
 
     Coordinates are pixels that count from 1, both ends included (VOC 2012 development kit, 3.3): a box covers
-    [xmin − 1, xmax]. Objects marked difficult are left out, as VOC's own evaluation does.
+    [xmin − 1, xmax]. Objects marked difficult, and those of an ignored class, are ignored regions.
 
     Args:
         raw: bytes of the XML file, in the encoding that it declares. One that declares entities, or nests elements
             deeper than any annotation, is refused.
         size_hw: height and width of the image in pixels.
-        class_ids: name → class.
+        class_ids: name → class, below 0 that of an ignored one.
     """
     try:
         reader = _parse(raw)
@@ -55,23 +55,31 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         found = f"{stated[1]} x {stated[0]}"
         rows.problems.append((None, f"made for an image of {found} pixels, but the image has {width} x {height}"))
     for item in reader.objects:
-        if item.fields.get("difficult", "0") == "1":
-            continue
-        corners = _voc_corners(item.fields)
-        if isinstance(corners, str):
-            rows.problems.append((item.line, corners))
-            continue
         name = item.fields.get("name", "")
-        if name not in class_ids:
+        difficult = item.fields.get("difficult", "0") == "1"
+        corners = _voc_corners(item.fields)
+        box = corners if isinstance(corners, str) else _voc_box(corners, size_hw)
+        if difficult or class_ids.get(name, 0) < 0:
+            if isinstance(box, str):
+                rows.remarks.append((item.line, f"{box}; the ignored region is left out"))
+            elif name in class_ids:
+                rows.ignore(class_ids[name], box)
+        elif isinstance(corners, str):
+            rows.problems.append((item.line, corners))
+        elif name not in class_ids:
             rows.unknown.append((item.line, shown(name)))
-            continue
-        left, top, right, bottom = corners
-        box = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
-        if box is None:
-            rows.problems.append((item.line, f"the box {corners} lies outside the image of {width} x {height} pixels"))
+        elif isinstance(box, str):
+            rows.problems.append((item.line, box))
         else:
             rows.add((name, *corners), class_ids[name], box)
     return rows.parsed()
+
+
+def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
+    """Centre and size of a box as fractions of the image, or what is wrong with it."""
+    left, top, right, bottom = corners
+    found = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
+    return found or f"the box {corners} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
 
 
 class _Refused(Exception):

@@ -62,6 +62,19 @@ def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
     return set(missing)
 
 
+def ignored_regions(part: Part) -> list[str]:
+    """A line about the regions that are neither object nor background, by what makes them so; none without regions."""
+    classes = part.scanned.ignored_classes
+    if not len(classes):
+        return []
+    kinds = {"crowds and difficult objects": int((classes >= 0).sum()), "rows of class -1": int((classes == -1).sum())}
+    kinds |= {shown(name): int((classes == -2 - number).sum()) for number, name in enumerate(part.spec.ignore)}
+    images = counted(int((part.scanned.ignored_counts > 0).sum()), "image")
+    found = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items() if count)
+    regions = counted(len(classes), "ignored region")
+    return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
+
+
 def table(parts: Sequence[Part]) -> list[str]:
     """How many images and objects each class has in each split."""
     if not parts:

@@ -72,8 +72,13 @@ def _shown(part: Part, own: int) -> str:
 
 
 def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
-    """Class and box of each object of an image, in one order whatever that of the rows."""
-    end = int(part.scanned.counts[: own + 1].sum())
-    mine = slice(end - int(part.scanned.counts[own]), end)
-    rows = np.column_stack((part.scanned.classes[mine], part.scanned.boxes_xyxy[mine]))
-    return sorted(map(tuple, rows.tolist()))
+    """Class and box of each object of an image, and of each ignored region, in one order whatever that of the rows."""
+    scanned = part.scanned
+    objects = scanned.counts, scanned.classes, scanned.boxes_xyxy, 0
+    ignored = scanned.ignored_counts, scanned.ignored_classes, scanned.ignored_boxes_xyxy, 1
+    found: list[tuple[float, ...]] = []
+    for counts, classes, boxes, kind in (objects, ignored):
+        end = int(counts[: own + 1].sum())
+        mine = slice(end - int(counts[own]), end)
+        found += [(kind, *row) for row in np.column_stack((classes[mine], boxes[mine])).tolist()]
+    return sorted(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.data.source.annotations.coco import MOST_OWNERLESS
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
-from tessera.data.source.checks.classes import check_classes, check_names, table
+from tessera.data.source.checks.classes import check_classes, check_names, ignored_regions, table
 from tessera.data.source.checks.copies import check_copies
 from tessera.data.source.checks.files import check_label_files, check_orphans
 from tessera.data.source.checks.part import Part
@@ -12,7 +12,7 @@ from tessera.data.source.checks.pictures import check_pictures
 from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import OFFER, list_images
-from tessera.data.source.refusals import refuse_unusable
+from tessera.data.source.refusals import refuse_unusable, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
@@ -29,7 +29,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         imgsz: pixels of an image's long side, for the sizes of boxes.
     """
     check = DatasetCheck()
-    names = ClassNames({name: number for number, name in enumerate(spec.names)}, single_cls)
+    names = ClassNames.of(spec, single_cls)
     digests: dict[Part, list[bytes]] = {}
     if not single_cls:
         check_names(check, spec)
@@ -42,7 +42,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         _check_part(check, part)
         digests[part] = check_pictures(check, part)
-        check.facts.append(sizes_at(part, imgsz))
+        check.facts += [sizes_at(part, imgsz), *ignored_regions(part)]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
@@ -60,7 +60,7 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
     check.errors += listing.ownerless[:MOST_OWNERLESS]
     if more := len(listing.ownerless[MOST_OWNERLESS:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
-    check.problems += listing.notes + scanned.problems
+    check.problems += listing.notes + scanned.problems + unused_ignores(part.spec, part.split, scanned)
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]

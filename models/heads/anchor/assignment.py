@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Assignment
+from tessera.models.heads.criterion import Assignment, Targets
+from tessera.models.heads.ignored import ignored_cells
 from tessera.utils.boxes import xyxy_to_cxcywh
 
 # Steps (x, y) from the centre's cell: none, then left, up, right, down. The order decides whose write is the last.
@@ -44,6 +45,7 @@ class AnchorAssignment(Assignment):
         cells_per_level, positives_per_level: how U and P are made up, known to the host.
         grids_hw: height and width of each level's grid.
         batch_size: images.
+        ignored: level by level; of no cell of `cells`.
     """
 
     cells: Tensor
@@ -70,7 +72,7 @@ class _Level(NamedTuple):
 
 
 def assign_targets(
-    rows: NDArray[np.float32],
+    targets: Targets,
     anchors: NDArray[np.float32],
     strides: Sequence[float],
     anchor_t: float,
@@ -83,7 +85,7 @@ def assign_targets(
     in the cell of the target's centre and in up to two neighbours within half a cell of it, none across the border.
 
     Args:
-        rows: float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of the batch (see `checked_targets`).
+        targets: of the batch.
         anchors: float32 (L, A, 2), in grid units of their level.
         strides: pixels a cell of each level.
         anchor_t: the limit on the ratio of sides.
@@ -94,13 +96,19 @@ def assign_targets(
     cells_per_level: tuple[int, ...] = ()
     positives_per_level: tuple[int, ...] = ()
     for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
-        level = _assign_level(rows, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
+        level = _assign_level(targets.objects, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
         last_candidates = level.last_candidates + sum(positives_per_level)
         candidate_cells = level.candidate_cells + sum(cells_per_level)
         levels.append(level._replace(last_candidates=last_candidates, candidate_cells=candidate_cells))
         cells_per_level += (len(last_candidates),)
         positives_per_level += (len(candidate_cells),)
     whole = _Level(*map(np.concatenate, zip(*levels, strict=True)))
+    ignored = None
+    if len(targets.regions):
+        alone = Targets(targets.regions, targets.regions[:0])
+        as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
+        inside = ignored_cells(targets.regions, strides, batch_size, grids_hw)
+        ignored = _ignored(inside, len(anchors[0]), as_objects, [level.cells for level in levels])
     predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
     return AnchorAssignment(
         cells=torch.from_numpy(np.ascontiguousarray(whole.cells.T)),
@@ -114,7 +122,32 @@ def assign_targets(
         positives_per_level=positives_per_level,
         grids_hw=grids_hw,
         batch_size=batch_size,
+        ignored=ignored,
     )
+
+
+def _ignored(
+    inside: Sequence[NDArray[np.bool_]],
+    anchors: int,
+    as_objects: AnchorAssignment,
+    positives: Sequence[NDArray[np.int64]],
+) -> Tensor:
+    """Which predictions would find an ignored region and are not trained to find an object, of all levels end to end.
+
+    Args:
+        inside: bool (B, ny, nx) of each level, the cells whose centre lies in a region.
+        anchors: A.
+        as_objects: the assignment if the regions were objects.
+        positives: (U, 4) of each level, the cells that objects are matched with.
+    """
+    levels = []
+    matching = as_objects.cells.T.split(list(as_objects.cells_per_level))
+    for level, would, positive in zip(inside, matching, positives, strict=True):
+        ignored = np.repeat(level[:, None], anchors, 1)
+        ignored[tuple(would.numpy().T)] = True
+        ignored[tuple(positive.T)] = False
+        levels.append(ignored.ravel())
+    return torch.from_numpy(np.concatenate(levels))
 
 
 def _assign_level(

@@ -31,7 +31,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
     Per level, box = mean(1 - CIoU) over the positives; objectness = mean binary cross-entropy over all predictions
     against the detached CIoU of the cell's last candidate, clamped at 0; class = mean binary cross-entropy over
     positives and classes, for more than one class. Levels are added up, objectness with the weights of
-    `objectness_balance`.
+    `objectness_balance`. Predictions in an ignored region that find no object have an objectness loss of 0.
     """
 
     names = ("box", "obj", "cls")
@@ -58,9 +58,9 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
         """As Criterion: which predictions are trained to find which targets."""
-        head, rows = self._head, checked_targets(targets, self.nc, batch_size)
+        head, checked = self._head, checked_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
-        return assign_targets(rows, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
+        return assign_targets(checked, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
 
     def __call__(
         self,
@@ -101,10 +101,14 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         box = [part.sum() for part in (1 - iou).split(positives_per_level)]
 
         quality = iou.detach().clamp(min=0).index_select(0, assignment.last_candidates).split(cells_per_level)
-        obj = [
-            self._binary_loss(logits, _scatter(logits, level_cells, values), self._hyp.obj_pw).sum()
+        dense = [
+            self._binary_loss(logits, _scatter(logits, level_cells, values), self._hyp.obj_pw)
             for logits, level_cells, values in zip(objectness, cells, quality, strict=True)
         ]
+        if assignment.ignored is not None:
+            inside = assignment.ignored.split([level.numel() for level in dense])
+            dense = [level.masked_fill(part.view_as(level), 0) for level, part in zip(dense, inside, strict=True)]
+        obj = [level.sum() for level in dense]
 
         if self.nc > 1:
             logits = candidates[:, 5:]

@@ -56,6 +56,7 @@ class Slots:
         classes: int64 (S,), of the object.
         boxes_xyxy: float32 (S, 4), of the object in pixels.
         centres, strides: float32 (S, 2) and (S, 1), of the cell in pixels.
+        ignored: bool (B·A,), cells in an ignored region that find no object; None where the batch has no region.
     """
 
     cells: Tensor
@@ -65,6 +66,7 @@ class Slots:
     boxes_xyxy: Tensor
     centres: Tensor
     strides: Tensor
+    ignored: Tensor | None
 
 
 class AlignedLoss(Criterion[FreeAssignment]):
@@ -107,8 +109,8 @@ class AlignedLoss(Criterion[FreeAssignment]):
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> FreeAssignment:
         """As Criterion: which cells could find each object."""
-        head, rows = self._head, checked_targets(targets, self._head.nc, batch_size)
-        return assign_candidates(rows, head.strides, self._most[0], batch_size, head.grids_hw(size_hw))
+        head, checked = self._head, checked_targets(targets, self._head.nc, batch_size)
+        return assign_candidates(checked, head.strides, self._most[0], batch_size, head.grids_hw(size_hw))
 
     def __call__(
         self,
@@ -174,15 +176,23 @@ def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
         matches.cells.shape[1], output_size=len(cells)
     )
     place = cells % len(grid.centres)
+    targets = matches.targets.flatten()
     return Slots(
         cells,
-        matches.targets.flatten(),
+        targets,
         matches.targets.amax(1)[owners],
         assignment.classes[owners],
         assignment.boxes_xyxy[owners],
         grid.centres[place],
         grid.strides[place],
+        None if assignment.ignored is None else _unmatched(assignment.ignored, cells, targets),
     )
+
+
+def _unmatched(ignored: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+    """The ignored cells, bool (B·A,), but for those of used slots, (S,), which are trained to find an object."""
+    used = torch.zeros(len(ignored), device=ignored.device).scatter_reduce_(0, cells, targets, "amax")
+    return ignored & (used == 0)
 
 
 def _units(found: Sequence[Matched]) -> Tensor:

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Assignment
+from tessera.models.heads.criterion import Assignment, Targets
+from tessera.models.heads.ignored import cells_inside, ignored_cells
 
 PAIRS = 2**19  # in a part begin no more
 
@@ -55,6 +56,7 @@ class FreeAssignment(Assignment):
         parts: all objects, in order.
         batch_size: images.
         grids_hw: height and width of each level's grid.
+        ignored: (B·A,).
     """
 
     rectangles: Tensor
@@ -68,7 +70,7 @@ class FreeAssignment(Assignment):
 
 
 def assign_candidates(
-    rows: NDArray[np.float32],
+    targets: Targets,
     strides: Sequence[float],
     most: int,
     batch_size: int,
@@ -76,37 +78,33 @@ def assign_candidates(
 ) -> FreeAssignment:
     """List the cells whose centre lies in an object, on every level.
 
-    A side below the smallest stride counts as twice that stride here, so that a small object has a few candidates too
-    (YOLO26, arXiv 2606.03748, section on small targets). An object has none where it lies outside the image.
+    An object has none where it lies outside the image.
 
     Args:
-        rows: float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of the batch (see `checked_targets`).
+        targets: of the batch.
         strides: pixels a cell of each level.
         most: K.
         batch_size: images of the batch.
         grids_hw: height and width of each level in cells.
     """
-    targets = rows.astype(np.float64)
-    grids, sizes = np.array(grids_hw), np.array(strides)[:, None]
+    rows = targets.objects.astype(np.float64)
+    grids = np.array(grids_hw)
     level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
 
-    low, high = (side[:, None] / sizes for side in _widened(targets[:, 2:], min(strides)))  # (T, L, 2) in cells
-    # A centre i + ½ lies in [low, high).
-    first = np.clip(np.ceil(low - 0.5), 0, grids[:, ::-1]).astype(np.int64)
-    counts = np.clip(np.ceil(high - 0.5), 0, grids[:, ::-1]).astype(np.int64) - first
+    first, counts = cells_inside(rows[:, 2:], strides, grids_hw)
     found = np.maximum(counts, 0).prod(2)  # (T, L)
     kept = found.sum(1) > 0
-    targets, first, counts, found = targets[kept], first[kept], counts[kept], found[kept]
+    rows, first, counts, found = rows[kept], first[kept], counts[kept], found[kept]
 
     owners, level = np.nonzero(found)
     corner, size = first[owners, level], counts[owners, level]
     cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
-    cells += targets[owners, 0].astype(np.int64) * level_starts[-1]
+    cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
     rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], found[owners, level]))
 
     length = found.sum(1)
     start = np.cumsum(length) - length
-    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(targets)]
+    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
     parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
     for objects in map(slice, cuts[:-1], cuts[1:]):
         slots[objects] += (start[objects] - start[objects][:1])[:, None]
@@ -115,14 +113,23 @@ def assign_candidates(
     return FreeAssignment(
         counts=torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
-        classes=torch.from_numpy(targets[:, 1].astype(np.int64)),
-        boxes_xyxy=torch.from_numpy(targets[:, 2:].astype(np.float32)),
+        classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
+        boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(most) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
         grids_hw=grids_hw,
+        ignored=_ignored(targets.regions, strides, batch_size, grids_hw) if len(targets.regions) else None,
     )
+
+
+def _ignored(
+    regions: NDArray[np.float32], strides: Sequence[float], batch_size: int, grids_hw: tuple[tuple[int, int], ...]
+) -> Tensor:
+    """Whether a cell lies in an ignored region, bool (B·A,)."""
+    levels = ignored_cells(regions, strides, batch_size, grids_hw)
+    return torch.from_numpy(np.concatenate([level.reshape(batch_size, -1) for level in levels], 1)).flatten()
 
 
 def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
@@ -131,11 +138,3 @@ def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Ten
     runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
     place = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
     return owners[runs], cells[runs] + place + place // width[runs] * gap[runs]
-
-
-def _widened(boxes_xyxy: NDArray[np.float64], least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Low and high corners (T, 2) of boxes, sides below `least` widened to twice that about their middle."""
-    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-    small = high - low < least
-    middle = (low + high) / 2
-    return np.where(small, middle - least, low), np.where(small, middle + least, high)

@@ -30,7 +30,7 @@ class YoloxLoss(AlignedLoss):
     the cells of its object, times r, how well it is aligned with it relative to the best of these. Over the matched
     cells: box = Σ t (1 − CIoU) of the decoded boxes, in strides; class = Σ t · binary cross-entropy over the classes,
     against u for the object's and 0 for others. Over all cells: objectness = Σ binary cross-entropy against r of a
-    matched cell, 0 elsewhere. All are divided by Σ t of the whole batch.
+    matched cell, 0 elsewhere; other cells in an ignored region have none. All are divided by Σ t of the whole batch.
 
     So objectness says which cells find an object, and the class how well the object is found. That is near to what the
     original's weights mean, whose objectness is 1 for every match and whose class target is the IoU of the cell's own
@@ -62,7 +62,7 @@ class YoloxLoss(AlignedLoss):
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         offsets, objectness, logits = outputs
         shares = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
-        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), shares)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), shares, slots.ignored)
 
         xy, log_wh = _bounded(take_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.centres - slots.strides / 2).repeat(1, 2)

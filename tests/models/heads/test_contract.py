@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import tessera.models.heads
-from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.heads.find import find_heads
@@ -21,18 +20,10 @@ from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.errors import ConfigError
+from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made
 from tests.models.heads.shares import shares_of
 
 ROOT = Path(__file__).resolve().parents[3]
-ROWS: dict[str, list[Any]] = {  # how each head ends a model; all but the first on one small body
-    "Detect": [],
-    "DetectFree": ["nc"],
-    "DetectYOLOX": ["nc"],
-    "DetectYOLOv9": ["nc", 64],
-}
-ONCE = "DetectFree with one-to-one branches"
-SIZE_HW = (64, 96)
-each_head = pytest.mark.parametrize("name", (*ROWS, ONCE))
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +31,17 @@ def hyp() -> Hyp:
     return load_hyp("hyp.scratch-low.yaml")
 
 
-def made(name: str, nc: int = 4) -> DetectionModel:
-    torch.manual_seed(0)
-    if name == "Detect":
-        return DetectionModel("yolov5n.yaml", nc=nc)
-    described = dict(read_model("tessera-n.yaml", {"nc": nc}).plain)
-    kind, arguments = ("DetectFree", ["nc", 16, 1, True]) if name == ONCE else (name, ROWS[name])
-    described["head"][-1][2:] = [kind, arguments]
-    return DetectionModel(described)
-
-
-def images(batch: int) -> Tensor:
-    return torch.rand(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))
-
-
 TARGETS = torch.tensor(
-    [[0, 1, 10, 10, 40, 50], [0, 2, 30, 5, 90, 60], [1, 0, 3, 3, 20, 30], [3, 3, 40, 8, 70, 40], [3, 1, 0, 0, 30, 30]],
+    [
+        *(
+            [0, 1, 10, 10, 40, 50],
+            [0, 2, 30, 5, 90, 60],
+            [1, 0, 3, 3, 20, 30],
+            [3, 3, 40, 8, 70, 40],
+            [3, 1, 0, 0, 30, 30],
+        ),
+        *([0, -1, 60, 0, 96, 40], [2, -1, 20, 20, 50, 64]),
+    ],
     dtype=torch.float32,
 )
 

@@ -14,20 +14,24 @@ from pycocotools.cocoeval import COCOeval
 
 from tessera.utils.evaluation.average_precision import average_precision
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.matching import Crowds
+from tessera.utils.evaluation.matching import Regions
 from tests.utils.evaluation.made_images import Image, accumulate
 
-NO_CROWDS: Crowds = (np.zeros(0, np.int32), np.zeros((0, 4), np.float32))
+NO_REGIONS: Regions = (np.zeros(0, np.int32), np.zeros((0, 4), np.float32))
 
 
-def coco_evaluate(images: list[Image], nc: int, crowds: Sequence[Crowds] = ()) -> COCOeval:
-    """The same data through pycocotools, every detection allowed; with the crowd regions of each image."""
+def coco_evaluate(images: list[Image], nc: int, regions: Sequence[Regions] = ()) -> COCOeval:
+    """The same data through pycocotools, every detection allowed; the ignored regions of each image as crowds.
+
+    One of any class is a crowd of each.
+    """
     annotations, results = [], []
     for i, (detections, targets, target_classes) in enumerate(images):
-        crowd_classes, crowd_boxes = crowds[i] if crowds else NO_CROWDS
+        classes, boxes = (part.tolist() for part in (regions[i] if regions else NO_REGIONS))
+        crowds = [(box, c) for box, own in zip(boxes, classes, strict=True) for c in ([own] if own >= 0 else range(nc))]
         of_image = [
             *zip(targets.tolist(), target_classes.tolist(), itertools.repeat(0)),
-            *zip(crowd_boxes.tolist(), crowd_classes.tolist(), itertools.repeat(1)),
+            *((box, c, 1) for box, c in crowds),
         ]
         for (x1, y1, x2, y2), category, iscrowd in of_image:
             row = {"id": len(annotations) + 1, "image_id": i, "category_id": category, "iscrowd": iscrowd}
@@ -57,14 +61,14 @@ def coco_evaluate(images: list[Image], nc: int, crowds: Sequence[Crowds] = ()) -
     return evaluation
 
 
-def assert_equals_coco(images: list[Image], nc: int, crowds: Sequence[Crowds] = ()) -> None:
+def assert_equals_coco(images: list[Image], nc: int, regions: Sequence[Regions] = ()) -> None:
     """Metrics and curves are those of pycocotools."""
-    ranking = accumulate(images, crowds=crowds)
+    ranking = accumulate(images, regions=regions)
     metrics, curves = summarize(ranking, nc)
     if not any(len(d) for d, _, _ in images):  # pycocotools cannot load an empty list of results
         assert metrics.map == metrics.map50 == 0
         return
-    precision = coco_evaluate(images, nc, crowds).eval["precision"][:, :, :, 0, -1]  # (T, 101, nc), -1 without objects
+    precision = coco_evaluate(images, nc, regions).eval["precision"][:, :, :, 0, -1]  # (T, 101, nc), -1 without objects
     present = precision[0, 0] > -1
     np.testing.assert_array_equal(np.flatnonzero(present), metrics.class_ids)
     if not present.any():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.match_state import Accumulator, LastHits
-from tessera.utils.evaluation.matching import Crowds, match_image
+from tessera.utils.evaluation.matching import Regions, match_image
 from tessera.utils.types import Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
@@ -59,28 +59,28 @@ def random_images(seed: int, n: int, nc: int, **kinds: bool) -> list[Image]:
     return [random_image(rng, nc, **kinds) for _ in range(n)]
 
 
-def random_crowds(images: list[Image], seed: int, nc: int) -> list[Crowds]:
-    """Up to three regions an image, around and beside its objects."""
+def random_regions(images: list[Image], seed: int, nc: int) -> list[Regions]:
+    """Up to three regions an image, around and beside its objects, some of any class."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in images:
         count = int(rng.integers(0, 4))
         corner = rng.integers(0, 80, (count, 2))
         boxes = np.concatenate((corner, corner + rng.integers(5, 90, (count, 2))), 1)
-        found.append((rng.integers(0, nc, count).astype(np.int32), boxes.astype(np.float32)))
+        found.append((rng.integers(-1, nc, count).astype(np.int32), boxes.astype(np.float32)))
     return found
 
 
-def accumulate(images: list[Image], crowds: Sequence[Crowds] = ()) -> Ranking:
-    """Match images, with the crowd regions of each."""
-    return ranked([share(images, crowds=crowds)])
+def accumulate(images: list[Image], regions: Sequence[Regions] = ()) -> Ranking:
+    """Match images, with the ignored regions of each."""
+    return ranked([share(images, regions=regions)])
 
 
-def share(images: list[Image], indices: Sequence[int] | None = None, crowds: Sequence[Crowds] = ()) -> Accumulator:
+def share(images: list[Image], indices: Sequence[int] | None = None, regions: Sequence[Regions] = ()) -> Accumulator:
     """What a rank collects: all images, or those of `indices`."""
     accumulator = Accumulator()
     for i in range(len(images)) if indices is None else indices:
-        accumulator.add(i, match_image(*images[i], crowds[i] if crowds else None))
+        accumulator.add(i, match_image(*images[i], regions[i] if regions else None))
     return accumulator
 
 

@@ -24,7 +24,7 @@ class Plain(NamedTuple):
     classes: NDArray[np.int32]
     target_counts: NDArray[np.int64]
     target_classes: NDArray[np.int32]
-    in_crowds: NDArray[np.uint8]
+    in_regions: NDArray[np.uint8]
 
     @classmethod
     def of(cls, found: Iterable[tuple[int, ImageMatches]]) -> Plain:
@@ -38,7 +38,7 @@ class Plain(NamedTuple):
             np.concatenate([m.classes for m in matches]),
             np.array([len(m.target_classes) for m in matches], np.int64),
             np.concatenate([m.target_classes for m in matches]),
-            np.concatenate([m.in_crowds for m in matches]),
+            np.concatenate([m.in_regions for m in matches]),
         )
 
 
@@ -56,7 +56,7 @@ def merge(states: Sequence[Plain]) -> Plain:
         joined.classes[detections],
         joined.target_counts[order],
         joined.target_classes[targets],
-        joined.in_crowds[detections],
+        joined.in_regions[detections],
     )
 
 
@@ -86,7 +86,7 @@ def plain_figures(state: Plain, nc: int) -> PlainFigures:
     order = np.lexsort((-state.scores, state.classes))
     order = order[np.isin(state.classes[order], class_ids)]
     scores, classes, correct = state.scores[order].astype(np.float64), state.classes[order], state.correct[order]
-    ignored = ~correct & (np.arange(len(IOU_THRESHOLDS)) < state.in_crowds[order][:, None])
+    ignored = ~correct & (np.arange(len(IOU_THRESHOLDS)) < state.in_regions[order][:, None])
     offsets = np.searchsorted(classes, [*class_ids, nc])
     objects = np.bincount(state.target_classes, minlength=nc)
     ap = np.zeros((len(class_ids), len(IOU_THRESHOLDS)))

@@ -14,13 +14,13 @@ from tessera.utils.evaluation.curves import smooth, summarize
 from tessera.utils.evaluation.match_state import LastHits
 from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
-from tests.utils.evaluation.coco_oracle import NO_CROWDS, assert_equals_coco
+from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
     assert_same_ranking,
     make_image,
-    random_crowds,
     random_images,
+    random_regions,
     ranked,
     share,
 )
@@ -103,11 +103,11 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
 def test_what_is_not_sent_changes_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> None:
     """Every figure and curve is that of all detections with all their thresholds, sorted at once."""
     images = random_images(seed, 9, nc, coarse=coarse, crowded=seed % 2 == 0)
-    crowds = random_crowds(images, seed, nc) if seed % 3 else [NO_CROWDS] * len(images)
-    plain = plain_figures(Plain.of((i, match_image(*image, crowds[i])) for i, image in enumerate(images)), nc)
+    regions = random_regions(images, seed, nc) if seed % 3 else [NO_REGIONS] * len(images)
+    plain = plain_figures(Plain.of((i, match_image(*image, regions[i])) for i, image in enumerate(images)), nc)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tessera.utils.evaluation.average_precision._AT_ONCE", 2500)  # two classes at a time
-        ranking = ranked([share(images, range(r, 9, ranks), crowds) for r in range(ranks)])
+        ranking = ranked([share(images, range(r, 9, ranks), regions) for r in range(ranks)])
     metrics, curves = summarize(ranking, nc)
     ap, _ = average_precision(ranking, np.ones((9, 1), np.float32))
     for name in ("precision", "recall", "f1", "precision_at_recall"):

@@ -75,23 +75,23 @@ def test_images_that_come_in_other_levels_are_other_data() -> None:
         require_agreement(mine, _Ranks([theirs]))
 
 
-def test_other_crowd_regions_are_other_data() -> None:
-    """They decide which detections count in a validation, though nothing is trained on them."""
+def test_other_ignored_regions_are_other_data() -> None:
+    """They decide what is background, and which detections count in a validation."""
     plain = make_index([(24, 32), (32, 24)])
     one, other = (
         dataclasses.replace(
             plain,
-            crowd_offsets=np.array([0, 0, 1]),
-            crowd_classes=np.zeros(1, np.int32),
-            crowd_boxes_xyxy=np.array([[0, 0, side, side]], np.float32),
+            ignored_offsets=np.array([0, 0, 1]),
+            ignored_classes=np.zeros(1, np.int32),
+            ignored_boxes_xyxy=np.array([[0, 0, side, side]], np.float32),
         )
         for side in (4, 5)
     )
-    assert plain.content_hash() == one.content_hash(), "a run on the same objects resumes"
+    assert len({index.content_hash() for index in (plain, one, other)}) == 3
     without, mine, theirs = (data_fingerprint({"val": index}) for index in (plain, one, other))
     require_agreement(mine, _Ranks([mine]))
     for found in (without, theirs):
-        with pytest.raises(UserError, match=r"val data: .* images, \w+, 1 crowd regions, \w+ on rank [01]"):
+        with pytest.raises(UserError, match=r"val data: .* images, \w+, 1 ignored regions on rank [01]"):
             require_agreement(mine, _Ranks([found]))
 
 

@@ -201,16 +201,16 @@ def test_crowds_are_kept_apart(tmp_path: Path) -> None:
     content = coco()
     yaml = write_coco(tmp_path / "set", coco(annotations=content["annotations"][:2]))
     without = build_index(load_spec(yaml), "train")
-    assert len(without.crowd_offsets) == 0 and [len(part) for part in without.crowds(1)] == [0, 0]
+    assert len(without.ignored_offsets) == 0 and [len(part) for part in without.ignored(1)] == [0, 0]
     index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
     assert index.classes.tolist() == [1, 0] and not index.problems
-    assert [len(part) for part in index.crowds(0)] == [0, 0]
-    classes, boxes_xyxy = index.crowds(1)
+    assert [len(part) for part in index.ignored(0)] == [0, 0]
+    classes, boxes_xyxy = index.ignored(1)
     assert classes.tolist() == [0]
     np.testing.assert_allclose(boxes_xyxy, [[1, 1, 6, 6]], atol=1e-5)
-    assert index.content_hash() == without.content_hash(), "a run on the same objects resumes"
+    assert index.content_hash() != without.content_hash(), "they are trained as no background"
     again = build_index(load_spec(tmp_path / "coco.yaml"), "train")
-    np.testing.assert_array_equal(again.crowds(1)[1], boxes_xyxy)
+    np.testing.assert_array_equal(again.ignored(1)[1], boxes_xyxy)
     assert again.coco_ids() == index.coco_ids()
 
 
@@ -221,10 +221,10 @@ def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
         {"image_id": 7, "category_id": 99, "bbox": [1, 1, 2, 2], "iscrowd": 1},  # of a class that is not asked for
     ]
     index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
-    assert len(index) == 2 and len(index.crowd_classes) == 1
+    assert len(index) == 2 and len(index.ignored_classes) == 1
     (problem,) = index.problems
     assert problem.endswith(
-        "annotations[3]: bbox is null, expected x, y, width, height in pixels; the crowd region is left out"
+        "annotations[3]: bbox is null, expected x, y, width, height in pixels; the ignored region is left out"
     )
 
 

@@ -54,7 +54,7 @@ WHOLE = [0.5, 0.5, 1, 1]
             WHOLE,
         ),
     ],
-    ids=["pixels count from one", "boxes from zero are cut", "difficult ones and parts are passed over"],
+    ids=["pixels count from one", "boxes from zero are cut", "difficult ones and parts are no objects"],
 )
 def test_voc_boxes(objects: list[str], classes: list[int], boxes: list[float]) -> None:
     found = parse_voc(voc(*objects), (48, 64), IDS)

@@ -1,4 +1,4 @@
-"""Crowd regions: what is found in them counts neither for nor against a detector, as in pycocotools."""
+"""Ignored regions: what is found in them counts neither for nor against a detector, as in pycocotools."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from tessera.utils.evaluation.average_precision import average_precision
 from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.matching import Crowds, match_image
+from tessera.utils.evaluation.matching import Regions, match_image
 from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
 from tests.utils.evaluation.made_images import (
     accumulate,
     make_image,
-    random_crowds,
     random_images,
+    random_regions,
 )
 
 BOX = [0.0, 0.0, 10.0, 10.0]
 
 
-def crowd(classes: list[int], boxes: list[list[float]]) -> Crowds:
+def region(classes: list[int], boxes: list[list[float]]) -> Regions:
     return np.array(classes, np.int32), np.array(boxes, np.float32).reshape(-1, 4)
 
 
@@ -30,35 +30,37 @@ def crowd(classes: list[int], boxes: list[list[float]]) -> Crowds:
 @settings(max_examples=60, deadline=None)
 def test_equals_pycocotools(seed: int, n: int, nc: int, coarse: bool) -> None:
     images = random_images(seed, n, nc, coarse=coarse, crowded=seed % 2 == 0)
-    assert_equals_coco(images, nc, random_crowds(images, seed, nc))
+    assert_equals_coco(images, nc, random_regions(images, seed, nc))
 
 
 def test_equals_pycocotools_in_every_resampled_set() -> None:
     """An image that counts k times is k images."""
     images = random_images(3, 8, 2, coarse=False, crowded=True, distinct=True)
-    crowds = random_crowds(images, 3, 2)
+    regions = random_regions(images, 3, 2)
     times = [0, 1, 2, 0, 3, 1, 1, 2]
-    ap, present = average_precision(accumulate(images, crowds=crowds), np.float32(times)[:, None])
+    ap, present = average_precision(accumulate(images, regions=regions), np.float32(times)[:, None])
     repeated = [i for i, count in enumerate(times) for _ in range(count)]
-    precision = coco_evaluate([images[i] for i in repeated], 2, [crowds[i] for i in repeated]).eval["precision"]
+    precision = coco_evaluate([images[i] for i in repeated], 2, [regions[i] for i in repeated]).eval["precision"]
     expected = precision[:, :, [0], 0, -1].mean(1).T
     assert present[:, 0].tolist() == [True]
     np.testing.assert_allclose(ap[..., 0], expected, atol=1e-9)
 
 
-def test_a_detection_takes_an_object_before_a_crowd() -> None:
+def test_a_detection_takes_an_object_before_a_region() -> None:
     image = make_image([BOX, [2, 2, 8, 8], [20, 20, 30, 30]], [0.9, 0.8, 0.7], [0, 0, 0], [BOX], [0])
-    found = match_image(*image, crowd([0], [[0, 0, 25, 30]]))
+    found = match_image(*image, region([0], [[0, 0, 25, 30]]))
     assert found.correct[0].all() and not found.correct[1:].any()
-    assert found.in_crowds.tolist() == [10, 10, 1], "the whole box, the whole box, half of it"
-    other = match_image(*image, crowd([1], [[0, 0, 25, 30]]))
-    assert not other.in_crowds.any(), "of another class"
+    assert found.in_regions.tolist() == [10, 10, 1], "the whole box, the whole box, half of it"
+    other = match_image(*image, region([1], [[0, 0, 25, 30]]))
+    assert not other.in_regions.any(), "of another class"
+    of_any = match_image(*image, region([-1, 1], [[0, 0, 25, 30], [0, 0, 90, 90]]))
+    assert of_any.in_regions.tolist() == found.in_regions.tolist()
 
 
-def test_precision_does_not_count_what_is_in_a_crowd() -> None:
+def test_precision_does_not_count_what_is_in_a_region() -> None:
     image = make_image([BOX, [20, 20, 30, 30]], [0.5, 0.9], [0, 0], [BOX], [0])
     alone, among = (
-        summarize(accumulate([image], crowds=crowds), 1)[0] for crowds in ((), [crowd([0], [[15, 15, 90, 90]])])
+        summarize(accumulate([image], regions=regions), 1)[0] for regions in ((), [region([0], [[15, 15, 90, 90]])])
     )
     assert alone.map50 == pytest.approx(0.5) and alone.precision == pytest.approx(0.5)
     assert among.map50 == among.precision == among.recall == 1
@@ -67,5 +69,8 @@ def test_precision_does_not_count_what_is_in_a_crowd() -> None:
 def test_the_confusion_matrix_leaves_them_out() -> None:
     image = make_image([BOX, [20, 20, 30, 30], [20, 20, 30, 30]], [0.9, 0.8, 0.8], [0, 0, 1], [BOX], [0])
     confusion = ConfusionMatrix(2)
-    confusion.add(*image, crowd([0], [[15, 15, 90, 90]]))
+    confusion.add(*image, region([0], [[15, 15, 90, 90]]))
     assert confusion.matrix.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    confusion = ConfusionMatrix(2)
+    confusion.add(*image, region([-1], [[15, 15, 90, 90]]))
+    assert confusion.matrix.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "a region of any class"

@@ -1,0 +1,162 @@
+"""Ignored regions: where they come from, what numbers them, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.spec import load_spec
+from tessera.utils.types import DatasetIndex
+from tests.data.make import write_dataset, write_image
+from tests.data.source.annotations.test_voc import voc_object, write_voc
+from tests.data.source.built_index import build
+from tests.data.source.made_yaml import refuse
+
+TEXT = "0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n-1 0.5 0 1 0 1 1\n"
+
+
+def found(index: DatasetIndex) -> tuple[list[int], list[int], list[list[float]]]:
+    """Classes of the objects, and classes and boxes of the regions, of the first image."""
+    classes, boxes = index.ignored(0)
+    return index.labels(0)[0].tolist(), classes.tolist(), np.round(boxes, 3).tolist()
+
+
+def test_rows_of_class_minus_one_are_regions(tmp_path: Path) -> None:
+    """Boxes, and polygons by their boxes; of every class."""
+    yaml = write_dataset(tmp_path / "pets", {"train/a": TEXT, "train/b": "0 0.5 0.5 0.5 0.5\n"})
+    index = build(yaml)
+    regions = [[0, 0, 32, 48], [32, 0, 64, 48]]
+    assert found(index) == ([0, 1], [-1, -1], regions) and not index.problems
+    assert index.ignored_offsets.tolist() == [0, 2, 2] and len(index.classes) == 3
+    assert found(build(yaml, single_cls=True)) == ([0, 0], [-1, -1], regions)
+    assert found(build(yaml)) == found(index), "from the cache"
+
+
+@pytest.mark.parametrize(
+    ("names", "ignore", "objects"),
+    [
+        ("[cat]", "[dog]", [0]),  # goes on counting
+        ("{0: cat}", "{1: dog}", [0]),
+        ("{1: dog}", "{0: cat}", [0]),  # what is trained counts from 0 all the same
+        ("[cat]", "{'1': dog, 2: cow}", [0]),
+    ],
+)
+def test_an_ignored_class_keeps_its_number_in_label_files(
+    tmp_path: Path, names: str, ignore: str, objects: list[int]
+) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n1 0.25 0.5 0.5 1\n"}, names)
+    yaml.write_text(yaml.read_text() + f"ignore: {ignore}\n")
+    index = build(yaml)
+    box = [0, 0, 64, 48] if "0: cat" in ignore else [0, 0, 32, 48]
+    assert found(index) == (objects, [-1], [box])
+    assert index.names == load_spec(yaml).names == (("dog",) if "1: dog" in names else ("cat",))
+    assert found(build(yaml, single_cls=True)) == ([0], [-1], [box])
+
+
+def test_difficult_objects_and_ignored_names_of_voc(tmp_path: Path) -> None:
+    hard = "<difficult>1</difficult>"
+    write_voc(
+        tmp_path / "voc",
+        "a",
+        *(voc_object(), voc_object("dog", "17 13 32 24", extra=hard), voc_object("cow", "1 1 8 8")),
+        *(voc_object("cow", "1 1 9 9", extra=hard), voc_object("zebra", extra=hard)),
+    )
+    yaml = tmp_path / "voc.yaml"
+    yaml.write_text("path: voc\ntrain: Annotations\nval: Annotations\nnames: [cat, dog]\nignore: [cow]\n")
+    regions = [[16, 12, 32, 24], [0, 0, 8, 8], [0, 0, 9, 9]]
+    assert found(build(yaml)) == ([0], [1, -1, -1], regions)
+    single = build(yaml, single_cls=True)
+    assert found(single) == ([0], [0, -1, -1, 0], [*regions, [0, 0, 64, 48]]), "any other name is the one class"
+
+
+def coco(tmp_path: Path, more: str, bad: bool = False) -> Path:
+    """A cat, a dog, a cow and a crowd of cats, and perhaps a cow without a box."""
+    write_image(tmp_path / "images" / "a.jpg")
+    rows: list[tuple[int, list[int] | None, int]] = [
+        (1, [0, 0, 8, 8], 0),
+        (2, [8, 0, 8, 8], 0),
+        (3, [16, 0, 8, 8], 0),
+        (1, [24, 0, 8, 8], 1),
+    ]
+    rows += [(3, None, 0)] * bad
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "cow"}],
+        "annotations": [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": crowd} for c, box, crowd in rows],
+    }
+    (tmp_path / "set.json").write_text(json.dumps(content))
+    yaml = tmp_path / "coco.yaml"
+    yaml.write_text(f"path: {tmp_path}\ntrain: set.json\nval: set.json\n{more}")
+    return yaml
+
+
+@pytest.mark.parametrize("names", ["", "names: [cat, dog]\n"])
+def test_crowds_and_ignored_categories_of_coco(tmp_path: Path, names: str) -> None:
+    yaml = coco(tmp_path, f"{names}ignore: [cow]\n", bad=True)
+    index = build(yaml)
+    assert index.names == ("cat", "dog")
+    assert found(index) == ([0, 1], [-1, 0], [[16, 0, 24, 8], [24, 0, 32, 8]])
+    (problem,) = index.problems
+    assert "annotations[4]: bbox is null" in problem and problem.endswith("the ignored region is left out")
+    assert index.coco_ids() == ((1,), (1, 2))
+
+
+def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n1 0.5 0.5 0.5 0.5\n"}, "NAMES")
+    text = yaml.read_text()
+
+    def built(names: str) -> DatasetIndex:
+        yaml.write_text(text.replace("NAMES", names))
+        return build(yaml)
+
+    dog, cow, trained = built("[cat]\nignore: [dog]"), built("[cat]\nignore: [cow]"), built("[cat, dog]")
+    assert dog.content_hash() == cow.content_hash(), "how an ignored class is called does not matter"
+    assert (len(dog.classes), len(dog.ignored_classes)) == (1, 1)
+    assert (len(trained.classes), len(trained.ignored_classes)) == (2, 0)
+    assert trained.content_hash() != dog.content_hash()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            "names: [cat, dog]\nignore: [dog]\n",
+            r"a.yaml:3: ignore: 'dog' is in names too, and so is trained.*\{1: dog\}",
+        ),
+        ("names: [cat, dog]\nignore: {1: cow}\n", r"a.yaml:3: ignore: class 1 is 'cow', but in names it is 'dog'"),
+        ("names: [cat]\nignore: {2: cow}\n", "found the key 2, expected .* without gaps"),
+        ("names: {0: cat, 2: dog}\nignore: [cow]\n", "found the key 3, expected .* without gaps"),
+        ("names: [cat]\nignore: cow\n", "ignore: found 'cow', expected a list"),
+        ("names: [cat]\nignore: [cow, cow]\n", "ignore: 'cow' is the name of classes 1 and 2"),
+        ("names: [cat]\nignore: [true]\n", "ignore: class 1 is True, expected a name"),
+        ("names: [cat]\nignored: [cow]\n", "unknown key 'ignored'. Did you mean 'ignore'"),
+    ],
+)
+def test_mistakes_of_ignore(tmp_path: Path, text: str, what: str) -> None:
+    refuse(tmp_path, f"train: images\n{text}", what)
+
+
+def test_an_ignored_category_that_is_none(tmp_path: Path) -> None:
+    refuse(tmp_path, coco(tmp_path, "ignore: [cwo]\n").read_text(), "no category is named 'cwo'. Did you mean 'cow'")
+
+
+def test_an_ignored_name_that_no_label_has_is_warned_of(tmp_path: Path) -> None:
+    yaml = coco(tmp_path, "names: [cat, dog, cow]\nignore: [sheep]\n")
+    line = "train: coco.yaml: ignore: no label is of 'sheep'. Is the name correct?"
+    assert line in build(yaml).problems and line in check_dataset(load_spec(yaml)).problems
+    assert not build(yaml, "val").problems
+
+
+def test_the_check_counts_them(tmp_path: Path) -> None:
+    labels = {"train/a": f"{TEXT}2 0.5 0.5 0.1 0.1\n", "train/b": "0 0.5 0.5 0.5 0.5\n", "val/a": TEXT}
+    yaml = write_dataset(tmp_path / "pets", labels)
+    yaml.write_text(f"{yaml.read_text()}ignore: [cow]\n")
+    check = check_dataset(load_spec(yaml))
+    assert (
+        "train: 3 ignored regions in 1 image, neither object nor background: rows of class -1 2, 'cow' 1" in check.facts
+    )
+    assert check.objects == 5 and check.safe

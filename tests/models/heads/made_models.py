@@ -1,0 +1,36 @@
+"""Small models, one with each head, for the tests of what holds for any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tessera.models.description import read_model
+from tessera.models.detector import DetectionModel
+
+ROWS: dict[str, list[Any]] = {  # how each head ends a model; all but the first on one small body
+    "Detect": [],
+    "DetectFree": ["nc"],
+    "DetectYOLOX": ["nc"],
+    "DetectYOLOv9": ["nc", 64],
+}
+ONCE = "DetectFree with one-to-one branches"
+SIZE_HW = (64, 96)
+each_head = pytest.mark.parametrize("name", (*ROWS, ONCE))
+
+
+def made(name: str, nc: int = 4) -> DetectionModel:
+    torch.manual_seed(0)
+    if name == "Detect":
+        return DetectionModel("yolov5n.yaml", nc=nc)
+    described = dict(read_model("tessera-n.yaml", {"nc": nc}).plain)
+    kind, arguments = ("DetectFree", ["nc", 16, 1, True]) if name == ONCE else (name, ROWS[name])
+    described["head"][-1][2:] = [kind, arguments]
+    return DetectionModel(described)
+
+
+def images(batch: int) -> Tensor:
+    return torch.rand(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))

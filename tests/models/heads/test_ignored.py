@@ -1,0 +1,105 @@
+"""Ignored regions: no head learns from what lies in one, and objects that overlap it are learnt as without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.ignored import ignored_cells
+from tessera.utils.config import load_hyp
+from tessera.utils.machine.accelerator import Accelerator
+from tests.models.heads.free.oracle import STRIDES, cells_of, inside
+from tests.models.heads.made_models import ONCE, SIZE_HW, each_head, images, made
+
+HYP = load_hyp("hyp.scratch-low.yaml")
+OBJECTS = [[0, 1, 10, 10, 40, 50], [0, 2, 50, 5, 90, 60], [1, 0, 3, 3, 20, 30]]
+
+
+def targets(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+
+
+def gradients(model: DetectionModel, raw: list[Tensor], rows: Tensor) -> list[Tensor]:
+    """Of the loss by each output, as (B, A, …): a row for each prediction, anchors of a cell side by side."""
+    outputs = [output.detach().requires_grad_() for output in raw]
+    criterion = model.head.criterion(HYP, imgsz=96)
+    loss, parts = criterion(outputs, criterion.assign(rows, len(raw[0]), SIZE_HW))
+    assert loss.isfinite() and torch.isclose(parts.sum(), loss)
+    found = torch.autograd.grad(loss, outputs)
+    if found[0].ndim == 3:
+        return list(found)
+    return [torch.cat([level.permute(0, 2, 3, 1, 4).flatten(1, 2) for level in found], 1)]
+
+
+@pytest.fixture(scope="module")
+def centres() -> Tensor:
+    return cells_of(SIZE_HW)[0]
+
+
+@each_head
+def test_inside_a_region_all_gradients_are_zero_and_outside_nothing_changes(name: str, centres: Tensor) -> None:
+    model = made(name).train()
+    raw = model(images(3))
+    region = torch.tensor([20.0, 12.0, 84.0, 60.0])
+    without = gradients(model, raw, targets(*OBJECTS))
+    found = gradients(model, raw, targets(*OBJECTS, [2, -1, *region.tolist()]))
+    within = inside(region, centres)
+    assert 10 < int(within.sum()) < len(centres)
+    for gradient, before in zip(found, without, strict=True):
+        assert not gradient[2, within].any(), "exactly zero"
+        assert torch.equal(gradient[:2], before[:2])
+    assert any(before[2, within].any() for before in without), "background is learnt without the region"
+    outside = [
+        (gradient[2, ~within] - before[2, ~within]).abs().flatten(1).sum(1)
+        for gradient, before in zip(found, without, strict=True)
+    ]
+    # A head with anchors does not learn the cells beside the region's centre either, which would find it.
+    assert all(int((difference > 0).sum()) <= 4 for difference in outside)
+
+
+@each_head
+def test_an_object_in_a_region_is_learnt_as_without_it(name: str) -> None:
+    model = made(name).train()
+    raw = model(images(3))
+    whole = [[image, -1, 0, 0, 96, 64] for image in range(3)]
+    without, found = gradients(model, raw, targets(*OBJECTS)), gradients(model, raw, targets(*OBJECTS, *whole))
+    of_a_kind = len(found) // (2 if name == ONCE else 1)  # branches that predict an object once have fewer matches
+    for at in range(0, len(found), of_a_kind):
+        matched = without[at][..., :4].any(-1, keepdim=True)  # only these learn where their box is
+        assert matched.sum() >= 3
+        for gradient, before in zip(found[at : at + of_a_kind], without[at : at + of_a_kind], strict=True):
+            assert torch.equal(gradient, torch.where(matched, before, 0))
+
+
+@each_head
+def test_a_batch_of_nothing_but_regions_has_no_loss(name: str) -> None:
+    model = made(name).train()
+    assert not any(g.any() for g in gradients(model, model(images(1)), targets([0, -1, -5, -5, 101, 70])))
+
+
+@each_head
+def test_the_device_waits_for_nothing(name: str) -> None:
+    """Meta tensors have no values: whatever would read one raises."""
+    model = made(name).train()
+    criterion = model.head.criterion(HYP, imgsz=96)
+    assignment = criterion.assign(targets(*OBJECTS, [0, -1, 5, 5, 50, 60]), 3, SIZE_HW)
+    raw = [output.detach().to("meta").requires_grad_() for output in model(images(3))]
+    criterion(raw, Accelerator(torch.device("meta")).send(assignment))[0].backward()
+    assert all(output.grad is not None for output in raw)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), *[st.floats(-20, 120, width=32)] * 2, *[st.floats(0, 90, width=32)] * 2)))
+def test_cells_are_those_whose_centre_lies_inside(boxes: list[tuple[float, ...]]) -> None:
+    rows = np.array([[i, -1, x, y, x + w, y + h] for i, x, y, w, h in boxes], np.float32).reshape(-1, 6)
+    centres, _ = cells_of(SIZE_HW)
+    found = ignored_cells(rows, STRIDES, 3, [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES])
+    expected = torch.zeros(3, len(centres), dtype=torch.bool)
+    for row in rows:
+        expected[int(row[0])] |= inside(torch.from_numpy(row[2:]).double(), centres)
+    assert np.array_equal(np.concatenate([level.reshape(3, -1) for level in found], 1), expected.numpy())
