@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -23,8 +24,10 @@ from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = REPO / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
+Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+AUTO = "auto"  # class weights by the numbers of objects
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of `TRACKERS` in report/trackers
 
 
@@ -58,6 +61,8 @@ class Hyp:
         dfl: gain of the distribution loss; read, with the next three, by heads without anchors.
         topk, alpha, beta: of the task-aligned assignment: cells an object, exponents of probability and IoU.
         layer_decay: of a run from weights: each layer's rate is this times that of the next; the head has the full one.
+        class_weights: of the class loss: "auto", or a JSON object of weights by class name, for which a file may also
+            have a mapping; "" = every class weighs the same.
     """
 
     lr0: float = _between(1e-8, 10)
@@ -103,6 +108,7 @@ class Hyp:
     alpha: float = _between(0, 10, default=0.5)
     beta: float = _between(0, 20, default=6.0)
     layer_decay: float = _between(0.1, 1, default=1.0)
+    class_weights: str = field(default="", metadata={"low": 0.001, "high": 1000, "whole": False, "by_class": True})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
@@ -142,12 +148,28 @@ class Hyp:
 
 
 def _value(value: Any, where: str, metadata: Mapping[str, Any]) -> Any:
+    if "by_class" in metadata:
+        return _by_class(value, where, metadata)
     if "low" in metadata:
         return _number(value, where, metadata)
     matching = [c for c in metadata["choices"] if isinstance(value, str) and c.lower() == value.lower()]
     if not matching:
         raise ConfigError(f"{where}: found {shown(value)}, expected one of {', '.join(metadata['choices'])}.")
     return matching[0]
+
+
+def _by_class(value: Any, where: str, metadata: Mapping[str, Any]) -> str:
+    """ "auto", "", or numbers by class name as a JSON object: one line, as tables, checkpoints and trackers have it."""
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str) and text.lower() in ("", AUTO):
+        return text.lower()
+    if isinstance(text, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.loads(text)
+    if not isinstance(text, dict) or not text:
+        raise ConfigError(f"{where}: found {shown(value)}, expected {AUTO}, or weights by class name: {{king: 2}}.")
+    numbers = {str(name): _number(weight, f"{where}: {shown(name)}", metadata) for name, weight in text.items()}
+    return json.dumps(numbers)
 
 
 def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
@@ -218,6 +240,11 @@ class TrainConfig(Options):
         bare="ram",
     )
     image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
+    sampling: Sampling = option(
+        "shuffled",
+        "an epoch has every image once (shuffled), or those of rare classes more often (balanced)",
+        choices=("shuffled", "balanced"),
+    )
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
     multi_scale: bool = option(False, "vary the size by ±50 %% a batch", kind=bool)
     single_cls: bool = option(False, "all classes become one", kind=bool)
@@ -254,6 +281,11 @@ class TrainConfig(Options):
         super().__post_init__()
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
+        if self.image_weights and self.sampling == "balanced":
+            raise ConfigError(
+                "--sampling balanced with --image-weights: both choose the images of an epoch, one by how rare their "
+                "classes are, one by how badly these are found too. Leave one of them out."
+            )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         _ = self.logger_names

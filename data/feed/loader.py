@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.images import ImageStore
 from tessera.data.feed.recent import RecentImages, share_recent
-from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches
+from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
 from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.feed.workers import (
@@ -222,12 +222,17 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         ConfigError: the ranks do not divide the batch.
     """
     config, index, world = run.config, store.index, run.world
+    repeats = repeat_factors(index) if config.sampling == "balanced" else None
+    if repeats is not None:
+        least, most = repeats.min() / repeats.mean(), repeats.max() / repeats.mean()
+        log.info(f"--sampling balanced: an image comes {least:.2f} to {most:.2f} times an epoch")
     order = EpochOrder(
         len(index),
         run.batch_size,
         config.seed,
         run.imgsz,
         shapes_hw=padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None,
+        repeats=repeats,
     )
     sampler = EpochSampler(order, world.rank, world.size)
     workers = affordable_workers(

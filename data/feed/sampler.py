@@ -31,7 +31,12 @@ def batches_per_epoch(length: int, batch_size: int) -> int:
 
 
 def epoch_order(
-    length: int, batch_size: int, seed: int, epoch: int, weights: NDArray[np.float64] | None = None
+    length: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    weights: NDArray[np.float64] | None = None,
+    repeats: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int64]:
     """Global order of an epoch: every image once, then images from the epoch's own start until the last batch is full.
 
@@ -40,14 +45,30 @@ def epoch_order(
         batch_size: B, over all ranks.
         seed, epoch: what the order is a function of.
         weights: (N,), not negative; where given, N images are sampled with replacement in proportion to them.
+        repeats: (N,), positive; where given instead, each image comes as often as its share of N images says, rounded
+            up or down.
 
     Returns:
         int64 (K · B,): a whole number of global batches, so that no rank ever sees a smaller one.
     """
     rng = sample_rng(seed, epoch, 0, "order")
     order = rng.permutation(length) if weights is None else rng.choice(length, length, p=weights / weights.sum())
+    if repeats is not None:
+        order = _repeated(order, repeats, rng)
     # np.resize repeats from the start: that is the padding, also where N < B.
     return np.resize(order, batches_per_epoch(length, batch_size) * batch_size)
+
+
+def _repeated(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """As many images as `order`, (N,), has, each as often as its share says: exactly on average, else rounded.
+
+    Systematic sampling: the shares lie end to end in the given order, and N points at equal distances, the first at
+    random, take the images whose shares they fall on.
+    """
+    ends = np.cumsum(repeats[order])
+    points = (np.arange(len(order)) + rng.random()) / len(order) * ends[-1]
+    taken = np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)  # a point may be rounded to the end
+    return rng.permutation(order[taken])
 
 
 def bucket_by_aspect(
@@ -121,6 +142,7 @@ class EpochOrder:
         imgsz: side of a sample in pixels.
         shapes_hw: int64 (N, 2), each image's own padded shape, see `padded_shapes`; where given, batches are
             rectangular (`--rect`).
+        repeats: float64 (N,), how often each image comes relative to the others, see `repeat_factors`; None = once.
     """
 
     def __init__(
@@ -130,27 +152,28 @@ class EpochOrder:
         seed: int,
         imgsz: int,
         shapes_hw: NDArray[np.int64] | None = None,
+        repeats: NDArray[np.float64] | None = None,
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
-        self._shapes_hw = shapes_hw
+        self._shapes_hw, self._repeats = shapes_hw, repeats
         self._weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return batches_per_epoch(self.length, self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Sample with replacement in proportion to `weights` (N,) from now on.
+        """Sample with replacement in proportion to `weights` (N,) from now on, in an order without repeats.
 
         They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
         """
-        assert weights.shape == (self.length,) and np.isfinite(weights).all(), weights
+        assert self._repeats is None and weights.shape == (self.length,) and np.isfinite(weights).all(), weights
         assert (weights >= 0).all() and weights.sum() > 0, weights
         self._weights = weights
 
     def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
-        order = epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights)
+        order = epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights, self._repeats)
         if self._shapes_hw is None:
             return order, np.full((len(self), 2), self.imgsz)
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
@@ -261,3 +284,21 @@ def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.
     positive = weights[weights > 0]
     weights[weights <= 0] = positive.min() if len(positive) else 1.0
     return weights / weights.sum()
+
+
+def repeat_factors(index: DatasetIndex) -> NDArray[np.float64]:
+    """How often `--sampling balanced` repeats each image relative to one of common classes: float64 (N,), at least 1.
+
+    The repeat factors of LVIS (Gupta et al., arXiv 1908.03195): max(1, √(t / f)) of a class that is in the share f of
+    the images; of an image that of its rarest class; 1 of one without objects. There t is 0.001, for a thousand classes
+    in a hundred thousand images; here it is the mean share of the classes that occur, so that the factors do not depend
+    on the size of the set, and are 1 where all classes are equally frequent.
+    """
+    nc = len(index.names)
+    owner = np.repeat(np.arange(len(index)), np.diff(index.box_offsets))
+    images, classes = np.divmod(np.unique(owner * nc + index.classes), nc)
+    share = np.bincount(classes, minlength=nc) / len(index)
+    factors = np.ones(len(index))
+    if len(classes):
+        np.maximum.at(factors, images, np.sqrt(share[share > 0].mean() / share[classes]))
+    return factors

@@ -40,6 +40,7 @@ from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
+from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import open_train_loader, reweight
 from tessera.utils.types import Batch
 
@@ -70,6 +71,7 @@ def run(words: list[str], world: World) -> None:
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)
+        criterion.class_weights = class_weights(hyp, index)
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model, hyp.ema_share)

@@ -75,6 +75,26 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
         ("fliplr", "0 to 1"),
     ),
     "hyp lacks a key": (lambda d: ["--hyp", write(d / "h.yaml", "lr0: 0.01\n")], 2, ("missing", "lrf")),
+    "class weight of no class": (
+        lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: {star: 2, circel: 3}\n")],
+        2,
+        ("class_weights", "no class 'circel'", "Did you mean 'circle'"),
+    ),
+    "class weight of 0": (
+        lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: {star: 0}\n")],
+        2,
+        ("h.yaml:", "class_weights: 'star'", "found 0", "0.001"),
+    ),
+    "word for class weights": (
+        lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: inverse\n")],
+        2,
+        ("h.yaml:", "'inverse'", "auto"),
+    ),
+    "two ways to sample": (
+        lambda d: ["--sampling", "balanced", "--image-weights"],
+        2,
+        ("--sampling balanced with --image-weights", "Leave one"),
+    ),
     "missing cfg": (lambda d: ["--cfg", "yolov5q.yaml"], 2, ("yolov5q.yaml", "yolov5n.yaml")),
     "wrong module in cfg": (
         lambda d: ["--cfg", write(d / "m.yaml", (ROOT / "models/yolov5n.yaml").read_text().replace("SPPF", "SPFF"))],

@@ -13,6 +13,7 @@ used here have none. A trained network has one in every few steps; until then it
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Case:
     images: int = 48
     flags: tuple[str, ...] = ()
     head: str = ""
-    hyp: tuple[tuple[str, float], ...] = ()
+    hyp: tuple[tuple[str, float | str], ...] = ()
     empty_share: bool = False
     windows: tuple[int, ...] = (1, 1, 1)
     ignored: bool = False
@@ -81,6 +82,11 @@ CASES = {
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),
     "image-weights": Case(flags=("--image-weights",)),
+    "class-weights": Case(hyp=(("class_weights", "auto"),)),
+    "balanced": Case(
+        flags=("--cfg", "tessera-n.yaml", "--sampling", "balanced"),
+        hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
+    ),
     "multi-scale": Case(flags=("--multi-scale",)),
     "ignored": Case(ignored=True),
     "free-ignored": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, ignored=True),
@@ -111,6 +117,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ..
                 blank_half_of_batches_and_one(data)
             if case.ignored:
                 ignore_every_third(data)
+            if name == "balanced":
+                make_classes_rare(data)
             lists[name] = [str(data), str(folder / "1.pt"), *arguments(case, folder), *case.flags]
         outcome = run_python(PROGRAM, *one_after_the_other(lists.values()), timeout=600)
         assert outcome.code == 0, outcome.said
@@ -213,6 +221,8 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
         assert len(set(alone["sizes"])) > 1
     elif name == "image-weights":
         assert any(len(batch.unique()) < BATCH for batch in indices), "drawn with replacement"
+    elif name == "balanced":
+        assert len(torch.cat(indices).unique()) < CASES[name].images == sum(map(len, indices)), "some twice, some never"
 
 
 def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
@@ -236,6 +246,17 @@ def blank_half_of_batches_and_one(data: Path) -> None:
         label = path.parents[2] / "labels" / path.parent.name / f"{path.stem}.txt"
         assert label.parent.is_dir(), label
         label.write_text("")
+
+
+def make_classes_rare(data: Path) -> None:
+    """Let the objects of all but three images be of class 0; in these the first two are of the classes 1 and 2."""
+    labels = sorted((data.parent / "shapes" / "labels" / "train").glob("*.txt"))
+    full = [path for path in labels if len(path.read_text().splitlines()) > 1][:3]
+    for path in labels:
+        rows = [row.split(" ", 1)[1] for row in path.read_text().splitlines()]
+        classes = [1, 2] if path in full else []
+        numbered = itertools.zip_longest(classes, rows, fillvalue=0)
+        path.write_text("".join(f"{number} {row}\n" for number, row in numbered))
 
 
 def compare(first: dict[str, Any], second: dict[str, Any], limits: Sequence[float] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_anchors_of_an_evolved_file() -> None:
 OPTIONAL = {  # the keys that a file may leave out, at what YOLOv5 does
     "anchors": 0, "optimizer": "SGD", "nominal_batch": 64, "warmup_least": 100, "warmup_share": 0, "flat": 0,
     "cosine": 0, "ema_share": 0, "close_mosaic": 0, "clip": 10, "dfl": 1.5, "topk": 10, "alpha": 0.5, "beta": 6,
-    "layer_decay": 1,
+    "layer_decay": 1, "class_weights": "",
 }  # fmt: skip
 
 
@@ -174,11 +175,31 @@ def test_keys_that_may_be_left_out() -> None:
         ("alpha", 11, "found 11, allowed is 0 to 10"),
         ("beta", 21, "found 21, allowed is 0 to 20"),
         ("layer_decay", 1.1, "found 1.1, allowed is 0.1 to 1"),
+        ("class_weights", "inverse", "found 'inverse', expected auto, or weights by class name: {king: 2}"),
+        ("class_weights", 2, "found 2, expected auto, or weights"),
+        ("class_weights", None, "found None, expected auto, or weights"),
+        ("class_weights", {}, "found {}, expected auto, or weights"),
+        ("class_weights", "{" * 10_000, "found '{{.*, expected auto, or weights"),
+        ("class_weights", '{"a":' + "[" * 100_000, "found '{.*, expected auto, or weights"),
+        ("class_weights", {"ace": 1, "king": 0}, "'king': found 0, allowed is 0.001 to 1000"),
+        ("class_weights", {"king": -1}, "'king': found -1, allowed is 0.001 to 1000"),
+        ("class_weights", {"king": math.nan}, "'king': found nan, expected a number from 0.001 to 1000"),
+        ("class_weights", '{"king": Infinity}', "'king': found inf, expected a number from 0.001 to 1000"),
+        ("class_weights", {"king": True}, "'king': found True, expected a number"),
     ],
 )
 def test_values_of_optional_keys_that_are_refused(key: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"x: {key}: {message}"):
         Hyp.from_dict({**load_hyp("hyp.scratch-low.yaml").as_dict(), key: value}, "x")
+
+
+def test_class_weights_are_one_line_that_comes_back() -> None:
+    """Of a file's mapping or a word; in a table and a checkpoint they are that line."""
+    values = load_hyp("hyp.scratch-low.yaml").as_dict()
+    for given, line in (({"king": 2, 9: "1e-1"}, '{"king": 2.0, "9": 0.1}'), (" Auto", "auto")):
+        hyp = Hyp.from_dict({**values, "class_weights": given}, "x")
+        assert hyp.as_dict()["class_weights"] == hyp.class_weights == line
+        assert Hyp.from_dict(hyp.as_dict(), "x") == hyp
 
 
 @pytest.mark.parametrize("value", [10**400, "9" * 6000, "1e999", "nan", None, [1], True, "x" * 10**6])
@@ -205,6 +226,8 @@ def test_numbers_that_are_none(value: Any) -> None:
         ({"epochs": 10**400}, "--epochs: found a number of about 401 digits, expected a whole number"),
         ({"epochs": 10**15}, r"--epochs: found 1e\+15, allowed is at most 2,147,483,647"),
         ({"label_smoothing": "1e999"}, "--label-smoothing: found '1e999', expected a number"),
+        ({"sampling": "balance"}, "--sampling: found 'balance', expected one of shuffled, balanced. Did you mean 'bal"),
+        ({"sampling": "balanced", "image_weights": True}, "--sampling balanced with --image-weights: .* Leave one of"),
         ({"data": "a\0b"}, r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
         ({"weights": "x" * 300}, "--weights: found 'xxx.*each name in it at most 255"),
         ({"optimizer": "S\x1b[31mGD"}, r"--optimizer: found 'S\\x1b\[31mGD'"),

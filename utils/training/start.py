@@ -29,6 +29,7 @@ from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
+from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, read_data, warn_of_problems
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def open_run(
         config, names = asked, data.train.names
         if hyp is None:
             config, hyp = with_recipe(asked, head_class(asked, names, weights), len(data.train))
+        by_class = class_weights(hyp, data.train)
         model = build_model(config, names, weights, resumed, round(hyp.anchors))
         del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
@@ -81,6 +83,7 @@ def open_run(
         log.info(summary(model, imgsz))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
+        criterion.class_weights = None if by_class is None else by_class.to(world.device)
         run = RunContext(config, hyp, world, imgsz, model.stride, folder, resumed is not None)
         run = with_batch_size(run, model, criterion, precision, len(data.train))
     stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))

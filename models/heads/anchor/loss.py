@@ -30,8 +30,9 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
     Per level, box = mean(1 - CIoU) over the positives; objectness = mean binary cross-entropy over all predictions
     against the detached CIoU of the cell's last candidate, clamped at 0; class = mean binary cross-entropy over
-    positives and classes, for more than one class. Levels are added up, objectness with the weights of
-    `objectness_balance`. Predictions in an ignored region that find no object have an objectness loss of 0.
+    positives and classes, for more than one class, a positive times the weight of its class. Levels are added up,
+    objectness with the weights of `objectness_balance`. Predictions in an ignored region that find no object have an
+    objectness loss of 0.
     """
 
     names = ("box", "obj", "cls")
@@ -115,6 +116,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
             low = self.label_smoothing / 2
             truth = torch.full_like(logits, low).scatter_(1, assignment.classes[:, None], 1 - low)
             per_positive = self._binary_loss(logits, truth, self._hyp.cls_pw).sum(1)
+            per_positive = self.weighted(per_positive, assignment.classes)
         else:
             per_positive = torch.zeros_like(iou)
         cls = [part.sum() for part in per_positive.split(positives_per_level)]

@@ -170,6 +170,17 @@ def take_rows(outputs: Tensor, cells: Tensor) -> Tensor:
     return F.embedding(cells, outputs).float()
 
 
+def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
+    """Binary cross-entropy over the classes at each slot's cell, of logits (B·A, C): float32 (S,).
+
+    It is against `targets`, (S,), for the object's class, and 0 for the others.
+    """
+    rows = take_rows(logits, slots.cells)
+    classes = torch.arange(rows.shape[1], device=rows.device)
+    truth = (classes == slots.classes[:, None]) * targets[:, None]
+    return F.binary_cross_entropy_with_logits(rows, truth, reduction="none").sum(1)
+
+
 def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
     cells = matches.cells.flatten()
     owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tessera.models.heads.free.aligned import AlignedLoss, Slots, take_rows
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, class_losses, take_rows
 from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
 from tessera.models.heads.free.grid import Grid
 from tessera.models.heads.free.layers import FreeLayers
@@ -26,8 +26,8 @@ class FreeLoss(AlignedLoss):
     Over the matched cells, each weighted by its target score t: box = Σ t (1 − CIoU); distance = Σ t · mean over the
     four sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020),
     or with one bin |error| in strides. Over all cells and classes: class = Σ binary cross-entropy against t for the
-    object's class of a matched cell, 0 elsewhere; other cells in an ignored region have none. All are divided by Σ t of
-    the whole batch.
+    object's class of a matched cell, 0 elsewhere; a matched cell's counts by the weight of its object's class, other
+    cells in an ignored region have none. All are divided by Σ t of the whole batch.
 
     Branches that predict each object once have the same three losses, matched with one cell an object, and are added.
     Predictions are raw boxes (B, A, 4 R) and classes (B, A, C) of each kind of branches.
@@ -58,6 +58,9 @@ class FreeLoss(AlignedLoss):
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         raw, logits = outputs
         cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.targets, slots.ignored)
+        if self.class_weights is not None:
+            matched = class_losses(logits, slots, slots.targets)
+            cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
         rows = take_rows(raw, slots.cells)
         low, high = slots.boxes_xyxy.split(2, 1)
         wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.models.heads.free.aligned import AlignedLoss, Slots, take_rows
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, class_losses, take_rows
 from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
 from tessera.models.heads.free.grid import Grid
 from tessera.models.heads.yolox.layers import LARGEST_LOG, YoloxLayers
@@ -29,8 +28,9 @@ class YoloxLoss(AlignedLoss):
     A prediction's score is σ(objectness) · σ(class), in the assignment too. Its target score t is u, the largest IoU of
     the cells of its object, times r, how well it is aligned with it relative to the best of these. Over the matched
     cells: box = Σ t (1 − CIoU) of the decoded boxes, in strides; class = Σ t · binary cross-entropy over the classes,
-    against u for the object's and 0 for others. Over all cells: objectness = Σ binary cross-entropy against r of a
-    matched cell, 0 elsewhere; other cells in an ignored region have none. All are divided by Σ t of the whole batch.
+    against u for the object's and 0 for others, times the weight of the object's class. Over all cells: objectness =
+    Σ binary cross-entropy against r of a matched cell, 0 elsewhere; other cells in an ignored region have none. All are
+    divided by Σ t of the whole batch.
 
     So objectness says which cells find an object, and the class how well the object is found. That is near to what the
     original's weights mean, whose objectness is 1 for every match and whose class target is the IoU of the cell's own
@@ -70,10 +70,8 @@ class YoloxLoss(AlignedLoss):
         iou = complete_iou(torch.cat((xy, log_wh.exp()), 1), wanted)
         box = (slots.targets * (1 - iou)).sum()
 
-        rows = take_rows(logits, slots.cells)
-        classes = torch.arange(rows.shape[1], device=rows.device)
-        truth = (classes == slots.classes[:, None]) * slots.largest[:, None]
-        cls = (slots.targets * F.binary_cross_entropy_with_logits(rows, truth, reduction="none").sum(1)).sum()
+        classes = self.weighted(class_losses(logits, slots, slots.largest), slots.classes)
+        cls = (slots.targets * classes).sum()
         return box, obj, cls
 
 

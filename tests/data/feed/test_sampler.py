@@ -21,6 +21,7 @@ from tessera.data.feed.sampler import (
     epoch_order,
     image_weights,
     near_batches,
+    repeat_factors,
 )
 from tessera.data.feed.shapes import loaded_sizes, padded_shapes, validation_shapes
 from tessera.utils.errors import ConfigError
@@ -207,6 +208,44 @@ def test_image_weights_by_hand() -> None:
 
 def test_image_weights_when_nothing_weighs() -> None:
     np.testing.assert_allclose(image_weights(make_index([(10, 10)] * 4), [1.0, 1.0, 1.0]), 0.25)
+
+
+@given(st.lists(st.floats(1, 50), min_size=1, max_size=60), ranks, shares, epochs, seeds)
+def test_repeats_keep_the_epoch_and_give_each_image_its_share(
+    repeats: list[float], size: int, share: int, epoch: int, seed: int
+) -> None:
+    """The global order is that of one rank, and each image comes as often as its share says, rounded up or down."""
+    length, batch = len(repeats), size * share
+
+    def sampler(rank: int, size: int) -> EpochSampler:
+        return EpochSampler(EpochOrder(length, batch, seed, 64, repeats=np.array(repeats)), rank, size)
+
+    whole = epoch_of(sampler(0, 1), epoch)
+    parts = [epoch_of(sampler(rank, size), epoch) for rank in range(size)]
+    assert [list(itertools.chain(*slices)) for slices in zip(*parts, strict=True)] == whole
+    order = [draw.index for draws in whole for draw in draws]
+    assert len(order) == -(-length // batch) * batch and order[length:] == order[: len(order) - length][:batch]
+    counts = np.bincount(order[:length], minlength=length)
+    assert (abs(counts - length * np.array(repeats) / sum(repeats)) < 1 + 1e-9).all()
+    later = EpochSampler(EpochOrder(length, batch, seed, 64, repeats=np.array(repeats)))
+    later.seek(epoch, len(whole) // 2)
+    assert list(later) == whole[len(whole) // 2 :]
+
+
+def test_repeats_over_epochs_are_the_shares_and_equal_ones_are_none() -> None:
+    repeats = np.array([1.0, 1.0, 1.0, 1.5, 3.3])
+    counts = np.bincount(np.concatenate([epoch_order(5, 5, 0, epoch, repeats=repeats) for epoch in range(4000)]))
+    np.testing.assert_allclose(counts / 4000, 5 * repeats / repeats.sum(), atol=0.03)
+    orders = [epoch_order(40, 8, 0, epoch, repeats=np.full(40, 2.5)).tolist() for epoch in range(3)]
+    assert all(sorted(order) == list(range(40)) for order in orders) and orders[0] != orders[1]
+
+
+def test_repeat_factors_by_hand() -> None:
+    # Class 0 is in 4 of 5 images, class 1 in 1, class 2 in none: their mean is 1/2.
+    index = make_index([(10, 10)] * 5, classes=[[0, 0, 0], [0, 1], [0], [0], []])
+    np.testing.assert_allclose(repeat_factors(index), [1, np.sqrt(0.5 / 0.2), 1, 1, 1])
+    np.testing.assert_array_equal(repeat_factors(make_index([(10, 10)] * 2, classes=[[], []])), 1)
+    np.testing.assert_array_equal(repeat_factors(make_index([(10, 10)] * 2, classes=[[0, 2], [1, 1]])), 1)
 
 
 @given(st.integers(1, 100), ranks, shares, epochs)

@@ -24,6 +24,7 @@ from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, mad
 from tests.models.heads.shares import shares_of
 
 ROOT = Path(__file__).resolve().parents[3]
+weights = pytest.mark.parametrize("class_weights", [None, torch.tensor([0.5, 2, 1, 0.1])], ids=["plain", "weighted"])
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +159,13 @@ def weights_asked(criterion: Criterion[Any], raw: list[Tensor], assignment: Any)
 
 
 @each_head
-def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(name: str, hyp: Hyp) -> None:
+@weights
+def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(
+    name: str, hyp: Hyp, class_weights: Tensor | None
+) -> None:
     model = made(name).train()
     criterion = model.head.criterion(hyp, imgsz=96)
+    criterion.class_weights = class_weights
     whole = [level.detach().requires_grad_() for level in model(images(4))]
     loss, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
     expected = torch.autograd.grad(loss, whole)
@@ -182,9 +187,13 @@ def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(name: str, h
 
 
 @each_head
-def test_validation_losses_depend_neither_on_batches_nor_on_ranks(name: str, hyp: Hyp) -> None:
+@weights
+def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
+    name: str, hyp: Hyp, class_weights: Tensor | None
+) -> None:
     model = made(name).train()
     criterion = model.head.criterion(hyp, imgsz=96)
+    criterion.class_weights = class_weights
     with torch.no_grad():
         whole = [level.detach() for level in model(images(4))]
         _, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
@@ -194,6 +203,24 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(name: str, hyp
         meter.update([level[cut.start : cut.stop] for level in whole], criterion.assign(rows, len(cut), SIZE_HW))
     assert meters[0].losses(meter.total() for meter in meters) == pytest.approx(parts.tolist(), rel=1e-5)
     assert meters[2].losses([meters[2].total()]) == (0.0,) * len(criterion.names)
+
+
+@each_head
+def test_class_weights_count_in_the_class_losses_alone(name: str, hyp: Hyp) -> None:
+    """Every loss of classes, of each kind of branches, is linear in the weights; weights of 1 are none."""
+    model = made(name).train()
+    criterion = model.head.criterion(hyp, imgsz=96)
+    with torch.no_grad():
+        raw = model(images(4))
+        found = []
+        for of_class_1 in (None, 1.0, 2.0, 3.0):
+            if of_class_1 is not None:
+                criterion.class_weights = torch.tensor([1, of_class_1, 1, 1])
+            found.append(criterion(raw, criterion.assign(TARGETS, 4, SIZE_HW))[1])
+    plain, ones, twice, thrice = found
+    assert torch.equal(plain, ones)
+    torch.testing.assert_close(thrice - twice, twice - ones, rtol=1e-3, atol=1e-6)
+    assert [bool(more > 0) for more in twice - ones] == ["cls" in name for name in criterion.names]
 
 
 @each_head

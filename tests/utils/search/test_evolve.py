@@ -78,7 +78,9 @@ def test_children_come_from_the_best() -> None:
 def test_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "evolve.csv"
     assert read_trials(path) == []
-    trials = [trial(START, 0.25), trial(mutate([trial(START, 0.25)], START, np.random.default_rng(2)), 0.5)]
+    weighted = dataclasses.replace(START, class_weights='{"a, \\"b\\"": 2.0}')
+    trials = [trial(START, 0.25), trial(mutate([trial(weighted, 0.25)], START, np.random.default_rng(2)), 0.5)]
+    assert trials[1].hyp.class_weights == weighted.class_weights, "a search leaves them"
     write_trials(path, trials)
     assert read_trials(path) == trials
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,16 @@ def oracle_assignment(targets: Tensor, anchor_t: float, size_hw: tuple[int, int]
     return levels
 
 
-def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, nc: int, size_hw: tuple[int, int]) -> Tensor:
+def oracle_loss(
+    predictions: list[Tensor],
+    targets: Tensor,
+    hyp: Hyp,
+    nc: int,
+    size_hw: tuple[int, int],
+    class_weights: Sequence[float] = (),
+) -> Tensor:
     """Box, obj, cls, one candidate at a time."""
+    class_weights = class_weights or [1.0] * nc
     parts = torch.zeros(3)
     for level, candidates in enumerate(oracle_assignment(targets, hyp.anchor_t, size_hw)):
         p, stride = predictions[level], (8, 16, 32)[level]
@@ -59,7 +68,7 @@ def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, nc: int, s
             box.append(1 - iou)
             truth[image, a, y, x] = iou.detach().clamp(min=0)
             one_hot = F.one_hot(targets[t, 1].long(), nc).float()
-            cls.append(F.binary_cross_entropy_with_logits(row[5:], one_hot))
+            cls.append(F.binary_cross_entropy_with_logits(row[5:], one_hot) * class_weights[int(targets[t, 1])])
         obj = F.binary_cross_entropy_with_logits(p[..., 4], truth)
         zero = p.sum() * 0
         mean = [torch.stack(part).mean() if part else zero for part in (box, cls)]

@@ -32,16 +32,18 @@ def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
         np.testing.assert_allclose(prediction.grad.double().abs().sum(), expected[f"grad_abs_sum_p{level}"], rtol=1e-5)
 
 
-def test_loss_and_gradient_equal_plain_loops(hyp: Hyp) -> None:
+@pytest.mark.parametrize("class_weights", [[], [0.5, 2.0, 1.0, 0.1, 3.0]], ids=["plain", "weighted"])
+def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float]) -> None:
     targets = random_targets(25, 2, SIZE_HW, 5)
     predictions = raw_predictions(2, SIZE_HW, 5)
     criterion = DetectionLoss(Head(), hyp, imgsz=96)
+    criterion.class_weights = torch.tensor(class_weights) if class_weights else None
     assignment = criterion.assign(targets, 2, SIZE_HW)
     assert assignment.cells.shape[1] < len(assignment.candidate_cells), (
         "the case must hold cells that two candidates lie in"
     )
     loss, items = criterion(predictions, assignment)
-    expected = oracle_loss(predictions, targets, hyp, 5, SIZE_HW)
+    expected = oracle_loss(predictions, targets, hyp, 5, SIZE_HW, class_weights)
     torch.testing.assert_close(items, expected.detach())
     ours, theirs = torch.autograd.grad(loss, predictions), torch.autograd.grad(expected.sum(), predictions)
     for grad, wanted in zip(ours, theirs, strict=True):

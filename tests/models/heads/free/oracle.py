@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -84,18 +85,27 @@ def aligned_targets(
     return found
 
 
-def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]) -> Tensor:
+def oracle_loss(
+    predictions: list[Tensor],
+    targets: Tensor,
+    hyp: Hyp,
+    size_hw: tuple[int, int],
+    class_weights: Sequence[float] = (),
+) -> Tensor:
     """The three parts (3,) of the loss of a batch."""
     boxes, logits = predictions
+    class_weights = class_weights or [1.0] * logits.shape[2]
     reg_max = boxes.shape[2] // 4
     centres, strides = cells_of(size_hw)
     found = decode(boxes, size_hw)
     truth = torch.zeros_like(logits, dtype=torch.float64)
+    cell_weights = torch.ones(logits.shape[:2], dtype=torch.float64)
     box = distance = torch.zeros((), dtype=torch.float64)
     matches = oracle_targets([p.detach() for p in predictions], targets, hyp, size_hw)
     for (image, cell), (number, score) in matches.items():
         wanted = targets[number, 2:].double()
         truth[image, cell, int(targets[number, 1])] = score
+        cell_weights[image, cell] = class_weights[int(targets[number, 1])]
         pair = (xyxy_to_cxcywh(corners / strides[cell])[None] for corners in (found[image, cell], wanted))
         box = box + score * (1 - complete_iou(*pair)[0])
         sides = torch.cat((centres[cell] - wanted[:2], wanted[2:] - centres[cell])) / strides[cell]
@@ -108,6 +118,6 @@ def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: t
             shares = torch.zeros(reg_max, dtype=torch.float64)
             shares[lower], shares[lower + 1] = lower + 1 - side, side - lower
             distance = distance + score * F.cross_entropy(raw, shares) / 4
-    cls = F.binary_cross_entropy_with_logits(logits.double(), truth, reduction="sum")
+    cls = F.binary_cross_entropy_with_logits(logits.double(), truth, cell_weights[..., None], reduction="sum")
     total = max(sum(score for _, score in matches.values()), 1)
     return torch.stack((hyp.box * box, hyp.cls * cls, hyp.dfl * distance)) / total

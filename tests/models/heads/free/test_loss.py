@@ -32,19 +32,21 @@ from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracl
     reg_max=st.sampled_from([1, 16]),
     topk=st.integers(1, 13),
     pairs=st.sampled_from([1, 100, PAIRS]),
+    class_weights=st.sampled_from([[], [0.5, 2.0, 1.0, 0.1, 3.0]]),
 )
 def test_targets_loss_and_gradient_equal_the_dense_oracle(
-    count: int, batch: int, seed: int, reg_max: int, topk: int, pairs: int
+    count: int, batch: int, seed: int, reg_max: int, topk: int, pairs: int, class_weights: list[float]
 ) -> None:
     hyp = dataclasses.replace(HYP, topk=topk)
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
     criterion = FreeLoss(made_head(5, reg_max), hyp)
+    criterion.class_weights = torch.tensor(class_weights) if class_weights else None
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
     with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
     assert found == pytest.approx({place: score for place, (_, score) in wanted.items()}, rel=1e-4, abs=1e-9)
     loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))
-    expected = oracle_loss(predictions, targets, hyp, SIZE_HW)
+    expected = oracle_loss(predictions, targets, hyp, SIZE_HW, class_weights)
     torch.testing.assert_close(parts.double(), expected.detach(), rtol=1e-4, atol=1e-6)
     ours, theirs = (torch.autograd.grad(part, predictions, materialize_grads=True) for part in (loss, expected.sum()))
     for grad, right in zip(ours, theirs, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,9 +29,16 @@ def oracle_targets(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw
     return aligned_targets(decode(offsets, size_hw), objectness.sigmoid() * logits.sigmoid(), targets, hyp, size_hw)
 
 
-def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]) -> Tensor:
+def oracle_loss(
+    predictions: list[Tensor],
+    targets: Tensor,
+    hyp: Hyp,
+    size_hw: tuple[int, int],
+    class_weights: Sequence[float] = (),
+) -> Tensor:
     """Box, objectness and class loss (3,) of a batch."""
     offsets, objectness, logits = predictions
+    class_weights = class_weights or [1.0] * logits.shape[2]
     _, strides = cells_of(size_hw)
     found, wanted = decode(offsets, size_hw), targets[:, 2:].double()
     box = cls = torch.zeros((), dtype=torch.float64)
@@ -42,7 +51,8 @@ def oracle_loss(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: t
         box = box + score * (1 - complete_iou(*map(xyxy_to_cxcywh, corners))[0])
         for label, logit in enumerate(logits[image, cell].double()):
             wanted_class = logit.new_tensor(largest if label == int(targets[number, 1]) else 0)
-            cls = cls + score * F.binary_cross_entropy_with_logits(logit, wanted_class)
+            weight = class_weights[int(targets[number, 1])]
+            cls = cls + score * weight * F.binary_cross_entropy_with_logits(logit, wanted_class)
     obj = F.binary_cross_entropy_with_logits(objectness[..., 0].double(), truth, reduction="sum")
     total = max(sum(score for _, score in matches.values()), 1)
     return torch.stack((hyp.box * box, hyp.obj * obj, hyp.cls * cls)) / total

@@ -25,16 +25,21 @@ from tests.models.heads.yolox.oracle import oracle_loss, oracle_targets
     seed=st.integers(0, 10**6),
     nc=st.sampled_from([1, 5]),
     topk=st.integers(1, 13),
+    weighted=st.booleans(),
 )
-def test_targets_loss_and_gradient_equal_the_oracle(count: int, batch: int, seed: int, nc: int, topk: int) -> None:
+def test_targets_loss_and_gradient_equal_the_oracle(
+    count: int, batch: int, seed: int, nc: int, topk: int, weighted: bool
+) -> None:
     hyp = dataclasses.replace(HYP, topk=topk, obj=0.7)
     targets, predictions = random_targets(count, batch, nc, seed), raw_predictions(batch, nc, seed)
     criterion = YoloxLoss(made_head(nc), hyp)
+    class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if weighted else []
+    criterion.class_weights = torch.tensor(class_weights) if weighted else None
     wanted = oracle_targets(predictions, targets, hyp, SIZE_HW)
     scores = {place: score for place, (_, score) in wanted.items()}
     assert matched(criterion, predictions, targets) == pytest.approx(scores, rel=1e-3, abs=1e-9)
     loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))
-    expected = oracle_loss(predictions, targets, hyp, SIZE_HW)
+    expected = oracle_loss(predictions, targets, hyp, SIZE_HW, class_weights)
     torch.testing.assert_close(parts.double(), expected.detach(), rtol=1e-3, atol=1e-6)
     theirs = torch.autograd.grad(expected.sum(), predictions, materialize_grads=True)
     for grad, right in zip(torch.autograd.grad(loss, predictions), theirs, strict=True):
