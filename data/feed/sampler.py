@@ -133,6 +133,7 @@ class EpochOrder:
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
+        self._images = length  # of the dataset
         self._shapes_hw = shapes_hw
         self._weights: NDArray[np.float64] | None = None
 
@@ -140,20 +141,23 @@ class EpochOrder:
         return batches_per_epoch(self.length, self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Sample with replacement in proportion to `weights` (N,) from now on.
+        """Sample with replacement in proportion to `weights`, one an image, from now on.
 
         They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
         """
-        assert weights.shape == (self.length,) and np.isfinite(weights).all(), weights
+        assert weights.shape == (self._images,) and np.isfinite(weights).all(), weights
         assert (weights >= 0).all() and weights.sum() > 0, weights
         self._weights = weights
 
     def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
-        order = epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights)
+        order = self._order(epoch)
         if self._shapes_hw is None:
             return order, np.full((len(self), 2), self.imgsz)
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights)
 
 
 class EpochSampler(Sampler[list[Draw]]):
