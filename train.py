@@ -40,7 +40,7 @@ from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.errors import UserError
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
@@ -84,7 +84,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
         run, data, state, criterion = open_run(asked, hyp, world, resumed, stack)
         loader, val_loader = open_loaders(run, data, stack)
         if resumed:
-            resumed.restore(state, run.config, len(data.train), data.train_hash, world)
+            resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
             world.remember("saved", "yes")
         world.remember("run", str(run.folder))
         progress, epochs, batches = state.progress, run.config.epochs, loader.batches_per_epoch
@@ -149,6 +149,8 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
 def start(given: Mapping[str, Any]) -> Metrics | None:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
+    if "overlap" in given and not (asked.tile or asked.resume):
+        raise ConfigError("--overlap without --tile: nothing is cut into tiles. Give --tile too, or leave it out.")
     batch_size = 0 if asked.resume else asked.batch_size
     with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world:
         setup_logging(world.rank, world.size)
@@ -172,12 +174,12 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = world.from_main(lambda: read_weights(config, None))
-    index = read_data(config, world).train
-    return with_recipe(config, head_class(config, index.names, weights), len(index))
+    data = read_data(config, world)
+    return with_recipe(config, head_class(config, data.train.names, weights), data.images_per_epoch)
 
 
 def check_data(config: TrainConfig, world: World) -> None:
-    """`--check-data`: print every problem of the dataset.
+    """`--check-data`: print every problem of the dataset, and with `--tile` how many views there are.
 
     Raises:
         UserError: training would not be safe.
@@ -189,6 +191,8 @@ def check_data(config: TrainConfig, world: World) -> None:
         raise UserError(
             f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first."
         )
+    if config.tile:
+        read_data(config, world)
 
 
 def run(**kwargs: Any) -> Metrics | None:

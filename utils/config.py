@@ -224,6 +224,8 @@ class TrainConfig(Options):
     epochs: int = option(100, "epochs in all", kind=int, low=1)
     batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=32)
+    overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
     resume: str = option(
         "", "resume PATH; bare: the newest last.pt, with --evolve the newest search, under --project", bare="newest"

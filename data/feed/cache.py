@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from tessera.data.feed.images import FORMAT, ImageStore, Interpolation
+from tessera.data.feed.images import FORMAT, ImageStore, Interpolation, image_store
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
@@ -46,7 +46,7 @@ def open_images(
     Raises:
         UserError: the file of an image cannot be read, or there is too little memory or disk.
     """
-    store = ImageStore(index, imgsz, interpolation)
+    store = image_store(index, imgsz, interpolation)
     if cache == "none":
         return store
     memory = SharedMemory(world) if memory is None else memory
@@ -60,8 +60,8 @@ def open_images(
     shared = world.node_first(None if file is None else SharedFile.of(file))
     assert shared is not None
     place = f"memory ({memory.folder}), until the run ends" if cache == "ram" else f"{shared.path}, for later runs too"
-    log.info(f"--cache {cache}: {len(store):,} {index.split} images take {gib(store.nbytes)} in {place}.")
-    return ImageStore(index, imgsz, interpolation, file or _open_shared(shared))
+    log.info(f"--cache {cache}: {len(store):,} {index.split} {store.noun} take {gib(store.nbytes)} in {place}.")
+    return image_store(index, imgsz, interpolation, file or _open_shared(shared))
 
 
 class _CacheBuilder:
@@ -125,7 +125,7 @@ class _CacheBuilder:
         store = self._store
         if store.nbytes > room:
             raise UserError(
-                f"--cache {self._mode}: the {len(store)} {store.index.split} images take {gib(store.nbytes)} at "
+                f"--cache {self._mode}: the {len(store)} {store.index.split} {store.noun} take {gib(store.nbytes)} at "
                 f"{store.imgsz} pixels, but {found}. {remedy}"
             )
 
@@ -138,7 +138,7 @@ class _CacheBuilder:
                 raise
             raise UserError(
                 f"--cache {self._mode}: {folder} filled up while {gib(self._store.nbytes)} of "
-                f"{self._store.index.split} images were written. {remedy}"
+                f"{self._store.index.split} {self._store.noun} were written. {remedy}"
             ) from error
 
 

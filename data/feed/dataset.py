@@ -52,11 +52,12 @@ class DetectionDataset(Dataset[Batch]):
         One that does not decode is grey and has no objects, as if a mosaic were empty there: a function of the files
         alone, so that the stream stays the same on every rank and after every resume.
         """
-        self._loaded.add(index)
+        file = self.store.of_file(index).start
+        self._loaded.add(file)
         try:
             image = self.store.load(index)
         except UndecodableImage as error:
-            self._left_out[index] = str(error)
+            self._left_out[file] = str(error)
             return Sample(
                 np.full((*self.store.size(index), 3), FILL, np.uint8),
                 np.zeros((0, 4), np.float32),

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any, Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from tessera.data.feed.shapes import loaded_sizes, resized
+from tessera.data.feed.views import ViewIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.files import SharedFile
 from tessera.utils.machine.limits import usable_cpus
@@ -40,7 +42,12 @@ class ImageStore:
         imgsz: long side in pixels.
         interpolation: "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly.
         cache: open file of all resized images, see `open_images`; None decodes at each call. The store owns it.
+
+    Attributes:
+        noun: what its images are called.
     """
+
+    noun = "images"
 
     def __init__(
         self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
@@ -64,6 +71,15 @@ class ImageStore:
         """Whether `load` decodes nothing."""
         return self._pixels is not None
 
+    @property
+    def files(self) -> int:
+        """How many files the images come from."""
+        return len(self)
+
+    def of_file(self, index: int) -> range:
+        """The images of the file that image `index` comes from."""
+        return range(index, index + 1)
+
     def size(self, index: int) -> tuple[int, int]:
         """Height and width of image `index` as loaded."""
         height, width = self._sizes_hw[index].tolist()
@@ -77,13 +93,17 @@ class ImageStore:
             UndecodableImage: the file does not decode, or has another size than when it was indexed.
         """
         if self._pixels is None:
-            return self._decode_resized(index)
+            return next(self._decode([index]))
         if not self._pixels[self._offsets[-1] + index]:
             raise UndecodableImage(
                 f"{self.index.path(index)}: did not decode when the cache was built. Replace the file or remove it."
             )
         height, width = self.size(index)
         return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
+
+    def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
+        """Images of one file, as `load` gives them: it is decoded once for all of them."""
+        return map(self.load, images)
 
     def near(self, draw: Draw) -> AbstractContextManager[None]:
         """Images are the caller's own, or never change."""
@@ -97,13 +117,12 @@ class ImageStore:
             OSError: the file system is full, among others.
         """
 
-        def write(index: int) -> None:
-            try:
-                pixels = self._decode_resized(index).data.cast("B")
-            except UndecodableImage:  # `load` says so when the image is asked for
-                return
-            put(pixels, int(self._offsets[index]))
-            put(memoryview(b"\1"), int(self._offsets[-1]) + index)
+        def write(images: range) -> int:
+            with suppress(UndecodableImage):  # `load` says so when the image is asked for
+                for index, pixels in zip(images, self._decode(images), strict=True):
+                    put(pixels.data.cast("B"), int(self._offsets[index]))
+                    put(memoryview(b"\1"), int(self._offsets[-1]) + index)
+            return len(images)
 
         def put(pixels: memoryview, offset: int) -> None:
             # Positioned writes need no lock, and a full file system is an OSError; in a memory map it is a bus error.
@@ -112,14 +131,14 @@ class ImageStore:
                 pixels, offset = pixels[written:], offset + written
 
         file.truncate(self.nbytes)  # as long as promised, whatever the last images are
-        title = f"Caching {self.index.split} images ({gib(self.nbytes)})"
+        title = f"Caching {self.index.split} {self.noun} ({gib(self.nbytes)})"
         with (
             ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
             tqdm(total=len(self), desc=title, unit="image", disable=not show_progress) as bar,
         ):
             try:
-                for _ in pool.map(write, range(len(self))):
-                    bar.update()
+                for written in pool.map(write, self._all_files()):
+                    bar.update(written)
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # do not decode the rest of the dataset before reporting
                 raise
@@ -149,9 +168,23 @@ class ImageStore:
         cache: SharedFile | None = state.pop("cache")
         self.__init__(**state, cache=None if cache is None else cache.open("rb"))  # type: ignore[misc]
 
-    def _decode_resized(self, index: int) -> Pixels:
+    def _all_files(self) -> Iterator[range]:
+        start = 0
+        while start < len(self):
+            yield (images := self.of_file(start))
+            start = images.stop
+
+    def _decode(self, images: Sequence[int]) -> Iterator[Pixels]:
+        """Images of one file, decoded and resized."""
+        whole = self._decode_file(images[0])
+        for index in images:
+            part = self._part(whole, index)
+            area = self.interpolation == "area" and max(part.shape) > self.imgsz
+            yield resized(part, self.size(index), area=area)
+
+    def _decode_file(self, index: int) -> Pixels:
         path = self.index.path(index)
-        expected_hw = tuple(self.index.sizes_hw[index].tolist())
+        expected_hw = self._file_size(index)
         reduction = self._reduction(max(expected_hw))
         image = read_image(path, reduction, self.index.pixels)
         if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
@@ -159,7 +192,16 @@ class ImageStore:
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
                 "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
             )
-        return resized(image, self.size(index), area=self.interpolation == "area" and max(expected_hw) > self.imgsz)
+        return image
+
+    def _file_size(self, index: int) -> tuple[int, int]:
+        """Height and width of the file that image `index` comes from."""
+        height, width = self.index.sizes_hw[index].tolist()
+        return height, width
+
+    def _part(self, whole: Pixels, index: int) -> Pixels:
+        """What image `index` shows of its decoded file."""
+        return whole
 
     def _reduction(self, side: int) -> int:
         """How far the decoder may reduce an image whose long side is `side`; 1 where every pixel counts."""
@@ -171,3 +213,43 @@ class ImageStore:
         found = os.fstat(cache.fileno()).st_size
         assert found == self.nbytes, (found, self.nbytes)
         return np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
+
+
+class ViewStore(ImageStore):
+    """Views of pictures, cut from the pixels of the whole file."""
+
+    index: ViewIndex
+    noun = "views"
+
+    @property
+    def files(self) -> int:
+        """As ImageStore."""
+        return len(self.index.pictures)
+
+    def of_file(self, index: int) -> range:
+        """As ImageStore."""
+        return self.index.of_picture(index)
+
+    def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
+        """As ImageStore; of one without a cache."""
+        return self._decode(images)
+
+    def _file_size(self, index: int) -> tuple[int, int]:
+        height, width = self.index.pictures.sizes_hw[self.index.owners[index]].tolist()
+        return height, width
+
+    def _part(self, whole: Pixels, index: int) -> Pixels:
+        left, top, right, bottom = self.index.windows[index].tolist()
+        return np.ascontiguousarray(whole[top:bottom, left:right])
+
+    def _reduction(self, side: int) -> int:
+        """As ImageStore; of a window every pixel counts."""
+        return 1
+
+
+def image_store(
+    index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
+) -> ImageStore:
+    """The images of an index, or its views; arguments as of ImageStore."""
+    kind = ViewStore if isinstance(index, ViewIndex) else ImageStore
+    return kind(index, imgsz, interpolation, cache)

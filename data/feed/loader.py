@@ -20,6 +20,8 @@ from tessera.data.feed.recent import RecentImages, share_recent
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
 from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.view_order import ViewOrder
+from tessera.data.feed.views import ViewIndex
 from tessera.data.feed.workers import (
     PREFETCH,
     StoppedWorkers,
@@ -73,7 +75,7 @@ class Loader(Generic[S]):
         self._stream: Iterator[Batch | UserError] = iter(())
         self._left_out: set[int] = set()
         self._loaded: set[int] = set()
-        self._share = -(-len(dataset) // world.size)  # images of this rank in an epoch
+        self._ranks = world.size
         self._log_level = logging.WARNING if world.is_main else logging.ERROR  # other ranks' warnings are not shown
 
     def close(self) -> None:
@@ -112,17 +114,17 @@ class Loader(Generic[S]):
     def _leave_out(self, image: int, why: str) -> None:
         """Count an image that does not decode, and warn: of the first ones each, then at every power of two."""
         self._left_out.add(image)
-        index, count = self._dataset.index, len(self._left_out)
-        found = f"{index.split}: {count:,} of {len(index):,} images did not decode so far. {why}"
-        if count > self._most():
+        split, count, files = self._dataset.index.split, len(self._left_out), self._dataset.store.files
+        found = f"{split}: {count:,} of {files:,} images did not decode so far. {why}"
+        if count > self._most(files):
             raise UserError(f"{found} With so many, the dataset is damaged; --check-data names them all.")
         if count <= _SHOWN or count.bit_count() == 1:
             log.log(self._log_level, f"{found} It is left out.")
 
-    def _most(self) -> int:
+    def _most(self, whole: int) -> int:
         """How many images may fail to decode, of the dataset and of those that this rank has met."""
         # Of many ranks, each meets a small part. A whole epoch of it counts from the start: damage may come in a row.
-        whole, met = len(self._dataset), max(len(self._loaded), self._share)
+        met = max(len(self._loaded), -(-whole // self._ranks))
         return min(whole - 1, max(_FEW, whole // _SHARE), _FEW + met // _SHARE)
 
 
@@ -226,14 +228,9 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
     if repeats is not None:
         least, most = repeats.min() / repeats.mean(), repeats.max() / repeats.mean()
         log.info(f"--sampling balanced: an image comes {least:.2f} to {most:.2f} times an epoch")
-    order = EpochOrder(
-        len(index),
-        run.batch_size,
-        config.seed,
-        run.imgsz,
-        shapes_hw=padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None,
-        repeats=repeats,
-    )
+    shapes_hw = padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
+    settings = run.batch_size, config.seed, run.imgsz, shapes_hw, repeats
+    order = ViewOrder(index, *settings) if isinstance(index, ViewIndex) else EpochOrder(len(index), *settings)
     sampler = EpochSampler(order, world.rank, world.size)
     workers = affordable_workers(
         cap_workers(config.workers, world),
@@ -242,8 +239,9 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         SharedMemory(world) if memory is None else memory,
     )
     images: ImageStore | RecentImages = store
-    if run.mosaic_epochs > 0 and not store.is_cached:
-        # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest.
+    if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
+        # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest. Views need
+        # no mosaic for it: those of a batch share pictures.
         batches = near_batches(run.batch_size) + workers * PREFETCH
         share = min(run.rank_batch_size * world.local_size + 2 * BLOCK, run.batch_size)  # blocks may reach beyond
         images = share_recent(store, world, batch_size=run.batch_size, share=share, batches=batches)

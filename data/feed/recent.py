@@ -4,7 +4,8 @@ Mosaics take their partners from the last batches, so about four samples need an
 node's ranks build them. Each place of these batches has a slot in a file without a name; the first process that needs
 an image decodes it into its slot. A slot is guarded by a record lock on the byte of its number, which the kernel
 releases when a process dies. An image that finds no free slot is decoded for one use: how full or contended the slots
-are changes the time that a sample takes, never the sample.
+are changes the time that a sample takes, never the sample. Where a file holds several images (views of a picture), the
+others that are near come into their slots with the one that is asked for: the file is decoded once for all.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class RecentImages:
         """Height and width of image `index` as loaded."""
         return self._store.size(index)
 
+    @property
+    def files(self) -> int:
+        """As ImageStore."""
+        return self._store.files
+
+    def of_file(self, index: int) -> range:
+        """As ImageStore."""
+        return self._store.of_file(index)
+
     def share(self) -> SharedFile:
         """The slots, for another process of this user and node."""
         return SharedFile.of(self._file)
@@ -81,10 +91,9 @@ class RecentImages:
         Raises:
             UserError: as ImageStore.load.
         """
-        place = None if self._draw is None else self._draw.neighbours.get(index)
-        if place is None:
+        slot = self._slot(index)
+        if slot is None:
             return self._store.load(index)
-        slot = index if len(self._store) == self.slots else place % self.slots
         if slot not in self._held:
             self._hold(slot, index)
         if self._owners[slot] != index + 1 or slot not in self._held:
@@ -92,6 +101,18 @@ class RecentImages:
         image = self._image(slot, index)
         image.flags.writeable = False
         return image
+
+    def _slot(self, index: int) -> int | None:
+        """The slot of an image; None where it is not near."""
+        place = None if self._draw is None else self._draw.neighbours.get(index)
+        if place is None:
+            return None
+        return index if self._all_kept else place % self.slots
+
+    @property
+    def _all_kept(self) -> bool:
+        """Whether each image has its own slot."""
+        return len(self._store) == self.slots
 
     def _hold(self, slot: int, index: int) -> None:
         """Lock `slot` for reading if image `index` is there, or can be decoded into it now."""
@@ -105,19 +126,41 @@ class RecentImages:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
 
     def _fill(self, slot: int, index: int) -> None:
-        """Decode image `index` into `slot`, unless another process reads or writes it now."""
+        """Decode image `index` into `slot`, unless another process reads or writes it now; and others of its file."""
+        if not self._lock(slot) or self._owners[slot] == index + 1:
+            return
+        others = self._missing_beside(slot, index)
+        images = self._store.load_together([index, *others])
+        self._owners[slot] = 0  # if this process ends in between, there is no image here
+        try:
+            self._image(slot, index)[:] = next(images)
+        except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
+            raise
+        self._owners[slot] = index + 1
+        for (other, place), image in zip(others.items(), images, strict=True):
+            if self._lock(place):
+                self._owners[place] = 0
+                self._image(place, other)[:] = image
+                self._owners[place] = other + 1
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+
+    def _missing_beside(self, slot: int, index: int) -> dict[int, int]:
+        """Other images of the file of `index`, which gets `slot`, that may be kept and are not there: their slots."""
+        found = {}
+        for other in self._store.of_file(index):
+            place = other if self._all_kept else self._slot(other)
+            if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
+                found[other] = place
+        return found
+
+    def _lock(self, slot: int) -> bool:
+        """Lock `slot` for writing; False where another process reads or writes it."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-        except BlockingIOError:  # taken
-            return
-        if self._owners[slot] != index + 1:
-            self._owners[slot] = 0  # if this process ends in between, there is no image here
-            try:
-                self._image(slot, index)[:] = self._store.load(index)
-            except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
-                raise
-            self._owners[slot] = index + 1
+        except BlockingIOError:
+            return False
+        return True
 
     def _image(self, slot: int, index: int) -> NDArray[np.uint8]:
         height, width = self._store.size(index)

@@ -54,12 +54,12 @@ def epoch_order(
     rng = sample_rng(seed, epoch, 0, "order")
     order = rng.permutation(length) if weights is None else rng.choice(length, length, p=weights / weights.sum())
     if repeats is not None:
-        order = _repeated(order, repeats, rng)
+        order = repeated(order, repeats, rng)
     # np.resize repeats from the start: that is the padding, also where N < B.
     return np.resize(order, batches_per_epoch(length, batch_size) * batch_size)
 
 
-def _repeated(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+def repeated(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
     """As many images as `order`, (N,), has, each as often as its share says: exactly on average, else rounded.
 
     Systematic sampling: the shares lie end to end in the given order, and N points at equal distances, the first at
@@ -156,6 +156,7 @@ class EpochOrder:
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
+        self._images = length  # of the dataset
         self._shapes_hw, self._repeats = shapes_hw, repeats
         self._weights: NDArray[np.float64] | None = None
 
@@ -163,20 +164,23 @@ class EpochOrder:
         return batches_per_epoch(self.length, self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Sample with replacement in proportion to `weights` (N,) from now on, in an order without repeats.
+        """Sample with replacement in proportion to `weights`, one an image, in an order without repeats, from now on.
 
         They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
         """
-        assert self._repeats is None and weights.shape == (self.length,) and np.isfinite(weights).all(), weights
+        assert self._repeats is None and weights.shape == (self._images,) and np.isfinite(weights).all(), weights
         assert (weights >= 0).all() and weights.sum() > 0, weights
         self._weights = weights
 
     def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
-        order = epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights, self._repeats)
+        order = self._order(epoch)
         if self._shapes_hw is None:
             return order, np.full((len(self), 2), self.imgsz)
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights, self._repeats)
 
 
 class EpochSampler(Sampler[list[Draw]]):

@@ -81,6 +81,7 @@ CASES = {
     "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),
+    "tiles": Case(flags=("--tile", "64")),
     "image-weights": Case(flags=("--image-weights",)),
     "class-weights": Case(hyp=(("class_weights", "auto"),)),
     "balanced": Case(
@@ -215,6 +216,8 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
         assert first[0] > 0 < first[2] and first[1] == 0 == sum(second)
     elif name == "partial-batch":
         assert len(indices[1].unique()) == BATCH and set(indices[1][4:].tolist()) <= set(indices[0].tolist())
+    elif name == "tiles":
+        assert max(batch.max() for batch in indices) >= CASES[name].images, "views"
     elif name == "rect":
         assert any(height != width for _, _, height, width in images)
     elif name == "multi-scale":

@@ -181,7 +181,7 @@ def run_of_checkpoint(
     Raises:
         UserError: this version does not know the saved flags.
         ConfigError: the flags given now have a mistake, or name another kind of optimizer, other
-            frozen layers, or rates by layer where the run has none, or the other way round.
+            frozen layers or tiles, or rates by layer where the run has none, or the other way round.
     """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
@@ -202,6 +202,12 @@ def run_of_checkpoint(
         raise ConfigError(
             f"--freeze {asked} with --resume: the run of {path} has --freeze {did}, and the optimizer keeps a state of "
             f"what it trains alone. Leave --freeze out, or start a new run from the checkpoint with --weights."
+        )
+    if (before.tile, before.overlap) != (config.tile, config.overlap):
+        asked, did = (f"--tile {c.tile} --overlap {c.overlap:g}" for c in (config, before))
+        raise ConfigError(
+            f"{asked} with --resume: the run of {path} has {did}, and its epochs and metrics would be others. Leave "
+            f"them out, or start a new run from the checkpoint with --weights."
         )
     if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from tessera.data.feed.windows import DEFAULT_OVERLAP
 from tessera.data.source.probe import breaks_off
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
@@ -24,7 +25,6 @@ from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
-from tessera.utils.runtime.tiles import DEFAULT_OVERLAP
 from tessera.utils.text import first_of, shown
 
 log = logging.getLogger(__name__)

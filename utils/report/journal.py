@@ -126,7 +126,7 @@ class Journal:
         """
         nan, metrics = float("nan"), figures.metrics
         measured = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
-        val_losses = metrics.losses if metrics else (nan,) * len(self._loss_names)
+        val_losses = metrics.losses if metrics and metrics.losses else (nan,) * len(self._loss_names)
         times = figures.seconds, figures.data_wait, figures.images_per_s
         speed = times if figures.images_per_s else (nan,) * len(times)
         cells = (epoch, *figures.losses, *measured, *val_losses, *figures.rates, *speed)

@@ -1,4 +1,4 @@
-"""A checkpoint's network, computed by torch."""
+"""A network computed by torch: a checkpoint's, or that of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,40 @@ from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.runtime.model import Backend
 
 
-class TorchNetwork(Backend):
+class TrainedNetwork(Backend):
+    """The network of a training, for a pipeline around it.
+
+    Args:
+        fused: from `fused_copy`, on the device.
+        imgsz: training size in pixels.
+        accelerator: where it computes.
+        precision: to compute in; None = float32.
+    """
+
+    source = "the model of the training"
+
+    def __init__(
+        self, fused: DetectionModel, imgsz: int, accelerator: Accelerator, precision: Precision | None = None
+    ) -> None:
+        self.names, self.stride, self.imgsz = fused.names, fused.stride, imgsz
+        self.accelerator = accelerator
+        self.has_objectness, self.needs_suppression = fused.head.has_objectness, fused.head.needs_suppression
+        self._model, self._precision = fused, precision or Precision(accelerator, torch.float32)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """As Backend."""
+        with torch.no_grad(), self._precision.autocast():
+            return self._decoded(images)
+
+    def _decoded(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self._model(images)[0])
+
+    def describe(self, imgsz: int) -> str:
+        """As Model."""
+        return summary(self._model, imgsz)
+
+
+class TorchNetwork(TrainedNetwork):
     """A checkpoint: ours or a YOLOv5 .pt.
 
     Args:
@@ -38,27 +71,17 @@ class TorchNetwork(Backend):
         augment: bool = False,
         half: bool = False,
     ) -> None:
-        self.source, self.names, self.stride = weights.source, model.names, model.stride
-        self.imgsz = round_imgsz(weights.usual_imgsz, model.stride)
-        trained = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
-        self.imgsz_origin, self.data = trained, weights.data
-        self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
-        self.pixels = weights.pixels
-        self.accelerator = accelerator
-        self.has_objectness, self.needs_suppression = model.head.has_objectness, model.head.needs_suppression
         with explain_out_of_memory_of(weights.source, accelerator):
-            self._model, self._augment = fused_copy(model, accelerator), augment
-        self._precision = half_precision(accelerator) if half else Precision(accelerator, torch.float32)
+            fused = fused_copy(model, accelerator)
+        precision = half_precision(accelerator) if half else None
+        super().__init__(fused, round_imgsz(weights.usual_imgsz, model.stride), accelerator, precision)
+        trained = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
+        self.source, self.imgsz_origin, self.data = weights.source, trained, weights.data
+        self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
+        self.pixels, self._augment = weights.pixels, augment
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """As Backend."""
-        with torch.no_grad(), self._precision.autocast():
-            decoded = predict_augmented(self._model, images) if self._augment else self._model(images)[0]
-        return cast(Tensor, decoded)
-
-    def describe(self, imgsz: int) -> str:
-        """As Model."""
-        return summary(self._model, imgsz)
+    def _decoded(self, images: Tensor) -> Tensor:
+        return predict_augmented(self._model, images) if self._augment else super()._decoded(images)
 
 
 def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:

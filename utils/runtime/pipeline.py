@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tessera.data.augment.scene import Placement, letterbox
 from tessera.data.feed.shapes import loaded_sizes, resized, validation_shapes
+from tessera.data.feed.windows import DEFAULT_OVERLAP, check_tiles, windows_of
 from tessera.models.heads.head import Head
 from tessera.models.suppression import (
     Suppression,
@@ -27,7 +28,7 @@ from tessera.models.suppression import (
 )
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.model import Backend, Model, PictureBackend
-from tessera.utils.runtime.tiles import DEFAULT_OVERLAP, Tile, check_tiles, cut, join
+from tessera.utils.runtime.tiles import join
 from tessera.utils.types import Detections, Sample
 
 _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
@@ -77,9 +78,9 @@ class Pipeline:
         if isinstance(self.backend, Backend):
             rules = rules_of_network(rules, self.backend)
         size_hw = picture_size(picture)
-        if not self._tile or max(size_hw) <= self._tile:
+        tiles = windows_of(size_hw, self._tile, self._overlap) if self._tile else []
+        if len(tiles) < 2:
             return self._untiled(picture, rules)
-        tiles = [*cut(size_hw, self._tile, self._overlap), Tile(0, 0, size_hw[1], size_hw[0])]
         parts, spent = [], np.zeros(3)
         for left, top, right, bottom in tiles:
             found, speed_ms = self._untiled(np.ascontiguousarray(picture[top:bottom, left:right]), rules)

@@ -10,70 +10,23 @@ Of detections that are one object, the best of those that touch no seam stays; w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.data.feed.windows import Tile
 from tessera.models.suppression import Suppression, suppress_candidates
-from tessera.utils.errors import ConfigError
 from tessera.utils.types import Detections
 
-DEFAULT_OVERLAP = 0.2
-_SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 _EDGE, _LEAST_EDGE = 0.01, 2.0  # so near to a seam, as a share of the tile and in pixels, a box touches it
 _MOST_IOU = 0.5  # a network without suppression has no limit of its own
 _SMALLER = 0.5  # share of the smaller box that two share, where one touches a seam
 _LEAST_SEEN = 0.1  # of a box: by less of it, a neighbour that reaches into the common part would be taken for it
 
 Boxes = NDArray[np.float32]
-
-
-class Tile(NamedTuple):
-    """A part of a picture, in its pixels; right and bottom lie outside."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-
-
-def check_tiles(tile: int, overlap: float) -> None:
-    """Refuse numbers out of range.
-
-    Raises:
-        ConfigError: names the one.
-    """
-    if not _SMALLEST <= tile <= _LARGEST:
-        raise ConfigError(f"tile: found {tile}, allowed is {_SMALLEST} to {_LARGEST} pixels, or 0 for no tiles.")
-    if not 0 <= overlap <= _MOST_OVERLAP:
-        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a share of a tile.")
-
-
-def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
-    """The fewest tiles that cover a picture, evenly spread, row by row.
-
-    Args:
-        size_hw: height and width of the picture.
-        tile: side in pixels; a shorter side of the picture is not cut.
-        overlap: least share of a tile that neighbours share.
-    """
-    rows, columns = (_starts(side, tile, overlap) for side in size_hw)
-    height, width = (min(side, tile) for side in size_hw)
-    return [Tile(left, top, left + width, top + height) for top in rows for left in columns]
-
-
-def _starts(side: int, tile: int, overlap: float) -> list[int]:
-    """Where tiles begin along a side."""
-    if side <= tile:
-        return [0]
-    step = max(tile - math.ceil(overlap * tile), 1)
-    count = math.ceil((side - tile) / step) + 1
-    return [(side - tile) * place // (count - 1) for place in range(count)]
 
 
 def join(

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.feed.cache import open_images
+from tessera.data.feed.images import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
 from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.views import ViewIndex, view_index
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
@@ -35,14 +37,22 @@ class TrainingData:
 
     Attributes:
         spec: what its YAML says.
-        train, val: index of each split.
-        train_hash: digest of the training split, by which a resumed run knows other data.
+        pictures: index of the training split.
+        train: what is trained on: the same, or with `--tile` the views of it.
+        val: index of the validation split.
+        train_hash: digest of `train`, by which a resumed run knows other data.
     """
 
     spec: DatasetSpec
+    pictures: DatasetIndex
     train: DatasetIndex
     val: DatasetIndex
     train_hash: str
+
+    @property
+    def images_per_epoch(self) -> int:
+        """How many images an epoch has."""
+        return self.train.images_per_epoch if isinstance(self.train, ViewIndex) else len(self.train)
 
 
 def read_data(config: TrainConfig, world: World) -> TrainingData:
@@ -54,9 +64,25 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
     world.set_activity("reading the dataset")
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = load_spec(config.data)
-        train = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
+        pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-    return TrainingData(spec, train, val, train.content_hash())
+    train = views_asked_for(pictures, config)
+    return TrainingData(spec, pictures, train, val, train.content_hash())
+
+
+def views_asked_for(pictures: DatasetIndex, config: TrainConfig) -> DatasetIndex:
+    """The index of the training, or with `--tile` the views of its pictures.
+
+    Raises:
+        UserError: tiles do not suit the objects.
+    """
+    if not config.tile:
+        return pictures
+    views = view_index(pictures, config.tile, config.overlap, config.imgsz)
+    log.info(f"--tile {config.tile}: {views}.")
+    if len(views) == len(pictures):
+        log.warning(f"--tile {config.tile}: no image of {pictures.split} is larger: they are trained on as they are.")
+    return views
 
 
 def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
@@ -74,19 +100,24 @@ def open_loaders(run: RunContext, data: TrainingData, stack: ExitStack) -> tuple
 
 def open_train_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:
     """Images and stream of the training, closed by `stack`."""
-    store = open_images(index, run.imgsz, run.config.cache, "linear", run.world, memory)
+    interpolation: Interpolation = "area" if run.config.tile else "linear"  # of views, as detection in tiles has it
+    store = open_images(index, run.imgsz, run.config.cache, interpolation, run.world, memory)
     return stack.enter_context(build_train_loader(run, stack.enter_context(store), memory))
 
 
 def open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
-    """Images of the validation and this rank's share of them, closed by `stack`."""
-    cache: CacheMode = "none" if run.config.noval else run.config.cache
+    """Images of the validation and this rank's share of them, closed by `stack`.
+
+    With `--tile` they are for pictures of the results alone: what is measured is taken from the files.
+    """
+    cache: CacheMode = "none" if run.config.noval or run.config.tile else run.config.cache
     store = stack.enter_context(open_images(index, run.imgsz, cache, "area", run.world, memory))
     return stack.enter_context(
         build_val_loader(
             store,
             run.world,
-            batch_size=2 * run.rank_batch_size,  # without gradients twice as many fit
+            # Without gradients twice as many fit. In tiles each takes long, and ranks vote on stopping between batches.
+            batch_size=1 if run.config.tile else 2 * run.rank_batch_size,
             stride=run.stride,
             workers=run.config.workers,
             memory=memory,

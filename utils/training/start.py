@@ -64,14 +64,14 @@ def open_run(
         folder = resumed.run if resumed else stack.enter_context(new_run(asked, world))
         weights = world.from_main(lambda: read_weights(asked, resumed))
         data = read_data(asked, world)
-        warn_of_problems(asked.data, data.train, data.val)
+        warn_of_problems(asked.data, data.pictures, data.val)
         if resumed:
             resumed.check_classes(data.train.names, asked)
 
         world.set_activity("building the model")
         config, names = asked, data.train.names
         if hyp is None:
-            config, hyp = with_recipe(asked, head_class(asked, names, weights), len(data.train))
+            config, hyp = with_recipe(asked, head_class(asked, names, weights), data.images_per_epoch)
         by_class = class_weights(hyp, data.train)
         model = build_model(config, names, weights, resumed, round(hyp.anchors))
         del weights  # what AutoBatch measures has no room for them
@@ -85,7 +85,7 @@ def open_run(
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         criterion.class_weights = None if by_class is None else by_class.to(world.device)
         run = RunContext(config, hyp, world, imgsz, model.stride, folder, resumed is not None)
-        run = with_batch_size(run, model, criterion, precision, len(data.train))
+        run = with_batch_size(run, model, criterion, precision, data.images_per_epoch)
     stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))
     check_statistics(run)
     return run, data, fresh_state(run, model, criterion, precision), criterion

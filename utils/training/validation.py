@@ -19,7 +19,8 @@ from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.validation import report_validation, table_header, validation_line
-from tessera.utils.runtime.checkpoint import fused_copy
+from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
+from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ class Validation:
     ) -> None:
         self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
         self._saver, self._journal, self._profile = saver, journal, profile
-        self._settings = Settings(try_half=True, asked_to_stop=interruption.asked)
+        # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
+        self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked)
 
     def after_epoch(self, epoch: int) -> Metrics | None:
         """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
@@ -68,10 +70,11 @@ class Validation:
         self._saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self._profile.stage("validation"):
-            averaged = fused_copy(self._state.ema.model, world.accelerator)
+            averaged = self._measurable(self._state.ema.model)
+            criterion = None if self._run.config.tile else self._criterion
             sinks = self._journal.picture_sinks(self._loader.index, epoch)
             try:
-                found = evaluate(averaged, self._loader, world, self._settings, criterion=self._criterion, sinks=sinks)
+                found = evaluate(averaged, self._loader, world, self._settings, criterion=criterion, sinks=sinks)
             except Abandoned:
                 self._saver.stop_validation()
         self._state.progress.class_maps = found.metrics.class_maps()
@@ -84,15 +87,24 @@ class Validation:
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
         sinks = self._journal.picture_sinks(index)
-        found = evaluate(fused_copy(model, run.world.accelerator), self._loader, run.world, sinks=sinks)
+        found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
         if run.world.is_main:
             which = "No epoch has a finite fitness" if epoch is None else f"Best epoch {epoch}"
             print(f"\n{which}; measured again from {best}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
             report_validation(found, index, run.folder, imgsz=run.imgsz, verbose=verbose, plots=plots)
             if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
-                print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …")
+                tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
+                print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
                 print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
         self._journal.finish(epoch or 0, best)
         run.world.barrier()
         return found.metrics
+
+    def _measurable(self, model: DetectionModel) -> DetectionModel | Pipeline:
+        """What finds the objects: a copy of the model, with `--tile` in the pipeline of val.py."""
+        run, accelerator = self._run, self._run.world.accelerator
+        fused = fused_copy(model, accelerator)
+        if not run.config.tile:
+            return fused
+        return Pipeline(TrainedNetwork(fused, run.imgsz, accelerator), run.imgsz, run.config.tile, run.config.overlap)

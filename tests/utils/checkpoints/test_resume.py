@@ -135,6 +135,18 @@ def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
         run_of_checkpoint({"freeze": 2}, last, older, World())
 
 
+@pytest.mark.parametrize("given", [{"tile": 320}, {"tile": 640, "overlap": 0.3}, {"overlap": 0.3}, {"tile": 0}])
+def test_other_tiles_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    last, saved = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
+    saved["config"]["tile"] = 640
+    config, _, _ = run_of_checkpoint({"tile": 640, "overlap": 0.2}, last, saved, World())
+    assert (config.tile, config.overlap) == (640, 0.2), "the same"
+    with pytest.raises(
+        ConfigError, match=r"^--tile \d+ --overlap 0.\d with --resume: .* has --tile 640 --overlap 0.2,"
+    ):
+        run_of_checkpoint(given, last, saved, World())
+
+
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
     last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
     file = tmp_path / "decay.yaml"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tessera.data.feed.windows import Tile, cut
 from tessera.models.suppression import Suppression
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import ConfigError
@@ -20,7 +21,7 @@ from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.inference.detector import Detector
 from tessera.utils.runtime.model import PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.runtime.tiles import Tile, cut, join
+from tessera.utils.runtime.tiles import join
 from tessera.utils.types import Detections
 
 RULES = Suppression(0.25, 0.45)

@@ -1,0 +1,289 @@
+"""Views of large pictures: `--tile` trains on windows of them, and no file is written.
+
+The views of a picture are what detection in tiles looks at: its tiles and the whole, each an image of its own for the
+sampler, mosaics and statistics. A tile's labels are cut to it. An object of which it shows less than `LEAST_SEEN` is
+none there, and what is seen of it stays in sight as background, as where augmentation cuts an object off; the next
+tile shows more of it. Most tiles of most scenes are empty: an epoch has all views with objects, the whole pictures, and
+as many tiles without objects as there are views with them, other ones in each epoch.
+
+Legend: P pictures, N views; of one picture w windows, m objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.augment.labels import MIN_SIDE, clip_outlines
+from tessera.data.feed.windows import Tile, check_tiles, windows_of
+from tessera.utils.boxes import clip_boxes
+from tessera.utils.errors import UserError
+from tessera.utils.seeding import at_most, sample_rng
+from tessera.utils.types import DatasetIndex
+
+LEAST_SEEN = 0.3  # share of an object's area in the picture (of its polygon, where it has one) that a view must show
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewIndex(DatasetIndex):
+    """An index whose images are views; sizes and labels are in pixels of the window.
+
+    Attributes:
+        pictures: the index of the whole pictures; paths, in files as in memory, are its own.
+        view_offsets: int64 (P + 1,), where the views of each picture start.
+        windows: int32 (N, 4), left, top, right, bottom in pixels of the picture.
+        unseen: how many objects are in no view.
+    """
+
+    pictures: DatasetIndex
+    view_offsets: NDArray[np.int64]
+    windows: NDArray[np.int32]
+    unseen: int
+
+    def path(self, index: int) -> Path:
+        """Path of the picture that view `index` is of."""
+        return self.pictures.path(int(self.owners[index]))
+
+    def of_picture(self, index: int) -> range:
+        """The views of the picture that view `index` is of."""
+        start, end = self.view_offsets[self.owners[index] :][:2].tolist()
+        return range(start, end)
+
+    @cached_property
+    def owners(self) -> NDArray[np.int64]:
+        """The picture of each view, int64 (N,)."""
+        return np.repeat(np.arange(len(self.pictures)), np.diff(self.view_offsets))
+
+    @cached_property
+    def empty_tiles(self) -> NDArray[np.int64]:
+        """The tiles without objects; whole pictures are none of them."""
+        empty = np.diff(self.box_offsets) == 0
+        empty[self.view_offsets[1:] - 1] = False
+        return np.flatnonzero(empty)
+
+    @property
+    def with_objects(self) -> int:
+        """How many views have objects."""
+        return int((np.diff(self.box_offsets) > 0).sum())
+
+    @property
+    def images_per_epoch(self) -> int:
+        """How many views an epoch has."""
+        empty = len(self.empty_tiles)
+        return len(self) - empty + min(empty, self.with_objects)
+
+    def of_epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The views of an epoch, ascending: a pure function of (seed, epoch)."""
+        chosen = at_most(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
+        return np.sort(np.concatenate((np.setdiff1d(np.arange(len(self)), self.empty_tiles), self.empty_tiles[chosen])))
+
+    def __str__(self) -> str:
+        """One line: what the pictures became."""
+        unseen = f"; {self.unseen:,} of {len(self.pictures.classes):,} objects are in no view" if self.unseen else ""
+        return (
+            f"{self.split}: {len(self.pictures):,} images become {len(self):,} views, {self.with_objects:,} of them "
+            f"with objects; an epoch has {self.images_per_epoch:,}{unseen}"
+        )
+
+
+class _Cut(NamedTuple):
+    """The views of one picture, labels view by view; n labels, r ignored regions."""
+
+    windows: Sequence[Tile]
+    counts: NDArray[np.int64]  # (w,)
+    classes: NDArray[np.int32]  # (n,)
+    boxes_xyxy: NDArray[np.float32]  # (n, 4)
+    outlines: list[NDArray[np.float32]]  # n, or [] in a dataset without any
+    ignored_counts: NDArray[np.int64]  # (w,)
+    ignored_classes: NDArray[np.int32]  # (r,)
+    ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4)
+    unseen: int
+
+
+def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) -> ViewIndex:
+    """The views of an index of pictures.
+
+    Args:
+        pictures: at least one of its labels is an object.
+        tile: side in pixels of the pictures; what is not larger is one view, as it is.
+        overlap: least share of a tile that the next one overlaps.
+        imgsz: training size: of a picture that is cut, a label of 2 px or less there is none, as in augmentation.
+
+    Raises:
+        ConfigError: a number is out of range.
+        UserError: most objects are larger than a tile, or all too small to be seen.
+    """
+    check_tiles(tile, overlap)
+    _refuse_large_objects(pictures, tile)
+    cuts = []
+    for picture, (height, width) in enumerate(pictures.sizes_hw.tolist()):
+        windows = windows_of((height, width), tile, overlap)
+        cuts.append(_cut(pictures, picture, windows, imgsz) if len(windows) > 1 else _as_it_is(pictures, picture))
+    spans = np.array([window for cut in cuts for window in cut.windows], np.int32)
+    outlines = [outline for cut in cuts for outline in cut.outlines]
+    unseen = sum(cut.unseen for cut in cuts)
+    if unseen == len(pictures.classes):
+        raise UserError(
+            f"--tile {tile}: no view of {pictures.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
+            "or less. Give a larger --imgsz or a smaller --tile."
+        )
+    key = f"{tile} {overlap!r} {LEAST_SEEN}"
+    any_ignored = len(pictures.ignored_classes) > 0
+    return ViewIndex(
+        split=pictures.split,
+        names=pictures.names,
+        path_bytes=pictures.path_bytes,
+        path_offsets=pictures.path_offsets,
+        sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
+        box_offsets=_offsets([cut.counts for cut in cuts]),
+        classes=np.concatenate([cut.classes for cut in cuts]),
+        boxes_xyxy=np.concatenate([cut.boxes_xyxy for cut in cuts]),
+        segment_offsets=_offsets([[len(outline) for outline in outlines]]) if outlines else pictures.segment_offsets,
+        segment_points=np.concatenate(outlines) if outlines else pictures.segment_points,
+        digest=_hash(f"{pictures.digest} {key}"),
+        problems=pictures.problems,
+        ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else pictures.ignored_offsets,
+        ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
+        ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),
+        stored_hash=_hash(f"{pictures.content_hash()} {key}")[:16],
+        pixels=pictures.pixels,
+        pictures=pictures,
+        view_offsets=_offsets([[len(cut.windows) for cut in cuts]]),
+        windows=spans,
+        unseen=unseen,
+    )
+
+
+def _refuse_large_objects(pictures: DatasetIndex, tile: int) -> None:
+    sides = (pictures.boxes_xyxy[:, 2:] - pictures.boxes_xyxy[:, :2]).max(1)
+    large = int((sides > tile).sum())
+    if 2 * large > len(sides):
+        raise UserError(
+            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {pictures.split} are larger than a tile, so that no "
+            f"tile sees them whole; half of all are longer than {np.median(sides):.0f} pixels. Give a --tile that is "
+            f"a few times as large as the objects, or leave it out."
+        )
+
+
+def _as_it_is(pictures: DatasetIndex, picture: int) -> _Cut:
+    """The one view of a picture that is not larger than a tile."""
+    height, width = pictures.sizes_hw[picture].tolist()
+    classes, boxes = pictures.labels(picture)
+    ignored_classes, ignored_boxes = pictures.ignored(picture)
+    counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored_classes)])
+    outlines = pictures.segments(picture)
+    return _Cut(
+        [Tile(0, 0, width, height)], counts, classes, boxes, outlines, ignored_counts, ignored_classes, ignored_boxes, 0
+    )
+
+
+def _cut(pictures: DatasetIndex, picture: int, windows: Sequence[Tile], imgsz: int) -> _Cut:
+    """The views of a picture that is larger than a tile: tiles of one size, then the whole."""
+    spans = np.array(windows, np.float64)
+    classes, boxes = pictures.labels(picture)
+    parts, share = _seen(boxes, spans)
+    outlines = pictures.segments(picture)
+    cut_outlines = _seen_outlines(outlines, spans, parts, share) if any(map(len, outlines)) else {}
+    scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
+    sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
+    kept = (share >= LEAST_SEEN) & (sizes.min(2) > MIN_SIDE)
+    views, objects = np.nonzero(kept)
+    ignored_classes, ignored_boxes = pictures.ignored(picture)
+    ignored_parts, ignored_share = _seen(ignored_boxes, spans)
+    ignored_views, regions = np.nonzero(ignored_share > 0)
+    none = np.zeros((0, 2), np.float32)
+    return _Cut(
+        windows,
+        kept.sum(1),
+        classes[objects],
+        (parts[kept] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
+        [cut_outlines.get(pair, none) for pair in zip(views.tolist(), objects.tolist(), strict=True) if outlines],
+        (ignored_share > 0).sum(1),
+        ignored_classes[regions],
+        (ignored_parts[ignored_share > 0] - spans[ignored_views][:, [0, 1, 0, 1]]).astype(np.float32),
+        int((~kept.any(0)).sum()),
+    )
+
+
+def _seen(boxes: NDArray[np.float32], spans: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What windows show of boxes.
+
+    Args:
+        boxes: (m, 4), pixels of the picture.
+        spans: (w, 4), windows in pixels of the picture, the last of them the whole.
+
+    Returns:
+        The parts, (w, m, 4) in pixels of the picture, and the share of what is in the picture, (w, m): 0 for a box
+        without an area.
+    """
+    inside = clip_boxes(boxes.astype(np.float64), (int(spans[-1, 3]), int(spans[-1, 2])))
+    low = np.maximum(inside[None, :, :2], spans[:, None, :2])
+    high = np.maximum(np.minimum(inside[None, :, 2:], spans[:, None, 2:]), low)
+    areas = (inside[:, 2:] - inside[:, :2]).prod(1)
+    share = np.where(areas > 0, (high - low).prod(2) / np.where(areas > 0, areas, 1), 0)
+    return np.concatenate((low, high), 2), share
+
+
+def _seen_outlines(
+    outlines: Sequence[NDArray[np.float32]],
+    spans: NDArray[np.float64],
+    parts: NDArray[np.float64],
+    share: NDArray[np.float64],
+) -> dict[tuple[int, int], NDArray[np.float32]]:
+    """What windows show of polygons; of objects that have one, `parts` and `share` become those of the polygon.
+
+    Args:
+        outlines: m polygons (k, 2) in pixels of the picture, k = 0: none.
+        spans, parts, share: as in `_seen`; the last two are overwritten.
+
+    Returns:
+        Window and object → what is left of the polygon, in pixels of the window.
+    """
+    whole = _inside(outlines, spans[-1, 2:])
+    areas = [_area(points) for points in whole]
+    outlined = np.array(areas) > 0
+    found = {}
+    views, objects = np.nonzero((share > 0) & outlined)
+    share[:, outlined] = 0
+    for group in (views < len(spans) - 1, views == len(spans) - 1):  # tiles are of one size
+        pairs = list(zip(views[group].tolist(), objects[group].tolist(), strict=True))
+        moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
+        size_wh = spans[pairs[0][0], 2:] - spans[pairs[0][0], :2] if pairs else spans[-1, 2:]
+        for (view, thing), points in zip(pairs, _inside(moved, size_wh), strict=True):
+            if len(points):
+                share[view, thing] = _area(points) / areas[thing]
+                parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
+                found[view, thing] = points.astype(np.float32)
+    return found
+
+
+def _inside(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Polygons (k, 2) cut to 0 … width, 0 … height."""
+    if not outlines:
+        return []
+    owners = np.repeat(np.arange(len(outlines)), [len(points) for points in outlines])
+    planes = np.array([[1, 0, 0], [0, 1, 0], [-1, 0, size_wh[0]], [0, -1, size_wh[1]]])
+    points, owners = clip_outlines(np.concatenate(outlines).astype(np.float64), owners, planes)
+    return np.split(points, np.cumsum(np.bincount(owners, minlength=len(outlines)))[:-1])
+
+
+def _area(points: NDArray[np.float64]) -> float:
+    """Of a closed polygon (k, 2), by the shoelace formula."""
+    x, y = points.T
+    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def _offsets(counts: Sequence[Any]) -> NDArray[np.int64]:
+    """Starts, int64 (n + 1,), from n counts in several parts."""
+    return np.concatenate(([0], np.cumsum(np.concatenate([np.asarray(part, np.int64) for part in counts]))))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()

@@ -1,0 +1,64 @@
+"""Where the tiles of a large picture lie: one rule for training, validation and detection."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tessera.utils.errors import ConfigError
+
+DEFAULT_OVERLAP = 0.2
+_SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
+
+
+class Tile(NamedTuple):
+    """A part of a picture, in its pixels; right and bottom lie outside."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def check_tiles(tile: int, overlap: float) -> None:
+    """Refuse numbers out of range.
+
+    Raises:
+        ConfigError: names the one.
+    """
+    if not _SMALLEST <= tile <= _LARGEST:
+        raise ConfigError(f"tile: found {tile}, allowed is {_SMALLEST} to {_LARGEST} pixels, or 0 for no tiles.")
+    if not 0 <= overlap <= _MOST_OVERLAP:
+        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a share of a tile.")
+
+
+def windows_of(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
+    """What is looked at of a picture: its tiles and, last, the whole for what is larger; the whole alone if it fits.
+
+    Args:
+        size_hw, tile, overlap: as of `cut`.
+    """
+    whole = Tile(0, 0, size_hw[1], size_hw[0])
+    return [whole] if max(size_hw) <= tile else [*cut(size_hw, tile, overlap), whole]
+
+
+def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
+    """The fewest tiles that cover a picture, evenly spread, row by row.
+
+    Args:
+        size_hw: height and width of the picture.
+        tile: side in pixels; a shorter side of the picture is not cut.
+        overlap: least share of a tile that neighbours share.
+    """
+    rows, columns = (_starts(side, tile, overlap) for side in size_hw)
+    height, width = (min(side, tile) for side in size_hw)
+    return [Tile(left, top, left + width, top + height) for top in rows for left in columns]
+
+
+def _starts(side: int, tile: int, overlap: float) -> list[int]:
+    """Where tiles begin along a side."""
+    if side <= tile:
+        return [0]
+    step = max(tile - math.ceil(overlap * tile), 1)
+    count = math.ceil((side - tile) / step) + 1
+    return [(side - tile) * place // (count - 1) for place in range(count)]

@@ -1,0 +1,100 @@
+"""Trainings in tiles: what they measure, that a resume is exact, and what they are worth on small objects."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tessera.commands import train, val
+from tessera.utils.report.results import read_results
+from tests.system import jobs
+from tests.system.launch import Command, Outcome
+from tests.system.scenes import make_scenes
+from tests.system.tiny import assert_same_checkpoint, flags, losses
+
+TILES = ("--tile", "64", "--overlap", "0.25")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_scenes(tmp_path_factory.mktemp("scenes"), train=5, val=3, size=160, objects=4)
+
+
+def figures(outcome: Outcome) -> list[str]:
+    """The last line "all", as printed."""
+    assert outcome.code == 0, outcome.said
+    return [line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
+
+
+def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_path: Path, command: Command) -> None:
+    trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", *TILES))
+    run = tmp_path / "exp"
+    best = run / "weights" / "best.pt"
+    measured = command(
+        val.main,
+        "--weights",
+        str(best),
+        *TILES,
+        "--project",
+        str(tmp_path / "val"),
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+    )
+    assert figures(trained)[1:3] == ["3", "12"], "pictures and objects, not views"
+    assert figures(trained) == figures(measured)
+    assert "--tile 64: train: 5 images become 50 views" in trained.err
+    assert "--source … --tile 64 --overlap 0.25" in trained.out
+    flags_kept = yaml.safe_load((run / "opt.yaml").read_text())
+    assert (flags_kept["tile"], flags_kept["overlap"]) == (64, 0.25)
+    table = read_results(run / "results.csv")
+    assert table.filter(regex="^(train|metrics)/").notna().all().all()
+    assert table.filter(regex="^val/").isna().all().all(), "a whole picture has no loss"
+    checked = command(train.main, "--data", str(scenes), "--check-data", *TILES)
+    assert checked.code == 0 and "5 images become 50 views" in checked.err, checked.said
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_run_in_tiles_is_resumed_exactly(scenes: Path, tmp_path: Path, ranks: int) -> None:
+    """Also on other workers, and from a cache."""
+    whole, half = tmp_path / "whole" / "exp", tmp_path / "half" / "exp"
+    given = flags(scenes, whole.parent, "--epochs", "2", "--save-period", "1", *TILES)
+    started = jobs.train(tmp_path, ranks, *given)
+    assert started.code == 0, started.said
+    shutil.copytree(whole, half)
+    last = half / "weights" / "last.pt"
+    for name in ("best.pt", "last.pt"):
+        shutil.copy(whole / "weights" / "epoch0.pt", half / "weights" / name)
+    resumed = jobs.train(tmp_path, ranks, "--resume", str(last), "--device", "cpu", "--workers", "2", "--cache", "ram")
+    assert resumed.code == 0 and "50 train views take" in resumed.err, resumed.said
+    assert_same_checkpoint(last, whole / "weights" / "last.pt")
+    assert losses(half).equals(losses(whole))
+
+
+def test_tiles_that_cut_nothing_are_warned_of(scenes: Path, tmp_path: Path, command: Command) -> None:
+    outcome = command(train.main, *flags(scenes, tmp_path, "--epochs", "1", "--tile", "160"))
+    assert outcome.code == 0, outcome.said
+    assert "WARNING: --tile 160: no image of train is larger: they are trained on as they are." in outcome.err
+
+
+@pytest.mark.slow
+def test_small_objects_are_learnt_in_tiles_and_not_without(tmp_path: Path, command: Command) -> None:
+    """As many steps of as many samples, on scenes whose objects are 12 of 1,600 pixels."""
+    data = make_scenes(tmp_path, train=6, val=2, size=1600, objects=40)
+    common = ["--cfg", "tessera-n.yaml", "--imgsz", "160", "--workers", "1", "--device", "cpu", "--noplots", "--noval"]
+    common += ["--loggers", "none", "--data", str(data), "--project", str(tmp_path), "--nosave"]
+    tiles = ["--tile", "160"]
+    found = {
+        "with": command(train.main, *common, *tiles, "--epochs", "8", "--name", "with"),
+        "without": command(train.main, *common, "--epochs", "300", "--name", "without"),
+    }
+    best = str(tmp_path / "with" / "weights" / "best.pt")
+    again = command(val.main, "--weights", best, *tiles, "--device", "cpu", "--project", str(tmp_path / "val"))
+    assert figures(again) == figures(found["with"])
+    with_tiles, without = (float(figures(found[name])[5]) for name in ("with", "without"))
+    print(f"mAP50 {with_tiles:.3f} with tiles, {without:.3f} without")
+    assert with_tiles > without + 0.2
