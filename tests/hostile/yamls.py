@@ -26,6 +26,7 @@ train: images/train
 val: [images/train, 'images/*.jpg']
 nc: 2
 names: {{0: cat, 1: dog}}
+ignore: {{2: cow}}
 download: https://127.0.0.1:9/pets.zip
 """
 
