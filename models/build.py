@@ -30,6 +30,7 @@ from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCS
 from tessera.models.layers.down import AConv, ADown
 from tessera.models.layers.elan import ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from tessera.models.layers.inverted import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import one_line, shown
@@ -79,11 +80,15 @@ KINDS: dict[str, Kind] = {
     "C3": _channelled(C3, *_BLOCK, deep=True),
     "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
     "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
+    "ConvReLU6": _channelled(ConvReLU6, ("kernel", count), ("stride", count)),
     "ConvElan": _channelled(ConvElan, ("expansion", positive)),
     "Elan": _channelled(Elan, *_BLOCK, deep=True),
     "RepElan": _channelled(RepElan, ("expansion", positive), deep=True),
     "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
     "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
+    "InvertedResidual": _channelled(
+        InvertedResidual, ("kernel", count), ("stride", count), ("expansion", count), deep=True
+    ),
     "SPP": _channelled(SPP, ("kernels", list_of(count))),
     "SPPF": _channelled(SPPF, ("kernel", count)),
     "Concat": Kind(Concat, (("dim", axis),), joins=True),

@@ -153,6 +153,13 @@ class DetectionModel(nn.Module):
                 module.fold_batch_norm(dtype)
         return self
 
+    def fix_statistics(self, layers: int) -> None:
+        """Have the normalisations of so many layers, from the first, keep their statistics in training too."""
+        for layer in self.model[:layers]:
+            for module in layer.modules():
+                if isinstance(module, Conv):
+                    module.fixes_statistics = True
+
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
         """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes.
 

@@ -47,6 +47,9 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 class Conv(nn.Module):
     """Convolution without bias, batch normalisation, SiLU.
 
+    With `fixes_statistics` set it normalises by the running statistics in training too, and leaves them as they are:
+    the normalisation is part of the convolution then, whose weight, gain and shift learn on, and takes no time.
+
     Args:
         c_in, c_out: channels.
         kernel, stride: pixels, one side or (height, width).
@@ -73,9 +76,15 @@ class Conv(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, kernel, stride, padding, dilation, groups, bias=False)
         self.bn: nn.Module = nn.BatchNorm2d(c_out, eps=BN_EPS, momentum=BN_MOMENTUM)
         self.act: nn.Module = SILU if act else nn.Identity()
+        self.fixes_statistics = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H', W')."""
+        if self.training and self.fixes_statistics:
+            conv = self.conv
+            weight, bias = self.folded(conv.weight.dtype)
+            y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+            return cast(Tensor, self.act(y))
         return cast(Tensor, self.act(self.bn(self.conv(x))))
 
     @torch.no_grad()
@@ -92,7 +101,6 @@ class Conv(nn.Module):
         weight, bias = self.folded(dtype)
         self.take_folded(weight, bias)
 
-    @torch.no_grad()
     def folded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Weight and bias of the convolution with the normalisation in it, in `dtype`."""
         bn = self.bn
