@@ -33,7 +33,7 @@ from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
 from tessera.utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end, start_of_run
 from tessera.utils.checkpoints.saver import Saver
-from tessera.utils.checkpoints.start import head_class, read_weights
+from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
 from tessera.utils.engine.guard import DivergenceGuard
 from tessera.utils.engine.multi_scale import multi_scale
 from tessera.utils.engine.profile import open_profile
@@ -104,6 +104,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
         preflight(world, run.folder)
         log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
 
+        validation.before_training()
         for epoch in range(progress.epoch, epochs):
             started = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
@@ -175,7 +176,8 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
         return config, load_hyp(config.hyp)
     weights = world.from_main(lambda: read_weights(config, None))
     data = read_data(config, world)
-    return with_recipe(config, head_class(config, data.train.names, weights), data.images_per_epoch)
+    names, start = data.train.names, kind_of_start(config, data.train.names, weights)
+    return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
 
 def check_data(config: TrainConfig, world: World) -> None:

@@ -61,6 +61,9 @@ class Hyp:
         dfl: gain of the distribution loss; read, with the next three, by heads without anchors.
         topk, alpha, beta: of the task-aligned assignment: cells an object, exponents of probability and IoU.
         layer_decay: of a run from weights: each layer's rate is this times that of the next; the head has the full one.
+        frozen_layers: of a run from weights without --freeze: so many layers, from the first, are not trained.
+        fixed_norms: of a run from weights: so many layers, from the first, normalise by the statistics that they came
+            with; a layer that starts anew, and those behind it, do not.
         class_weights: of the class loss: "auto", or a JSON object of weights by class name, for which a file may also
             have a mapping; "" = every class weighs the same.
     """
@@ -108,6 +111,8 @@ class Hyp:
     alpha: float = _between(0, 10, default=0.5)
     beta: float = _between(0, 20, default=6.0)
     layer_decay: float = _between(0.1, 1, default=1.0)
+    frozen_layers: float = _between(0, 1000, default=0.0, whole=True)
+    fixed_norms: float = _between(0, 1000, default=0.0, whole=True)
     class_weights: str = field(default="", metadata={"low": 0.001, "high": 1000, "whole": False, "by_class": True})
 
     @classmethod

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
 CocoId = int | str
+# What a fresh run starts from: nothing; weights that know all of the data's classes, in the model that learned them;
+# other weights of a detector; the body of a classifier.
+Start = Literal["scratch", "known", "new", "body"]
 
 
 class CocoIds(NamedTuple):

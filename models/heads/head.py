@@ -5,12 +5,11 @@ Legend: B images, L detection levels, A rows of an image over all levels, C clas
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,22 @@ def object_share(stride: float) -> float:
     2017, section 3.3).
     """
     return OBJECTS / (OBJECTS_PX / stride) ** 2
+
+
+class Recipes(NamedTuple):
+    """Hyperparameter files (data/hyps) of a head's models.
+
+    Attributes:
+        long: of long runs.
+        short: of short ones, from scratch or from weights.
+        known: of short ones from weights that know all of the data's classes.
+        body: of short ones from a classifier's body.
+    """
+
+    long: str
+    short: str
+    known: str
+    body: str
 
 
 @dataclass(frozen=True)
@@ -72,17 +87,14 @@ class Head(nn.Module, ABC):
         has_objectness: whether decoded rows have an objectness between box and classes.
         rows_per_cell: decoded rows of a cell.
         needs_suppression: whether several rows predict an object, so that all but the best must be suppressed.
-        recipes: hyperparameter files (data/hyps) of this head's models, each behind the number of batches that a whole
-            run must stay below; the last one's is infinite.
-        short_recipe: the file to name where a run makes too few steps.
+        recipes: hyperparameter files of this head's models.
         yaml_keys: keys at the top of a model YAML that are this head's own, all of them required, with their readers.
         yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
             do not replace them.
     """
 
     has_objectness: ClassVar[bool] = False
-    recipes: ClassVar[tuple[tuple[float, str], ...]] = ((math.inf, "hyp.scratch-low.yaml"),)
-    short_recipe: ClassVar[str] = "hyp.short.yaml"
+    recipes: ClassVar[Recipes] = Recipes("hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml")
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
 

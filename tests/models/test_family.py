@@ -23,10 +23,11 @@ from tessera.models.layers.rep import RepConv
 from tessera.models.summary import count_gflops, count_parameters
 from tessera.utils.checkpoints.start import build_model
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.yaml_file import read_yaml
 from tests import families
 
+HYP = load_hyp("hyp.short.yaml")
 # Parameters and GFLOPs at 80 classes and 640 px, and at 3 classes and 320 px.
 FAMILY = {
     "tessera-n": (2_538_624, 6.63, 2_523_609, 1.64),
@@ -152,7 +153,7 @@ def test_the_free_variants_differ_from_yolov5_in_their_last_row_and_have_no_anch
 def test_original_weights_fit_all_of_the_body_of_a_free_variant(shared: Path) -> None:
     path = shared / "weights" / "yolov5n.pt"
     weights = load_weights(path)
-    model = build_model(TrainConfig(cfg="yolov5n-free.yaml", weights=str(path)), COCO_NAMES, weights)
+    model = build_model(TrainConfig(cfg="yolov5n-free.yaml", weights=str(path)), HYP, COCO_NAMES, weights)
     assert isinstance(model.head, DetectFree)
     body = {key: value for key, value in model.state_dict().items() if not key.startswith("model.24.")}
     assert len(body) == sum(not key.startswith("model.24.") for key in weights.state_dict) > 300

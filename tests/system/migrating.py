@@ -145,7 +145,7 @@ TRAIN_FLAGS = (
     Row("--weights yolov5s.pt"),
     Row("--cfg yolov5s.yaml", "without it and without weights tessera-n.yaml is trained"),
     Row("--data coco128.yaml", "the default is shapes.yaml"),
-    Row("--hyp hyp.scratch-low.yaml", aside="the default for yolov5 models"),
+    Row("--hyp hyp.scratch-low.yaml", aside="the default for yolov5 models from 10,000 batches on"),
     Row("--epochs 300"),
     Row("--batch-size 16"),
     Row("--batch-size -1", aside="under DDP too"),

@@ -67,7 +67,7 @@ def run(words: list[str], world: World) -> None:
     with ExitStack() as stack:
         index = views_asked_for(build_index(load_spec(config.data), "train"), config)
         weights = read_weights(config, None)
-        model = build_model(config, index.names, weights).to(memory_format=torch.channels_last)
+        model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = open_train_loader(context, index, SharedMemory(world), stack)
         criterion = model.head.criterion(hyp, imgsz=config.imgsz)

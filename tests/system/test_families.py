@@ -140,7 +140,7 @@ def test_a_published_file_alone_is_tuned_and_its_best_measured(
     with caplog.at_level(logging.INFO):
         found = train.run(data=str(few), weights=str(family_files(reference)), project=str(tmp_path), **FEW)
     count, of = taken(caplog.text)
-    assert count == of and "hyp.tessera-short.yaml" in caplog.text
+    assert count == of and "hyp.tessera-known.yaml" in caplog.text
     table = read_results(tmp_path / "exp" / "results.csv")
     assert tuple(table.columns) == result_columns(names_of_losses(reference))
     assert table.map(math.isfinite).all().all()

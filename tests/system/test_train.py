@@ -60,9 +60,9 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     assert list(run.glob("events.out.tfevents.*"))
     header = (run / "results.csv").read_text().splitlines()[0]
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
-    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == "hyp.scratch-low.yaml", "the model's own"
-    assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.scratch-low.yaml").as_dict()
-    assert outcome.err.count("few for a model from scratch. What helps: --hyp hyp.short.yaml") == 1
+    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
+    assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.short.yaml").as_dict()
+    assert outcome.err.count("few for a model from scratch. What helps: more --epochs") == 1
     table = read_results(run / "results.csv")
     assert table["epoch"].tolist() == [0, 1]
     assert table.notna().all().all()
@@ -97,13 +97,21 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    ("ranks", "recipe"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ("--hyp", "hyp.short.yaml"))]
+    ("ranks", "hyp", "more"),
+    [
+        pytest.param(1, "hyp.scratch-low.yaml", ("--hyp", "hyp.scratch-low.yaml"), marks=pytest.mark.slow),
+        (2, "hyp.short.yaml", ()),
+        pytest.param(
+            *(1, "hyp.tessera-body.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
-def test_two_epochs_resume_two_more_are_four(tmp_path: Path, ranks: int, recipe: tuple[str, ...]) -> None:
+def test_two_epochs_resume_two_more_are_four(tmp_path: Path, ranks: int, hyp: str, more: tuple[str, ...]) -> None:
     """With objects and ignored regions."""
     data = make_data(tmp_path)
     ignore_every_third(data)
-    wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *recipe)
+    wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *more)
     whole = jobs.train(tmp_path, ranks, *wanted)
     assert whole.code == 0, whole.said
     half = tmp_path / "half" / "exp"
@@ -118,7 +126,7 @@ def test_two_epochs_resume_two_more_are_four(tmp_path: Path, ranks: int, recipe:
     assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
     assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
     told = [next(line for line in outcome.err.splitlines() if "Recipe " in line) for outcome in (whole, resumed)]
-    assert told[0] == told[1] and (recipe[1] if recipe else "hyp.scratch-low.yaml") in told[0]
+    assert told[0] == told[1] and f"Recipe {hyp}: " in told[0]
     assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
@@ -180,7 +188,7 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
-    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.scratch-low.yaml", "the model's own"
+    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
     assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
     assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]
 
@@ -203,4 +211,4 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
     config, hyp = train.start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
-    assert config.hyp == "hyp.scratch-low.yaml" and hyp == load_hyp(config.hyp)
+    assert config.hyp == "hyp.short.yaml" and hyp == load_hyp(config.hyp)

@@ -58,7 +58,8 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     assert checked.code == 0 and "5 images become 50 views" in checked.err, checked.said
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_in_tiles_is_resumed_exactly(scenes: Path, tmp_path: Path, ranks: int) -> None:
     """Also on other workers, and from a cache."""
     whole, half = tmp_path / "whole" / "exp", tmp_path / "half" / "exp"

@@ -189,7 +189,8 @@ def run_of_checkpoint(
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     kept = Hyp.from_dict(checkpoint["hyp"], str(path))
-    hyp = load_hyp(config.hyp) if given.get("hyp") else kept
+    # Which statistics are kept was found out with the weights that the run began with.
+    hyp = dataclasses.replace(load_hyp(config.hyp), fixed_norms=kept.fixed_norms) if given.get("hyp") else kept
     named = f"--optimizer {config.optimizer}" if config.optimizer else f"--hyp {shown(config.hyp)}"
     had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
     if (had == "SGD") != (has == "SGD"):  # both Adams keep the same

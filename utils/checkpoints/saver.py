@@ -31,6 +31,7 @@ class Saver:
     | moment | files | written |
     |---|---|---|
     | an epoch's steps are done | last.pt; a run resumed from it begins with the validation | beside the validation |
+    | the weights that a run began with are measured | best.pt | before the first step |
     | the epoch is validated | best.pt where it is the best, epochN.pt where it is due | beside the next epoch |
     | `--save-steps` is due, or a rank was asked to stop | last.pt | before the next step or the end |
     | the run's end | last.pt, and best.pt where the last epoch is the best | before the end |
@@ -122,6 +123,15 @@ class Saver:
         """
         self._save(["last.pt"], wait=True)
         self._interrupt(f"the validation of epoch {self._state.progress.epoch}")
+
+    def before_training(self, metrics: Metrics) -> None:
+        """Keep the weights that a run begins with as best.pt, with what they measure.
+
+        Raises:
+            UserError: on every rank, where the file could not be written.
+        """
+        self.best = self.folder / "best.pt"
+        self._save([], metrics, is_best=True, wait=True)
 
     def after_epoch(self, epoch: int, metrics: Metrics | None, *, is_best: bool, stop: bool) -> None:
         """Save what is due after the validation of `epoch`; nothing under --nosave, but after the last epoch.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tessera.data.source.spec import LONGEST_CLASS_NAME
 from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.engine.stopping import START
 from tessera.utils.text import shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
@@ -27,6 +28,10 @@ def _is_flag(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
+
+
+def _is_epoch(value: Any) -> bool:
+    return type(value) is int and START <= value < 2**63
 
 
 def _is_losses(value: Any) -> bool:
@@ -111,7 +116,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
     "epoch_losses": ("a row of losses a rank", _is_losses),
     "class_maps": ("a list of numbers", [_is_number]),
     "best_fitness": ("a number", _is_number),
-    "stopper": ("the best epoch", {"best_fitness": _is_number, "best_epoch": _is_count}),
+    "stopper": ("the best epoch", {"best_fitness": _is_number, "best_epoch": _is_epoch}),
     "rng": ("the states of generators", _RNG),
     "config": ("flags by name", _Each(str, _Either(_is_flag, [_is_flag]))),
     "hyp": _VALUES,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +14,13 @@ from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
 from tessera.utils.checkpoints.fitting import intersect_weights, warn_of_moved_classes
+from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.weights import Weights, load_weights
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
+from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +33,24 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
     Raises:
         UserError: there is no such file, or it cannot be read.
     """
-    return load_weights(resolve_weights(config.weights)) if config.weights and not resumed else None
+    if not config.weights or resumed:
+        return None
+    if config.weights == efficientnet_lite.NAME:
+        file, imported = efficientnet_lite.imagenet_weights(config.cfg)
+        source = f"{file} (ImageNet, Apache-2.0)"
+        return Weights(imported.state_dict, imported.model_yaml, (), source, family=efficientnet_lite.FAMILY)
+    return load_weights(resolve_weights(config.weights))
+
+
+def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
+    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch"."""
+    if weights is None:
+        return "scratch"
+    if weights.family == efficientnet_lite.FAMILY:
+        return "body"
+    own_model = not config.cfg or Path(config.cfg).stem == weights.model_yaml.get("name")
+    knows_all = [name.strip().casefold() for name in names] == [name.strip().casefold() for name in weights.names]
+    return "known" if own_model and knows_all else "new"
 
 
 def described_model(
@@ -52,10 +73,10 @@ def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | Non
 
 def build_model(
     config: TrainConfig,
+    hyp: Hyp,
     names: Sequence[str],
     weights: Weights | None = None,
     resumed: ResumedRun | None = None,
-    anchors: int = 0,
 ) -> DetectionModel:
     """The raw model on the CPU, the same on every rank; with the weights, layers and anchors that were asked for.
 
@@ -66,7 +87,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
         torch.default_generator.manual_seed(config.seed)
         described = described_model(config, weights, resumed)
-        model = DetectionModel(described, names=names, anchors=anchors or None)
+        model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
     if weights is not None:
         # A YAML that was asked for brings its own values, such as anchors.
         kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
@@ -86,8 +107,8 @@ def build_model(
     if config.frozen_layers:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info(
-            f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters; the "
-            "statistics of frozen normalisations still follow the data."
+            f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters"
+            + ("." if hyp.fixed_norms else "; the statistics of frozen normalisations still follow the data.")
         )
     if config.frozen_layers and weights is None and not resumed:
         log.warning(f"{_freeze(config)} without --weights: the frozen layers stay as random as they start.")
@@ -97,6 +118,40 @@ def build_model(
             f"fewer: --freeze {layers - 1} leaves the head."
         )
     return model
+
+
+def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
+    """Have the normalisations that the hyperparameters name keep their statistics, in a run from weights.
+
+    Args:
+        model: of the run, with its weights.
+        config, hyp: of the run.
+        weights: None where the run is resumed.
+
+    Returns:
+        The hyperparameters, with as many layers as came whole from the weights, at most.
+    """
+    if not config.weights or not hyp.fixed_norms:
+        return hyp
+    layers = min(round(hyp.fixed_norms), len(model.model))
+    if weights is not None:
+        fits = {name: t.shape for name, t in weights.state_dict.items()}
+        anew = (
+            index
+            for index, layer in enumerate(model.model)
+            for name, t in layer.state_dict(prefix=f"model.{index}.").items()
+            if fits.get(name) != t.shape
+        )
+        layers = min(layers, next(anew, layers))
+    model.fix_statistics(layers)
+    return dataclasses.replace(hyp, fixed_norms=float(layers))
+
+
+def with_frozen_layers(config: TrainConfig, hyp: Hyp) -> TrainConfig:
+    """The flags of a run from weights, with the layers that the hyperparameters freeze where --freeze says nothing."""
+    if config.weights and not config.frozen_layers and hyp.frozen_layers:
+        return dataclasses.replace(config, freeze=(round(hyp.frozen_layers),))
+    return config
 
 
 def _freeze(config: TrainConfig) -> str:

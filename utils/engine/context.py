@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tessera.utils.config import Hyp, OptimizerName, TrainConfig
 from tessera.utils.ranks.world import World
+from tessera.utils.types import Start
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RunContext:
         imgsz: training size in pixels, a multiple of `stride`.
         stride: the model's largest stride in pixels.
         folder: the run's folder on rank 0's host.
+        start: what the run's model began with.
         resumed: whether the run has begun before.
     """
 
@@ -29,6 +31,7 @@ class RunContext:
     imgsz: int
     stride: int
     folder: Path
+    start: Start = "scratch"
     resumed: bool = False
 
     @property
@@ -60,6 +63,11 @@ class RunContext:
     def layer_decay(self) -> float:
         """A layer's learning rate as a part of the next one's; 1 from scratch, where all begin with nothing."""
         return self.hyp.layer_decay if self.config.weights else 1.0
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether normalisations keep the statistics that came with the weights."""
+        return bool(self.config.weights and self.hyp.fixed_norms)
 
     @property
     def mosaic_epochs(self) -> int:

@@ -11,31 +11,50 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
 from tessera.utils.text import one_line
+from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
 
+_STARTS: dict[Start, str] = {
+    "scratch": "from scratch",
+    "known": "from weights that know all of these classes",
+    "new": "from weights of other classes or of another model",
+    "body": "from a classifier's body",
+}
+
+LONG_RUN = 10_000  # batches from which a run is long
 UNKNOWN_BATCH = 64  # images that AutoBatch, which comes later, counts as
+FEW_IMAGES = 500  # below which weights of others were always the better start
 FEW_STEPS = 400  # optimizer steps below which a model from scratch has hardly learned anything
 FAR = 3  # times another learning rate: more than a file for the same kind of optimizer differs by
 FOREIGN = 20  # times another gain: no search comes to that, a file of another family does
 
 
-def recipe_of(head: type[Head], batches: int) -> str:
+def recipe_of(head: type[Head], start: Start, batches: int) -> str:
     """The hyperparameter file of a head's models for a run of so many batches."""
-    return next(file for end, file in head.recipes if batches < end)
+    if batches >= LONG_RUN:
+        return head.recipes.long
+    return {"known": head.recipes.known, "body": head.recipes.body}.get(start, head.recipes.short)
 
 
-def with_recipe(config: TrainConfig, head: type[Head], images: int) -> tuple[TrainConfig, Hyp]:
+def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
     """A run without `--hyp`: its flags with the head's own file for so many training images, and the file's values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
-    file = recipe_of(head, config.epochs * -(-images // batch_size))
+    batches = config.epochs * -(-images // batch_size)
+    file = recipe_of(head, start, batches)
+    log.info(f"--hyp {file}: {_STARTS[start]}, {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches")
+    if start == "scratch" and images < FEW_IMAGES:
+        log.info(
+            f"{images:,} training images are few to begin with nothing: --weights imagenet (ImageNet, Apache-2.0) and "
+            "--weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
+        )
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     """Log what the hyperparameters come to in this run, and warn where they do not suit it."""
     log.info(recipe_in_words(run, schedule))
-    for warning in warnings(run, schedule, head, from_scratch=run.from_scratch):
+    for warning in warnings(run, schedule, head):
         log.warning(warning)
 
 
@@ -49,19 +68,20 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
     mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
     by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
+    fixed = f"; normalisations of the first {hyp.fixed_norms:g} layers fixed" if run.keeps_norms else ""
     accumulated = accumulation(hyp, run.batch_size)
     images = f"{'up to ' if accumulated > 1 else ''}{run.batch_size * accumulated} images"
     return (
         f"Recipe {one_line(run.config.hyp, 60)}: {batches:,} batches, {steps:,} steps of {images}; {run.optimizer}, "
         f"learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, {flat}{fall} to "
-        f"{hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}"
+        f"{hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )
 
 
-def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: bool) -> list[str]:
+def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     """What is wrong with the hyperparameters in this run, and the flag that helps."""
     found: list[str] = []
-    own = recipe_of(type(head), schedule.iterations)
+    own = recipe_of(type(head), run.start, schedule.iterations)
     gain = load_hyp(own).box
     if not gain / FOREIGN <= run.hyp.box <= gain * FOREIGN:
         found.append(
@@ -70,14 +90,16 @@ def warnings(run: RunContext, schedule: Schedule, head: Head, *, from_scratch: b
         )
     found += _rate_of_another_optimizer(run, head)
     steps = schedule.steps()
-    if from_scratch and steps < FEW_STEPS:
-        helps = [f"--hyp {head.short_recipe}, which makes one of every batch (docs/recipes.md: what that gave)"]
+    warming = min(schedule.warmup_iterations, schedule.iterations)
+    if (run.from_scratch and steps < FEW_STEPS) or 2 * warming > schedule.iterations:
+        short = recipe_of(type(head), run.start, 0)
+        helps = [f"--hyp {short}, which makes one of every batch (docs/recipes.md: what that gave)"]
         helps = helps if accumulation(run.hyp, run.batch_size) > 1 else []
         helps += ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
-        warming = min(schedule.warmup_iterations, schedule.iterations)
         found.append(
             f"{steps} optimizer step{'s' * (steps != 1)}, {warming} of {schedule.iterations} batches for the warm-up: "
-            f"few for a model from scratch. What helps: {'; '.join(helps)}."
+            f"few for a model {'from scratch' if run.from_scratch else 'from weights too'}. What helps: "
+            f"{'; '.join(helps)}."
         )
     return found
 
@@ -86,7 +108,7 @@ def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
     """A warning where `--optimizer` is of another kind than the hyperparameters', and their lr0 far from its own."""
     if (run.optimizer == "SGD") == (run.hyp.optimizer == "SGD"):  # both Adams have the same rate
         return []
-    for file in (*(file for _, file in head.recipes), head.short_recipe):
+    for file in head.recipes:
         other = load_hyp(file)
         if (other.optimizer == "SGD") == (run.optimizer == "SGD"):
             if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+START = -1  # in the place of an epoch: before the first
+
 
 class EarlyStopping:
     """Remembers the best epoch and says when patience has run out.
 
     Attributes:
         best_fitness, best_epoch: of the best epoch so far; of equal ones the later counts. −∞ and None where no epoch
-            has a result: a fitness that is not finite is none.
+            has a result: a fitness that is not finite is none. `START` where the weights that the run began with are
+            better than every epoch.
         patience: epochs without a better one after which to stop; 0 = never.
     """
 
@@ -26,7 +29,7 @@ class EarlyStopping:
             return False
         if math.isfinite(fitness) and fitness >= self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
-        return self.patience > 0 and epoch - (self.best_epoch or 0) >= self.patience
+        return self.patience > 0 and epoch - max(self.best_epoch or 0, 0) >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; patience belongs to the configuration."""

@@ -14,7 +14,14 @@ from tessera.models.heads.criterion import Criterion
 from tessera.models.summary import summary
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.checkpoints.resume import ResumedRun
-from tessera.utils.checkpoints.start import build_model, head_class, read_weights
+from tessera.utils.checkpoints.start import (
+    build_model,
+    fix_norms,
+    head_class,
+    kind_of_start,
+    read_weights,
+    with_frozen_layers,
+)
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -70,21 +77,24 @@ def open_run(
 
         world.set_activity("building the model")
         config, names = asked, data.train.names
+        start = kind_of_start(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(asked, head_class(asked, names, weights), data.images_per_epoch)
+            config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
+        config = with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.train)
-        model = build_model(config, names, weights, resumed, round(hyp.anchors))
+        model = build_model(config, hyp, names, weights, resumed)
+        hyp = fix_norms(model, config, hyp, weights)
         del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = model.usable_imgsz(config.imgsz)
-        if not resumed:
+        if not resumed and start != "known":  # what was trained stays
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(model, imgsz))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
         criterion.class_weights = None if by_class is None else by_class.to(world.device)
-        run = RunContext(config, hyp, world, imgsz, model.stride, folder, resumed is not None)
+        run = RunContext(config, hyp, world, imgsz, model.stride, folder, start, resumed is not None)
         run = with_batch_size(run, model, criterion, precision, data.images_per_epoch)
     stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))
     check_statistics(run)

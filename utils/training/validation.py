@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shlex
 from typing import Any
@@ -14,6 +15,7 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
+from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.ranks.signals import Interruption
@@ -56,6 +58,19 @@ class Validation:
         # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
         self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked)
 
+    def before_training(self) -> None:
+        """Measure what a fresh run begins with where its weights know all of the classes: a candidate for the best."""
+        run = self._run
+        if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
+            return
+        run.world.set_activity("measuring the weights that the run begins with")
+        self._loader.begin()
+        settings = dataclasses.replace(self._settings, asked_to_stop=None)  # a signal acts at once until the first step
+        metrics = evaluate(self._measurable(self._state.ema.model), self._loader, run.world, settings).metrics
+        log.info(f"Before training:\n{table_header()}\n{validation_line(metrics)}")
+        self._state.stopper.update(START, metrics.fitness)
+        self._saver.before_training(metrics)
+
     def after_epoch(self, epoch: int) -> Metrics | None:
         """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
 
@@ -89,15 +104,15 @@ class Validation:
         sinks = self._journal.picture_sinks(index)
         found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
         if run.world.is_main:
-            which = "No epoch has a finite fitness" if epoch is None else f"Best epoch {epoch}"
-            print(f"\n{which}; measured again from {best}")
+            none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
+            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
             report_validation(found, index, run.folder, imgsz=run.imgsz, verbose=verbose, plots=plots)
             if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
                 tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
                 print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
                 print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
-        self._journal.finish(epoch or 0, best)
+        self._journal.finish(max(epoch or 0, 0), best)
         run.world.barrier()
         return found.metrics
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tessera.models.heads.free.layers import FreeLayers, light_branches
 from tessera.models.heads.free.loss import FreeLoss
-from tessera.models.heads.head import HeadSpec
+from tessera.models.heads.head import HeadSpec, Recipes
 from tessera.models.layers.arguments import flag, one_of, read_arguments, up_to
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World
@@ -24,8 +23,9 @@ DEFAULTS = [16, 1, False]  # reg_max, depth, end2end
 class DetectFree(FreeLayers):
     """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; 16, 1 and false where they are left out."""
 
-    recipes = ((10_000, "hyp.tessera-short.yaml"), (math.inf, "hyp.tessera-long.yaml"))
-    short_recipe = "hyp.tessera-short.yaml"
+    recipes = Recipes(
+        "hyp.tessera-long.yaml", "hyp.tessera-short.yaml", "hyp.tessera-known.yaml", "hyp.tessera-body.yaml"
+    )
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectFree:

@@ -13,7 +13,7 @@ from tessera.utils.config import Hyp
 class DetectYOLOX(YoloxLayers):
     """`[[…], 1, DetectYOLOX, [nc]]`."""
 
-    recipes, short_recipe = DetectFree.recipes, DetectFree.short_recipe
+    recipes = DetectFree.recipes
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectYOLOX:

@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, head_class
+from tessera.models.layers.blocks import Conv
+from tessera.utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, fix_norms, head_class
 from tessera.utils.checkpoints.weights import Weights
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError
 
+HYP = load_hyp("hyp.short.yaml")
 NAMES = ("cat", "dog")
 FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}
 
@@ -19,7 +21,7 @@ FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}
 @pytest.mark.parametrize("cfg", FILES)
 def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     config = TrainConfig(cfg=cfg)
-    built = build_model(config, NAMES)
+    built = build_model(config, HYP, NAMES)
     assert head_class(config, NAMES) is type(built.head) and type(built.head).__name__ == FILES[cfg]
     weights = Weights(built.state_dict(), built.yaml, NAMES, "a file")
     assert head_class(TrainConfig(weights="last.pt"), NAMES, weights) is type(built.head), "the weights bring the model"
@@ -35,8 +37,8 @@ def test_what_starts_anew_is_told_apart(cfg: str, caplog: pytest.LogCaptureFixtu
     trained = DetectionModel(cfg, nc=3)
     weights = Weights(trained.state_dict(), trained.yaml, ("a", "b", "c"), "a file")
     with caplog.at_level("INFO"):
-        build_model(TrainConfig(weights="best.pt"), NAMES, weights)
-        build_model(TrainConfig(weights="best.pt", cfg=other), NAMES, weights)
+        build_model(TrainConfig(weights="best.pt"), HYP, NAMES, weights)
+        build_model(TrainConfig(weights="best.pt", cfg=other), HYP, NAMES, weights)
     classes, head = (record.message for record in caplog.records if "tensors taken" in record.message)
     assert "; the rest starts anew, as with other classes: " in classes
     assert f"; the rest starts anew, for the weights {said}: " in head
@@ -56,16 +58,16 @@ def test_what_starts_anew_is_told_apart(cfg: str, caplog: pytest.LogCaptureFixtu
 )
 def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
-        build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), NAMES)
+        build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), HYP, NAMES)
 
 
 def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> None:
     config = TrainConfig(cfg="yolov5n.yaml", freeze=(24,))
-    model = build_model(config, NAMES)
+    model = build_model(config, HYP, NAMES)
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert warning == "--freeze 24 without --weights: the frozen layers stay as random as they start."
     caplog.clear()
-    build_model(config, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))
+    build_model(config, HYP, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad} == {"24"}
 
@@ -77,3 +79,36 @@ def test_without_either_it_is_the_default_model() -> None:
     assert f"else {DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
     with pytest.raises(ConfigError, match="yolov5q"):
         head_class(TrainConfig(cfg="yolov5q.yaml"), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "nc", "weights", "asked", "fixed"),
+    [
+        ("", 2, "best.pt", 1000, 23),  # the whole of tessera-n
+        ("", 3, "best.pt", 1000, 22),  # all but the head, which starts anew
+        ("", 3, "best.pt", 5, 5),
+        ("", 2, "", 1000, 0),  # from scratch
+        ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer
+    ],
+)
+def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
+    cfg: str, nc: int, weights: str, asked: int, fixed: int
+) -> None:
+    """A run that is resumed, without the weights, fixes the same layers."""
+    trained = DetectionModel("tessera-n.yaml", nc=2)
+    config = TrainConfig(cfg=cfg, weights=weights)
+    hyp = dataclasses.replace(HYP, fixed_norms=float(asked))
+    model = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
+    found = fix_norms(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
+    again = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
+    assert (
+        fix_norms(again, config, found, None)
+        == found
+        == dataclasses.replace(hyp, fixed_norms=fixed if weights else asked)
+    )
+    for one in (model, again):
+        kept = {
+            int(name.split(".")[1]) for name, m in one.named_modules() if isinstance(m, Conv) and m.fixes_statistics
+        }
+        all_convolved = {int(name.split(".")[1]) for name, m in one.named_modules() if isinstance(m, Conv)}
+        assert kept == {layer for layer in all_convolved if layer < fixed}

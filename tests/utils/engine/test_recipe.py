@@ -10,20 +10,17 @@ import pytest
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.anchor.head import Detect
 from tessera.models.heads.find import find_heads
-from tessera.models.heads.head import Head
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.recipe import recipe_in_words, recipe_of, warnings, with_recipe
 from tessera.utils.engine.schedule import Schedule
+from tessera.utils.types import Start
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 
 LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
-
-
-class Family(Detect):
-    recipes = ((10_000, SHORT), (math.inf, LOW))
+BODY = "hyp.tessera-body.yaml"
 
 
 def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
@@ -32,10 +29,22 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
     return run, Schedule(run.hyp, 60, -(-images // 16), 16)
 
 
-@pytest.mark.parametrize(("batches", "file"), [(1, SHORT), (9_999, SHORT), (10_000, LOW), (10**9, LOW)])
-def test_the_length_of_the_run_decides_between_a_heads_recipes(batches: int, file: str) -> None:
-    assert recipe_of(Family, batches) == file
-    assert recipe_of(Detect, batches) == recipe_of(Head, batches) == LOW, "as it always was"
+@pytest.mark.parametrize(
+    ("start", "batches", "file", "of_tessera"),
+    [
+        ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
+        ("new", 9_999, SHORT, "hyp.tessera-short.yaml"),
+        ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
+        ("body", 9_999, SHORT, BODY),
+        ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
+        ("known", 10**9, LOW, "hyp.tessera-long.yaml"),
+        ("body", 10_000, LOW, "hyp.tessera-long.yaml"),
+    ],
+)
+def test_what_a_run_starts_from_and_its_length_decide(start: Start, batches: int, file: str, of_tessera: str) -> None:
+    assert recipe_of(Detect, start, batches) == file
+    for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
+        assert recipe_of(find_heads()[head], start, batches) == of_tessera
 
 
 @pytest.mark.parametrize(
@@ -46,14 +55,12 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
     asked = TrainConfig(epochs=100, batch_size=batch_size)
-    assert with_recipe(asked, Family, images) == (dataclasses.replace(asked, hyp=file), load_hyp(file))
+    assert with_recipe(asked, Detect, "scratch", images) == (dataclasses.replace(asked, hyp=file), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
     for head in find_heads().values():
-        ends = [end for end, _ in head.recipes]
-        assert ends == sorted(ends) and ends[-1] == math.inf
-        for file in (head.short_recipe, *(file for _, file in head.recipes)):
+        for file in head.recipes:
             load_hyp(file)
 
 
@@ -85,23 +92,25 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "images", "from_scratch", "said"),
+    ("file", "images", "weights", "said"),
     [
-        (LOW, 131, True, "199 optimizer steps, 100 of 540 batches for the warm-up: few for a model from scratch. "
+        (LOW, 131, "", "199 optimizer steps, 100 of 540 batches for the warm-up: few for a model from scratch. "
          "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)."),
-        (LOW, 131, False, ""),
-        (LOW, 1000, True, ""),
-        (SHORT, 131, True, ""),
-        (LOW, 40, True, "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
+        (LOW, 131, "best.pt", ""),
+        (LOW, 1000, "", ""),
+        (SHORT, 131, "", ""),
+        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from weights "
+         "too. What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); "
+         "more --epochs or a smaller --batch-size."),
+        (LOW, 40, "", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); more "
          "--epochs or a smaller --batch-size."),
-        (SHORT, 40, True, "180 optimizer steps, 50 of 180 batches for the warm-up: few for a model from scratch. "
+        (SHORT, 40, "", "180 optimizer steps, 50 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: more --epochs or a smaller --batch-size."),
     ],
 )  # fmt: skip
-def test_a_short_run_from_scratch_is_warned(file: str, images: int, from_scratch: bool, said: str) -> None:
-    head = DetectionModel(TINY).head
-    assert warnings(*made(file, images), head, from_scratch=from_scratch) == ([said] if said else [])
+def test_a_run_of_few_steps_is_warned(file: str, images: int, weights: str, said: str) -> None:
+    assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if said else [])
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:
@@ -109,11 +118,11 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
     run, schedule = made(LOW, 1000)
 
     def found(hyp: Hyp) -> list[str]:
-        return warnings(dataclasses.replace(run, hyp=hyp), schedule, head, from_scratch=True)
+        return warnings(dataclasses.replace(run, hyp=hyp), schedule, head)
 
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
     (said,) = found(dataclasses.replace(run.hyp, box=7.5))
-    assert "the gain of the box loss is 7.5; in hyp.scratch-low.yaml, which is this model's own, 0.05" in said
+    assert "the gain of the box loss is 7.5; in hyp.short.yaml, which is this model's own, 0.05" in said
 
 
 @pytest.mark.parametrize(
@@ -131,9 +140,9 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
 def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, said: list[str]) -> None:
     head = DetectionModel(TINY).head
     run, schedule = made(file, 1000, optimizer=optimizer)
-    assert warnings(run, schedule, head, from_scratch=True) == said
+    assert warnings(run, schedule, head) == said
     fitting = dataclasses.replace(run, hyp=dataclasses.replace(run.hyp, lr0=0.004))  # between those of both
-    assert warnings(fitting, schedule, head, from_scratch=True) == []
+    assert warnings(fitting, schedule, head) == []
 
 
 @pytest.mark.parametrize("batch_size", [16, 64, 128, 512])
@@ -142,7 +151,7 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     images: int, epochs: int, batch_size: int
 ) -> None:
     batches = -(-images // batch_size)
-    hyp = load_hyp(recipe_of(find_heads()["DetectFree"], epochs * batches))
+    hyp = load_hyp(recipe_of(find_heads()["DetectFree"], "scratch", epochs * batches))
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_share) for n in range(before + 1, steps + 1)) < 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.stopping import START, EarlyStopping
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,14 @@ def test_state_continues(patience: int) -> None:
     second = EarlyStopping(patience)
     second.load_state_dict(first.state_dict())
     assert [second.update(e, 0.1) for e in range(1, 5)] == [e >= patience for e in range(1, 5)]
+
+
+def test_the_start_is_the_best_until_an_epoch_is_as_good() -> None:
+    """Patience counts from the first epoch on; a resumed run knows it too."""
+    stopper = EarlyStopping(2)
+    assert not stopper.update(START, 0.5) and stopper.best_epoch == START
+    assert not stopper.update(0, 0.4)
+    resumed = EarlyStopping(2)
+    resumed.load_state_dict(stopper.state_dict())
+    assert [resumed.update(1, 0.4), resumed.update(2, 0.4)] == [False, True] and resumed.best_epoch == START
+    assert not stopper.update(1, 0.5) and stopper.best_epoch == 1

