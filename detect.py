@@ -35,7 +35,15 @@ from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import read_ahead
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from tessera.utils.inference.outputs import (
+    AutoLabelFiles,
+    CropFiles,
+    CsvFile,
+    JsonLines,
+    LabelFiles,
+    Output,
+    PictureFiles,
+)
 from tessera.utils.inference.places import Places
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
@@ -176,7 +184,9 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
         outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
-    if config.save_txt:
+    if config.auto_label:
+        outputs.append(AutoLabelFiles(run / LABELS, config.weights))
+    elif config.save_txt:
         outputs.append(LabelFiles(run / LABELS, config.save_conf))
     if config.save_crop:
         outputs.append(CropFiles(run / CROPS, detector.names))

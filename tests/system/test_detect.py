@@ -155,6 +155,23 @@ def test_every_kind_of_file(weights: Path, folder: Path) -> None:
     assert run(weights, folder).folder == out.with_name("exp2")
 
 
+def test_auto_labels_are_those_above_the_confidence_of_each_class(weights: Path, folder: Path) -> None:
+    summary = run(weights, folder, auto_label=True, nosave=True, save_json=True)
+    assert summary.folder is not None and summary.detections > 3
+    assert lines_of(summary)[0]["class_confs"] == list(
+        detect.Detector(weights, device="cpu", conf_thres="auto").rules.class_confs
+    )
+    labels = summary.folder / "labels"
+    header, *lines = (json.loads(line) for line in (labels / "auto_labels.jsonl").read_text().splitlines())
+    assert header == {"schema": "tessera-auto-labels 1", "weights": str(weights)}
+    assert [line["labels"] for line in lines] == [f"{number:03}.txt" for number in range(len(SIZES))]
+    for line in lines:
+        assert len((labels / line["labels"]).read_text().splitlines()) == len(line["scores"])
+    for flag in ("save_conf", "track"):
+        with pytest.raises(detect.ConfigError, match="--auto-label with --"):
+            run(weights, folder, auto_label=True, **{flag: True})
+
+
 def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -> None:
     (folder / "000.png").write_bytes(b"\xff\xd8\xff broken")
     written = lines_of(run(weights, folder, save_json=True, nosave=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import Options, option, parsed_confidence, trust_file_option
 
 
@@ -31,6 +32,9 @@ class DetectConfig(Options):
     max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     device: str = option("", "cpu, 0 or mps")
     save_txt: bool = option(False, "write a label file for each picture", kind=bool)
+    auto_label: bool = option(
+        False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
+    )
     save_csv: bool = option(False, "write predictions.csv", kind=bool)
     save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
@@ -57,6 +61,9 @@ class DetectConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.confidence
+        if self.auto_label and (self.save_conf or self.track):
+            flag = "--save-conf" if self.save_conf else "--track"
+            raise ConfigError(f"--auto-label with {flag}: a row of labels has no room for it. Give one of the two.")
 
     @property
     def confidence(self) -> float | Literal["auto"] | None:
@@ -65,6 +72,6 @@ class DetectConfig(Options):
         Raises:
             ConfigError: it is neither a number from 0 to 1 nor auto.
         """
-        if self.conf_thres.strip().lower() == "auto":
+        if (self.conf_thres or "auto" * self.auto_label).strip().lower() == "auto":
             return "auto"
         return parsed_confidence(self.conf_thres, "a number from 0 to 1, or auto")

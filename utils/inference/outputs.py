@@ -11,8 +11,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
+from tessera.data.source.annotations import auto_labels
 from tessera.utils.evaluation.label_files import save_txt
-from tessera.utils.files import write_whole
+from tessera.utils.files import sha256, write_whole
 from tessera.utils.inference.places import class_folders, unwritable, with_ending
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -106,10 +107,14 @@ class LabelFiles(Output):
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
+        self.write(result, frame, place)
+
+    def write(self, result: Result, frame: Frame, place: PurePath) -> Path:
+        """As `add`; returns the file."""
         stem = str(place) if frame.frame is None else f"{place}_{frame.frame}"
         try:
             ids = None if result.track_ids is None else result.track_ids.tolist()
-            save_txt(self._folder, stem, result.as_detections(), result.size_hw, self._save_conf, ids)
+            return save_txt(self._folder, stem, result.as_detections(), result.size_hw, self._save_conf, ids)
         except OSError as error:
             raise unwritable(self._folder / f"{stem}.txt", error) from error
 
@@ -223,6 +228,30 @@ class JsonLines(LineFile):
 
     def _write(self, values: Mapping[str, Any]) -> None:
         self.append(strict_json(values) + "\n")
+
+
+class AutoLabelFiles(LineFile):
+    """`--auto-label`: label files, and beside them the list that tells them from a person's.
+
+    Args:
+        folder: of both; a list that is there already is continued.
+        weights: of the model.
+    """
+
+    def __init__(self, folder: Path, weights: str) -> None:
+        self._folder, path = folder, folder / auto_labels.NAME
+        self._labels = LabelFiles(folder, save_conf=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
+        super().__init__(path)
+        self.append(earlier + strict_json({"schema": auto_labels.SCHEMA, "weights": weights}) + "\n")
+
+    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
+        """As Output."""
+        path = self._labels.write(result, frame, place)
+        scores = [round(score, 4) for score in result.scores.tolist()]
+        entry = {"labels": path.relative_to(self._folder).as_posix(), "sha256": sha256(path), "scores": scores}
+        self.append(strict_json(entry) + "\n")
 
 
 def _save(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.data.source.annotations.coco import MOST_OWNERLESS
+from tessera.data.source.checks.auto_labels import check_auto_labels
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, ignored_regions, table
 from tessera.data.source.checks.copies import check_copies
@@ -71,4 +72,5 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
             check.errors.append(str(error))
     check_classes(check, part)
     check_label_files(check, part)
+    check_auto_labels(check, part)
     check_boxes(check, part)

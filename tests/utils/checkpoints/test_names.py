@@ -46,3 +46,10 @@ def test_a_name_that_begins_like_a_family_gets_names_of_that_family_alone(
         resolve_weights(typed)
     hint = str(caught.value).partition(f"weights/{typed}.")[2].partition("Expected a checkpoint")[0].strip()
     assert hint == said
+
+
+def test_a_classifiers_body_is_no_detector() -> None:
+    with pytest.raises(
+        UserError, match=r"imagenet: that is the body of a classifier, which only train\.py begins with"
+    ):
+        resolve_weights("imagenet")

@@ -14,8 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.data.source.annotations import auto_labels
 from tessera.utils.errors import UserError
-from tessera.utils.inference.outputs import CropFiles, CsvFile, JsonLines, LabelFiles, Output, PictureFiles
+from tessera.utils.files import sha256
+from tessera.utils.inference.outputs import (
+    AutoLabelFiles,
+    CropFiles,
+    CsvFile,
+    JsonLines,
+    LabelFiles,
+    Output,
+    PictureFiles,
+)
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.video_writer import VideoWriter
@@ -137,6 +147,20 @@ def test_a_pipe_in_the_folder_is_replaced(tmp_path: Path, kind: str) -> None:
         output.close()
     assert path.is_file() and len(path.read_text().splitlines()) > 1
     assert kind == "json" or "\n-," in path.read_text(), "standard input is no formula"
+
+
+def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> None:
+    for run, place in (("first.pt", "a"), ("second.pt", "cam/b")):
+        output = AutoLabelFiles(tmp_path, run)
+        output.add(result_of(FRAME), FRAME, PurePath(place))
+        output.close()
+    wrong = list[str]()
+    found = auto_labels.auto_labels([tmp_path], wrong)
+    assert {path: (label.weights, label.least_score) for path, label in found.items()} == {
+        tmp_path / "a.txt": ("first.pt", 0.5),
+        tmp_path / "cam/b.txt": ("second.pt", 0.5),
+    }
+    assert all(label.sha256 == sha256(path) for path, label in found.items()) and not wrong
 
 
 def test_json_lines_are_strict(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""`auto_labels.jsonl` beside label files: which of them a model wrote, so that they are told from a person's.
+
+A line for a run, then one for each label file that it wrote, with its path below the folder, the digest of its content
+and the score of each row: a file that somebody has changed since is a person's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.utils.files import open_plain
+
+NAME = "auto_labels.jsonl"
+SCHEMA = "tessera-auto-labels 1"
+_ANY_NAME = "auto_labels*.jsonl"  # of several runs, in one folder
+
+
+@dataclass(frozen=True)
+class AutoLabel:
+    """What is known of a label file that a model wrote.
+
+    Attributes:
+        weights: of the model, as they were given to detect.py.
+        sha256: of the file's content.
+        least_score: of its rows; 1 where it has none.
+    """
+
+    weights: str
+    sha256: str
+    least_score: float
+
+
+def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLabel]:
+    """What the lists in `folders` say of label files: of several lines on one file the last one counts.
+
+    Args:
+        folders: that may hold such lists.
+        wrong: where lines that cannot be read are told.
+    """
+    found = dict[Path, AutoLabel]()
+    for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
+        weights = ""
+        with open_plain(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    entry: dict[str, Any] = json.loads(line)
+                    if "schema" in entry:
+                        weights = str(entry["weights"])
+                    else:
+                        least = min(map(float, entry["scores"]), default=1.0)
+                        found[path.parent / entry["labels"]] = AutoLabel(weights, str(entry["sha256"]), least)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    wrong.append(f"{path}:{number}: found no line of detect.py --auto-label; it is passed over")
+    return found

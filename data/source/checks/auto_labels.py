@@ -1,0 +1,34 @@
+"""Labels that a model wrote, and nobody has changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.data.source.annotations.auto_labels import auto_labels
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, share
+from tessera.utils.files import sha256
+from tessera.utils.text import first_of, shown
+
+
+def check_auto_labels(check: DatasetCheck, part: Part) -> None:
+    """Report how many label files of a split are as `detect.py --auto-label` wrote them, the least sure ones first."""
+    root = Path(part.listing.root)
+    files = {Path(label) for place, label in enumerate(part.listing.labels) if label and place not in part.listing.coco}
+    own = {file.parent for file in files}
+    above = {parent for folder in own for parent in folder.parents if parent == root or root in parent.parents}
+    noted = {path: label for path, label in auto_labels(own | above, check.problems).items() if path in files}
+    same = {path: label for path, label in noted.items() if path.is_file() and sha256(path) == label.sha256}
+    if not noted:
+        return
+    makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
+    changed = f"; it wrote {len(noted) - len(same):,} more, changed since" if len(same) < len(noted) else ""
+    line = f"{part.split}: {share(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    if same and part.split != "train":
+        check.problems.append(f"{line}: metrics on them tell agreement with that model")
+        return
+    check.facts.append(line)
+    unsure = sorted((label.least_score, path) for path, label in same.items() if label.least_score < 1)
+    if unsure:
+        named = first_of([f"{part.listing.shown(str(path))} ({score:.2f})" for score, path in unsure], 3)
+        check.facts.append(f"{part.split}: look at these first, where it was least sure: {named}")

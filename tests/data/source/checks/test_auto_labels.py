@@ -1,0 +1,54 @@
+"""Labels that a model wrote are told from a person's until somebody changes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.spec import load_spec
+from tessera.utils.files import sha256
+from tests.data.make import write_dataset
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def write_list(folder: Path, scores: dict[str, list[float]], name: str = "auto_labels.jsonl") -> Path:
+    """A list of labels, as detect.py writes it."""
+    lines = [{"schema": "tessera-auto-labels 1", "weights": "best.pt"}]
+    lines += [{"labels": path, "sha256": sha256(folder / path), "scores": own} for path, own in scores.items()]
+    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder / name
+
+
+def test_labels_of_a_model_are_counted_until_they_are_changed(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(
+        root, {"train/a": BOX, "train/cam/b": BOX, "train/c": "", "train/d": BOX, "val/e": BOX}, names="[cat]"
+    )
+    before = check_dataset(load_spec(yaml))
+    write_list(root / "labels/train", {"a.txt": [0.9], "cam/b.txt": [0.8, 0.4], "c.txt": []})
+    assert check_dataset(load_spec(yaml)).facts == [
+        before.facts[0],
+        "train: 3 of 4 label files (75 %) as a model wrote them ('best.pt')",
+        "train: look at these first, where it was least sure: labels/train/cam/b.txt (0.40), labels/train/a.txt (0.90)",
+        *before.facts[1:],
+    ]
+    (root / "labels/train/cam/b.txt").write_text(BOX + BOX.replace("0.5", "0.3"))
+    assert (
+        "train: 2 of 4 label files (50 %) as a model wrote them ('best.pt'); it wrote 1 more, changed since"
+        in check_dataset(load_spec(yaml)).facts
+    )
+
+
+def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX, "val/c": BOX}, names="[cat]")
+    labels = tmp_path / "pets/labels/val"
+    write_list(labels, {"b.txt": [0.9]})
+    path = write_list(labels, {"c.txt": [0.9]}, "auto_labels-2.jsonl")
+    path.write_text(path.read_text() + "[]\nno line\n")
+    assert check_dataset(load_spec(yaml)).problems == [
+        *(f"{path}:{line}: found no line of detect.py --auto-label; it is passed over" for line in (3, 4)),
+        "val: 2 of 2 label files (100 %) as a model wrote them ('best.pt'): metrics on them tell agreement with that "
+        "model",
+    ]
