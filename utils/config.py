@@ -266,7 +266,9 @@ class TrainConfig(Options):
     cos_lr: bool = option(False, "cosine schedule instead of a linear one", kind=bool)
     label_smoothing: float = option(0.0, "epsilon of the class targets", kind=float, low=0, high=0.999)
     patience: int = option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
-    freeze: tuple[int, ...] = option((0,), "freeze layers 0..N-1, or those listed", kind=int, low=0, many=True)
+    freeze: tuple[int, ...] = option(
+        (), "freeze layers 0..N-1, or those listed (default: as the hyperparameters say)", kind=int, low=0, many=True
+    )
     save_period: int = option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
     save_steps: int = option(0, "also save last.pt every so many optimizer steps; 0 = never", kind=int, low=0)
     seed: int = option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)

@@ -34,6 +34,7 @@ _FORMAT = 5  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\2"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
+SINGLE_CLASS = "item"  # of --single-cls
 _COCO_IMAGES = "coco_images"  # an array of the file alone
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     """Names of the classes that are trained."""
-    return spec.names if not single_cls or spec.nc == 1 else ("item",)
+    return spec.names if not single_cls or spec.nc == 1 else (SINGLE_CLASS,)
 
 
 def problem_report(index: DatasetIndex) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from tessera.data.source.index import SINGLE_CLASS
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_of, one_line, shown
 
@@ -112,12 +113,17 @@ def warn_of_moved_classes(source: str, before: Sequence[str], now: Sequence[str]
         )
 
 
+def names_say_nothing(names: Sequence[str]) -> bool:
+    """Whether classes have no names but their numbers, or the one of all objects under --single-cls."""
+    return list(names) in ([str(number) for number in range(len(names))], [SINGLE_CLASS])
+
+
 def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
     """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
 
     "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
     """
-    if len(before) != len(now) or list(before) == [str(number) for number in range(len(before))]:
+    if len(before) != len(now) or names_say_nothing(before):
         return ""
     pairs = enumerate(zip(before, now, strict=True))
     renamed = [

@@ -199,7 +199,7 @@ def run_of_checkpoint(
             f"one does not fit the other. Leave {named} out, or start a new run from the checkpoint with --weights."
         )
     if set(before.frozen_layers) != set(config.frozen_layers):
-        asked, did = (" ".join(map(str, c.freeze)) for c in (config, before))
+        asked, did = (" ".join(map(str, c.freeze or (0,))) for c in (config, before))
         raise ConfigError(
             f"--freeze {asked} with --resume: the run of {path} has --freeze {did}, and the optimizer keeps a state of "
             f"what it trains alone. Leave --freeze out, or start a new run from the checkpoint with --weights."

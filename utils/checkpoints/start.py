@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
-from tessera.utils.checkpoints.fitting import intersect_weights, warn_of_moved_classes
+from tessera.utils.checkpoints.fitting import intersect_weights, names_say_nothing, warn_of_moved_classes
 from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -48,9 +47,18 @@ def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | 
         return "scratch"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
-    own_model = not config.cfg or Path(config.cfg).stem == weights.model_yaml.get("name")
     knows_all = [name.strip().casefold() for name in names] == [name.strip().casefold() for name in weights.names]
-    return "known" if own_model and knows_all else "new"
+    if not knows_all or names_say_nothing(names):
+        return "new"
+    own_model = not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
+    return "known" if own_model else "new"
+
+
+def _anatomy(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two descriptions of one model have in common, whatever its classes."""
+    spec = read_model(described, {"nc": 1})
+    rows = [(row.sources, row.repeats, row.module, *map(str, row.arguments)) for row in spec.layers]
+    return spec.width, *rows
 
 
 def described_model(
@@ -106,10 +114,7 @@ def build_model(
         log.debug(f"frozen: {name}")
     if config.frozen_layers:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        log.info(
-            f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters"
-            + ("." if hyp.fixed_norms else "; the statistics of frozen normalisations still follow the data.")
-        )
+        log.info(f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
     if config.frozen_layers and weights is None and not resumed:
         log.warning(f"{_freeze(config)} without --weights: the frozen layers stay as random as they start.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -131,9 +136,7 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
     Returns:
         The hyperparameters, with as many layers as came whole from the weights, at most.
     """
-    if not config.weights or not hyp.fixed_norms:
-        return hyp
-    layers = min(round(hyp.fixed_norms), len(model.model))
+    layers = min(round(hyp.fixed_norms), len(model.model)) if config.weights else 0
     if weights is not None:
         fits = {name: t.shape for name, t in weights.state_dict.items()}
         anew = (
@@ -144,16 +147,18 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
         )
         layers = min(layers, next(anew, layers))
     model.fix_statistics(layers)
-    return dataclasses.replace(hyp, fixed_norms=float(layers))
+    if any(index >= layers for index in config.frozen_layers):
+        log.info("The statistics of frozen normalisations still follow the data.")
+    return dataclasses.replace(hyp, fixed_norms=float(layers)) if config.weights else hyp
 
 
 def with_frozen_layers(config: TrainConfig, hyp: Hyp) -> TrainConfig:
-    """The flags of a run from weights, with the layers that the hyperparameters freeze where --freeze says nothing."""
-    if config.weights and not config.frozen_layers and hyp.frozen_layers:
+    """The flags of a fresh run, with the layers that the hyperparameters freeze where --freeze says nothing."""
+    if config.weights and not config.freeze and hyp.frozen_layers:
         return dataclasses.replace(config, freeze=(round(hyp.frozen_layers),))
     return config
 
 
 def _freeze(config: TrainConfig) -> str:
-    """The flag as it was given."""
+    """What is frozen, as the flag has it."""
     return f"--freeze {' '.join(map(str, config.freeze))}"

@@ -32,9 +32,8 @@ FOREIGN = 20  # times another gain: no search comes to that, a file of another f
 
 def recipe_of(head: type[Head], start: Start, batches: int) -> str:
     """The hyperparameter file of a head's models for a run of so many batches."""
-    if batches >= LONG_RUN:
-        return head.recipes.long
-    return {"known": head.recipes.known, "body": head.recipes.body}.get(start, head.recipes.short)
+    by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
+    return {"known": head.recipes.known, "body": head.recipes.body}.get(start, by_length)
 
 
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
@@ -42,13 +41,20 @@ def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     batches = config.epochs * -(-images // batch_size)
     file = recipe_of(head, start, batches)
-    log.info(f"--hyp {file}: {_STARTS[start]}, {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches")
-    if start == "scratch" and images < FEW_IMAGES:
-        log.info(
-            f"{images:,} training images are few to begin with nothing: --weights imagenet (ImageNet, Apache-2.0) and "
-            "--weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
-        )
+    length = f", {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
+    log.info(f"--hyp {file}: {_STARTS[start]}{length if start in ('scratch', 'new') else ''}")
     return dataclasses.replace(config, hyp=file), load_hyp(file)
+
+
+def better_starts(config: TrainConfig, pictures: int) -> str:
+    """What a fresh run from scratch could begin with instead; "" where it has pictures enough."""
+    if config.weights or pictures >= FEW_IMAGES:
+        return ""
+    other = " --cfg tessera-lite0.yaml" if config.cfg else ""
+    return (
+        f"{pictures:,} training images are few to begin with nothing: --weights imagenet{other} (ImageNet, Apache-2.0) "
+        f"and --weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
+    )
 
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
@@ -91,15 +97,17 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     found += _rate_of_another_optimizer(run, head)
     steps = schedule.steps()
     warming = min(schedule.warmup_iterations, schedule.iterations)
-    if (run.from_scratch and steps < FEW_STEPS) or 2 * warming > schedule.iterations:
-        short = recipe_of(type(head), run.start, 0)
-        helps = [f"--hyp {short}, which makes one of every batch (docs/recipes.md: what that gave)"]
-        helps = helps if accumulation(run.hyp, run.batch_size) > 1 else []
-        helps += ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
+    few, mostly_warm = run.from_scratch and steps < FEW_STEPS, 2 * warming > schedule.iterations
+    if not run.resumed and (few or mostly_warm):
+        helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
+        if accumulation(run.hyp, run.batch_size) > 1:
+            short = recipe_of(type(head), run.start, 0)
+            helps = [f"--hyp {short}, which makes one of every batch (docs/recipes.md: what that gave)", *helps]
+        elif mostly_warm:
+            helps += ["a lower warmup_epochs in --hyp"]
         found.append(
             f"{steps} optimizer step{'s' * (steps != 1)}, {warming} of {schedule.iterations} batches for the warm-up: "
-            f"few for a model {'from scratch' if run.from_scratch else 'from weights too'}. What helps: "
-            f"{'; '.join(helps)}."
+            f"{'few for a model from scratch' if few else 'it is most of the run'}. What helps: {'; '.join(helps)}."
         )
     return found
 

@@ -35,8 +35,8 @@ PARENTS = 5  # the best trials, of which one is sampled to be mutated
 MUTATION_PROBABILITY = 0.8
 MUTATION_SIGMA = 0.2
 FACTOR_RANGE = (0.3, 3.0)
-# No effect on a training; another model; words.
-_FIXED = frozenset({"iou_t", "anchors", "optimizer", "class_weights"})
+# No effect on a training; another model, or another part of it that is trained; words.
+_FIXED = frozenset({"iou_t", "anchors", "frozen_layers", "fixed_norms", "optimizer", "class_weights"})
 # Tables written before there were such keys lack them.
 _OPTIONAL = frozenset(f.name for f in dataclasses.fields(Hyp) if f.default is not dataclasses.MISSING)
 _LARGEST_TABLE = 64 << 20  # bytes; a search of 10,000 trainings has 3 MB

@@ -28,7 +28,7 @@ from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
-from tessera.utils.engine.recipe import with_recipe
+from tessera.utils.engine.recipe import better_starts, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
@@ -80,14 +80,16 @@ def open_run(
         start = kind_of_start(config, names, weights)
         if hyp is None:
             config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
-        config = with_frozen_layers(config, hyp)
+        if not resumed and (offer := better_starts(asked, len(data.pictures))):
+            log.info(offer)
+        config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.train)
         model = build_model(config, hyp, names, weights, resumed)
         hyp = fix_norms(model, config, hyp, weights)
         del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = model.usable_imgsz(config.imgsz)
-        if not resumed and start != "known":  # what was trained stays
+        if not resumed and (start != "known" or hyp.anchors):  # those that were trained stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(model, imgsz))

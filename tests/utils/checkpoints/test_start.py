@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from tessera.models.description import find_model_yaml
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
-from tessera.utils.checkpoints.start import DEFAULT_MODEL, build_model, described_model, fix_norms, head_class
+from tessera.utils.checkpoints.start import (
+    DEFAULT_MODEL,
+    build_model,
+    described_model,
+    fix_norms,
+    head_class,
+    kind_of_start,
+    with_frozen_layers,
+)
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError
+from tessera.utils.types import Start
 
 HYP = load_hyp("hyp.short.yaml")
 NAMES = ("cat", "dog")
@@ -112,3 +123,32 @@ def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
         }
         all_convolved = {int(name.split(".")[1]) for name, m in one.named_modules() if isinstance(m, Conv)}
         assert kept == {layer for layer in all_convolved if layer < fixed}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "before", "now", "start"),
+    [
+        ("", NAMES, ("Cat ", "dog"), "known"),
+        ("tessera-n.yaml", NAMES, NAMES, "known"),
+        ("yolov5n-free.yaml", NAMES, NAMES, "new"),
+        ("", NAMES, ("dog", "cat"), "new"),
+        ("", NAMES, (*NAMES, "cow"), "new"),
+        ("", ("0", "1"), ("0", "1"), "new"),  # of any two datasets without names
+        ("", ("item",), ("item",), "new"),
+    ],
+)
+def test_weights_know_the_classes_where_model_and_names_are_theirs(
+    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path
+) -> None:
+    trained = DetectionModel("tessera-n.yaml", nc=len(before))
+    weights = Weights({}, trained.yaml, before, "a file")
+    assert kind_of_start(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    own = tmp_path / "tessera-n.yaml"  # a name is not enough
+    own.write_text(find_model_yaml("yolov5n-free.yaml").read_text())
+    assert kind_of_start(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+
+
+def test_freeze_overrides_the_recipe() -> None:
+    freezing = dataclasses.replace(HYP, frozen_layers=3.0)
+    for flags, frozen in (({"weights": "a.pt"}, (0, 1, 2)), ({"weights": "a.pt", "freeze": (0,)}, ()), ({}, ())):
+        assert with_frozen_layers(TrainConfig(**flags), freezing).frozen_layers == frozen

@@ -13,7 +13,7 @@ from tessera.models.heads.find import find_heads
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import recipe_in_words, recipe_of, warnings, with_recipe
+from tessera.utils.engine.recipe import better_starts, recipe_in_words, recipe_of, warnings, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
@@ -37,8 +37,9 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
         ("body", 9_999, SHORT, BODY),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
-        ("known", 10**9, LOW, "hyp.tessera-long.yaml"),
-        ("body", 10_000, LOW, "hyp.tessera-long.yaml"),
+        ("new", 10_000, LOW, "hyp.tessera-long.yaml"),
+        ("known", 10**9, "hyp.known.yaml", "hyp.tessera-known.yaml"),
+        ("body", 10**9, SHORT, BODY),
     ],
 )
 def test_what_a_run_starts_from_and_its_length_decide(start: Start, batches: int, file: str, of_tessera: str) -> None:
@@ -99,8 +100,8 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
         (LOW, 131, "best.pt", ""),
         (LOW, 1000, "", ""),
         (SHORT, 131, "", ""),
-        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from weights "
-         "too. What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); "
+        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180 batches for the warm-up: it is most of the run. "
+         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); "
          "more --epochs or a smaller --batch-size."),
         (LOW, 40, "", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); more "
@@ -109,8 +110,24 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
          "What helps: more --epochs or a smaller --batch-size."),
     ],
 )  # fmt: skip
-def test_a_run_of_few_steps_is_warned(file: str, images: int, weights: str, said: str) -> None:
+def test_a_run_of_few_steps_or_of_warm_up_is_warned(file: str, images: int, weights: str, said: str) -> None:
     assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if said else [])
+
+
+def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
+    run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
+    assert warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head) == [
+        "1000 optimizer steps, 600 of 1000 batches for the warm-up: it is most of the run. What helps: a lower "
+        "warmup_epochs in --hyp."
+    ]
+
+
+def test_better_starts_are_named_for_few_pictures() -> None:
+    assert better_starts(TrainConfig(), 300).startswith(
+        "300 training images are few to begin with nothing: --weights imagenet ("
+    )
+    assert "--weights imagenet --cfg tessera-lite0.yaml (" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 300)
+    assert better_starts(TrainConfig(weights="a.pt"), 300) == better_starts(TrainConfig(), 500) == ""
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:

