@@ -221,11 +221,13 @@ class TrainConfig(Options):
     program = "train.py"
 
     weights: str = option(
-        "", "start from this checkpoint: ours, or a published one by name (--list-weights); '' = from scratch"
+        "",
+        "start from this checkpoint: ours, or a published one by name (--list-weights); imagenet = the body of a "
+        "classifier; '' = from scratch",
     )
     cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else tessera-n.yaml)")
     data: str = option("shapes.yaml", "dataset YAML, looked up in data/")
-    hyp: str = option("", "hyperparameter YAML, looked up in data/hyps/ (default: the model's, for the run's length)")
+    hyp: str = option("", "hyperparameter YAML, looked up in data/hyps/ (default: by model, start and length)")
     epochs: int = option(100, "epochs in all", kind=int, low=1)
     batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
     imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)

@@ -49,7 +49,7 @@ class Weights(NamedTuple):
         confidence: where the mean F1 of their validation is best; None where the file does not say.
         class_confidences: where the F1 of each class is best; () where the file does not say.
         pixels: how levels of more than 8 bits became 8 in training.
-        family: whose file it is, where not this program's: "YOLOv5", "YOLOX" or "YOLOv9".
+        family: whose file it is, where not this program's: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite".
         checkpoint: all that best.pt holds, of a checkpoint of this program; None of other files.
     """
 
