@@ -25,6 +25,7 @@ from tests.system import jobs
 from tests.system.launch import Command
 from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
+ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
 PICTURES = ["results.png", "labels.jpg", "confusion_matrix.png", *CURVES, *(f"train_batch{i}.jpg" for i in range(3))]
 PICTURES += ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
@@ -105,12 +106,16 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
             *(1, "hyp.tessera-body.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
             marks=pytest.mark.slow,
         ),
+        pytest.param(2, "hyp.known.yaml", ("--weights", ONE_EPOCH), marks=pytest.mark.slow),
     ],
 )
-def test_two_epochs_resume_two_more_are_four(tmp_path: Path, ranks: int, hyp: str, more: tuple[str, ...]) -> None:
+def test_two_epochs_resume_two_more_are_four(
+    tmp_path: Path, one_epoch: Path, ranks: int, hyp: str, more: tuple[str, ...]
+) -> None:
     """With objects and ignored regions."""
     data = make_data(tmp_path)
     ignore_every_third(data)
+    more = tuple(str(one_epoch / flag) if flag == ONE_EPOCH else flag for flag in more)
     wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *more)
     whole = jobs.train(tmp_path, ranks, *wanted)
     assert whole.code == 0, whole.said

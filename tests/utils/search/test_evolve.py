@@ -41,10 +41,12 @@ def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
 
 
 def test_keys_that_may_be_left_out_change_where_the_start_has_them() -> None:
-    recipe = dataclasses.replace(START, optimizer="AdamW", flat=0.5, nominal_batch=0.0)
+    kept = {"optimizer": "AdamW", "frozen_layers": 3.0, "fixed_norms": 8.0}
+    recipe = dataclasses.replace(START, **kept, flat=0.5, nominal_batch=0.0)
     child = mutate([trial(recipe, 0.3)], recipe, np.random.default_rng(0))
     assert child.as_dict().keys() == recipe.as_dict().keys()
-    assert child.optimizer == "AdamW" and child.flat != 0.5 and child.nominal_batch == 0
+    assert {key: child.as_dict()[key] for key in kept} == kept, "another part of the model would be another model"
+    assert child.flat != 0.5 and child.nominal_batch == 0
     counted = dataclasses.replace(START, topk=40.0)
     child = mutate([trial(counted, 0.3)], counted, np.random.default_rng(0))
     assert child.topk != 40 and child.topk.is_integer(), "cells are whole"
