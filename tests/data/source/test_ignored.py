@@ -10,6 +10,7 @@ import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
@@ -125,7 +126,11 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
     [
         (
             "names: [cat, dog]\nignore: [dog]\n",
-            r"a.yaml:3: ignore: 'dog' is in names too, and so is trained.*\{1: dog\}",
+            r"a.yaml:3: ignore: 'dog' is in names too, and so is trained.*\nnames: {0: cat}\nignore: {1: dog}$",
+        ),
+        (
+            "names: [cat, dog]\nignore: [dog, cat]\n",
+            "a.yaml:3: ignore: found all of names, so that no class is trained",
         ),
         ("names: [cat, dog]\nignore: {1: cow}\n", r"a.yaml:3: ignore: class 1 is 'cow', but in names it is 'dog'"),
         ("names: [cat]\nignore: {2: cow}\n", "found the key 2, expected .* without gaps"),
@@ -138,6 +143,25 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
 )
 def test_mistakes_of_ignore(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, f"train: images\n{text}", what)
+
+
+@pytest.mark.parametrize("ignore", ["[dog]", "[dog, sheep]", "{3: sheep, 1: dog}"])
+def test_the_lines_that_a_refusal_shows_ignore_a_class_in_the_middle(tmp_path: Path, ignore: str) -> None:
+    text = "0 0.5 0.5 1 1\n1 0.25 0.5 0.5 1\n2 0.5 0.5 0.5 0.5\n"
+    yaml = write_dataset(tmp_path / "pets", {"train/a": text}, f"[cat, dog, 'yes']\nignore: {ignore}")
+    with pytest.raises(UserError, match="'dog' is in names too") as refused:
+        load_spec(yaml)
+    lines = str(refused.value).splitlines()[-2:]
+    yaml.write_text(yaml.read_text().split("names:")[0] + "\n".join(lines))
+    assert load_spec(yaml).names == ("cat", "yes")
+    assert found(build(yaml)) == ([0, 1], [-1], [[0, 0, 32, 48]])
+
+
+def test_numbers_of_ignored_categories_mean_nothing(tmp_path: Path) -> None:
+    spec = load_spec(coco(tmp_path, "ignore: {0: cow}\n"))
+    assert (spec.names, spec.ignore) == (("cat", "dog"), ("cow",))
+    text = coco(tmp_path, "ignore: [cow, cat, dog]\n").read_text()
+    refuse(tmp_path, text, "ignore: found all 3 categories, so that no class is trained")
 
 
 def test_an_ignored_category_that_is_none(tmp_path: Path) -> None:
