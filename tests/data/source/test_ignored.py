@@ -105,6 +105,7 @@ def test_crowds_and_ignored_categories_of_coco(tmp_path: Path, names: str) -> No
     (problem,) = index.problems
     assert "annotations[4]: bbox is null" in problem and problem.endswith("the ignored region is left out")
     assert index.coco_ids() == ((1,), (1, 2))
+    assert build(coco(tmp_path, "ignore: [cat]\n"), single_cls=True).coco_ids() == ((1,), (2,))
 
 
 def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
