@@ -124,9 +124,9 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
         str(spec.root),
         *map(str, spec.splits.get(split, ())),
         *spec.names,
-        *spec.ignore,
         str(single_cls),
         *([str(spec.held_out)] if spec.held_out else []),
+        *([str(spec.label_names)] if spec.label_names else []),
     ]
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
