@@ -195,3 +195,20 @@ def test_the_check_counts_them(tmp_path: Path) -> None:
         "train: 3 ignored regions in 1 image, neither object nor background: rows of class -1 2, 'cow' 1" in check.facts
     )
     assert check.objects == 5 and check.safe
+
+
+def test_the_check_counts_no_ignored_box_and_no_ignored_picture_as_background(tmp_path: Path) -> None:
+    yaml = coco(tmp_path, "ignore: [cow]\n")
+    content = json.loads((tmp_path / "set.json").read_text())
+    content["annotations"][2]["bbox"] = [16, 0, 90, 8]
+    write_image(tmp_path / "images" / "b.jpg", seed=1)
+    content["images"].append({"id": 2, "file_name": "b.jpg"})
+    content["annotations"].append({"image_id": 2, "category_id": 3, "bbox": [40, 0, 90, 8]})
+    (tmp_path / "set.json").write_text(json.dumps(content))
+    check = check_dataset(load_spec(yaml))
+    assert not any("reach beyond" in line for line in check.problems)
+    counts = "1 with objects; 1 with ignored regions alone; as background, 0 whose labels hold no object and 0 without"
+    assert f"train: 2 images: {counts} a label file" in check.facts
+    write_voc(tmp_path / "voc", "a", voc_object(), voc_object("cow", "9 9 99 24"))
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat]\nignore: [cow]\n")
+    assert not check_dataset(load_spec(tmp_path / "voc.yaml")).problems
