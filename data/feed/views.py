@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +145,7 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
         )
     key = f"{tile} {overlap!r} {LEAST_SEEN}"
     any_ignored = any(len(cut.ignored_classes) for cut in cuts)
-    return ViewIndex(
+    views = ViewIndex(
         split=pictures.split,
         names=pictures.names,
         path_bytes=pictures.path_bytes,
@@ -161,13 +161,13 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
         ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else pictures.ignored_offsets,
         ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
         ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),
-        stored_hash=_hash(f"{pictures.content_hash()} {key}")[:16],
         pixels=pictures.pixels,
         pictures=pictures,
         view_offsets=_offsets([[len(cut.windows) for cut in cuts]]),
         windows=spans,
         unseen=unseen,
     )
+    return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # its labels depend on imgsz too
 
 
 def _refuse_large_objects(pictures: DatasetIndex, tile: int) -> None:

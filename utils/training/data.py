@@ -20,6 +20,7 @@ from tessera.data.feed.views import ViewIndex, view_index
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
+from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
@@ -78,7 +79,8 @@ def views_asked_for(pictures: DatasetIndex, config: TrainConfig) -> DatasetIndex
     """
     if not config.tile:
         return pictures
-    views = view_index(pictures, config.tile, config.overlap, config.imgsz)
+    # The recipe, which the model is built with, asks for the number of views: the model's own stride comes later.
+    views = view_index(pictures, config.tile, config.overlap, round_imgsz(config.imgsz, stride=1))
     log.info(f"--tile {config.tile}: {views}.")
     if len(views) == len(pictures):
         log.warning(f"--tile {config.tile}: no image of {pictures.split} is larger: they are trained on as they are.")

@@ -49,7 +49,9 @@ def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(pictures: DatasetI
     made = [view_index(pictures, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
     for key in ({index.content_hash() for index in (pictures, *made)}, {index.digest for index in (pictures, *made)}):
         assert len(key) == 4
-    assert view_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash()
+    assert view_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
+    fewer = view_index(pictures, 64, 0.25, 32)
+    assert fewer.content_hash() != made[0].content_hash() and fewer.digest == made[0].digest, "the same pixels"
 
 
 @pytest.mark.parametrize("imgsz", [64, 48])
