@@ -11,7 +11,7 @@ import yaml
 from tessera.commands import train, val
 from tessera.utils.report.results import read_results
 from tests.system import jobs
-from tests.system.launch import Command, Outcome
+from tests.system.launch import ROOT, Command, Outcome
 from tests.system.scenes import make_scenes
 from tests.system.tiny import assert_same_checkpoint, flags, losses
 
@@ -30,7 +30,9 @@ def figures(outcome: Outcome) -> list[str]:
 
 
 def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_path: Path, command: Command) -> None:
-    trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", *TILES))
+    hyp = tmp_path / "hyp.yaml"
+    hyp.write_text((ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text() + "class_weights: auto\n")
+    trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", "--hyp", str(hyp), *TILES))
     run = tmp_path / "exp"
     best = run / "weights" / "best.pt"
     measured = command(
@@ -48,6 +50,7 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     assert figures(trained)[1:3] == ["3", "12"], "pictures and objects, not views"
     assert figures(trained) == figures(measured)
     assert "--tile 64: train: 5 images become 50 views" in trained.err
+    assert "Class weights from 1 (" in trained.err, "of the pictures, which have as many of each class"
     assert "--source … --tile 64 --overlap 0.25" in trained.out
     flags_kept = yaml.safe_load((run / "opt.yaml").read_text())
     assert (flags_kept["tile"], flags_kept["overlap"]) == (64, 0.25)

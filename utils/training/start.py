@@ -81,7 +81,7 @@ def open_run(
         if hyp is None:
             config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
         config = with_frozen_layers(config, hyp)
-        by_class = class_weights(hyp, data.train)
+        by_class = class_weights(hyp, data.pictures)
         model = build_model(config, hyp, names, weights, resumed)
         hyp = fix_norms(model, config, hyp, weights)
         del weights  # what AutoBatch measures has no room for them
