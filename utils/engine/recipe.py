@@ -37,16 +37,24 @@ def recipe_of(head: type[Head], start: Start, batches: int) -> str:
     return {"known": head.recipes.known, "body": head.recipes.body}.get(start, head.recipes.short)
 
 
-def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
-    """A run without `--hyp`: its flags with the head's own file for so many training images, and the file's values."""
+def with_recipe(
+    config: TrainConfig, head: type[Head], start: Start, images: int, pictures: int
+) -> tuple[TrainConfig, Hyp]:
+    """A run without `--hyp`: its flags with the head's own file for its length and start, and the file's values.
+
+    Args:
+        config, head, start: of the run.
+        images: of an epoch.
+        pictures: of the training split, which with `--tile` are not the images of an epoch.
+    """
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     batches = config.epochs * -(-images // batch_size)
     file = recipe_of(head, start, batches)
     log.info(f"--hyp {file}: {_STARTS[start]}, {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches")
-    if start == "scratch" and images < FEW_IMAGES:
+    if start == "scratch" and pictures < FEW_IMAGES:
         log.info(
-            f"{images:,} training images are few to begin with nothing: --weights imagenet (ImageNet, Apache-2.0) and "
-            "--weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
+            f"{pictures:,} training images are few to begin with nothing: --weights imagenet (ImageNet, Apache-2.0) "
+            "and --weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
         )
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 

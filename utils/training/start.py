@@ -79,7 +79,8 @@ def open_run(
         config, names = asked, data.train.names
         start = kind_of_start(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
+            head = head_class(asked, names, weights)
+            config, hyp = with_recipe(asked, head, start, data.images_per_epoch, len(data.pictures))
         config = with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.pictures)
         model = build_model(config, hyp, names, weights, resumed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from tessera.models.heads.find import find_heads
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import recipe_in_words, recipe_of, warnings, with_recipe
+from tessera.utils.engine.recipe import FEW_IMAGES, recipe_in_words, recipe_of, warnings, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
@@ -55,7 +56,17 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
     asked = TrainConfig(epochs=100, batch_size=batch_size)
-    assert with_recipe(asked, Detect, "scratch", images) == (dataclasses.replace(asked, hyp=file), load_hyp(file))
+    found = with_recipe(asked, Detect, "scratch", images, pictures=images)
+    assert found == (dataclasses.replace(asked, hyp=file), load_hyp(file))
+
+
+def test_pictures_are_counted_not_their_tiles(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with_recipe(TrainConfig(tile=64), Detect, "scratch", images=5_000, pictures=FEW_IMAGES - 1)
+    assert f"{FEW_IMAGES - 1} training images are few" in caplog.text
+    caplog.clear()
+    with_recipe(TrainConfig(tile=64), Detect, "scratch", images=36, pictures=FEW_IMAGES)
+    assert "are few" not in caplog.text
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
