@@ -277,18 +277,22 @@ def _seen_outlines(
     whole = _inside(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
     outlined = np.array(areas) > 0
-    found = {}
-    views, objects = np.nonzero((share > 0) & outlined)
+    around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
+    within = np.all((around[:, :2] >= spans[:, None, :2]) & (around[:, 2:] <= spans[:, None, 2:]), axis=2)
+    within[-1] = True  # the picture itself: what was cut to it may have been rounded
+    seen = (share > 0) & outlined
     share[:, outlined] = 0
-    for group in (views < len(spans) - 1, views == len(spans) - 1):  # tiles are of one size
-        pairs = list(zip(views[group].tolist(), objects[group].tolist(), strict=True))
-        moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
-        size_wh = spans[pairs[0][0], 2:] - spans[pairs[0][0], :2] if pairs else spans[-1, 2:]
-        for (view, thing), points in zip(pairs, _inside(moved, size_wh), strict=True):
-            if len(points):
-                share[view, thing] = _area(points) / areas[thing]
-                parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
-                found[view, thing] = points.astype(np.float32)
+    pairs = np.argwhere(seen & ~within).tolist()
+    moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
+    found = {}
+    for (view, thing), points in zip(pairs, _inside(moved, spans[0, 2:] - spans[0, :2]), strict=True):  # of one size
+        if len(points):
+            share[view, thing] = _area(points) / areas[thing]
+            parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
+            found[view, thing] = points.astype(np.float32)
+    for view, thing in np.argwhere(seen & within).tolist():
+        share[view, thing], parts[view, thing] = 1, around[thing]
+        found[view, thing] = (whole[thing] - spans[view, :2]).astype(np.float32)
     return found
 
 
