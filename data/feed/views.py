@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from tessera.data.augment.labels import MIN_SIDE, clip_outlines
 from tessera.data.feed.windows import Tile, check_tiles, windows_of
@@ -29,6 +30,7 @@ from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex
 
 LEAST_SEEN = 0.3  # share of an object's area in the picture (of its polygon, where it has one) that a view must show
+_SOON_S = 1.0  # what is done by then needs no progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,9 @@ class _Cut(NamedTuple):
     unseen: int
 
 
-def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) -> ViewIndex:
+def view_index(
+    pictures: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
+) -> ViewIndex:
     """The views of an index of pictures.
 
     Args:
@@ -124,6 +128,7 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
         tile: side in pixels of the pictures; what is not larger is one view, as it is.
         overlap: least share of a tile that the next one overlaps.
         imgsz: training size: of a picture that is cut, a label of 2 px or less there is none, as in augmentation.
+        show_progress: with a bar on stderr, where it takes more than a second.
 
     Raises:
         ConfigError: a number is out of range.
@@ -132,7 +137,9 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
     check_tiles(tile, overlap)
     _refuse_large_objects(pictures, tile)
     cuts = []
-    for picture, (height, width) in enumerate(pictures.sizes_hw.tolist()):
+    title, hidden = f"Cutting {pictures.split} into views", not show_progress
+    sizes = tqdm(pictures.sizes_hw.tolist(), title, unit="image", delay=_SOON_S, disable=hidden)
+    for picture, (height, width) in enumerate(sizes):
         windows = windows_of((height, width), tile, overlap)
         cuts.append(_cut(pictures, picture, windows, imgsz) if len(windows) > 1 else _as_it_is(pictures, picture))
     spans = np.array([window for cut in cuts for window in cut.windows], np.int32)

@@ -67,12 +67,17 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
         spec = load_spec(config.data)
         pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-    train = views_asked_for(pictures, config)
+    train = views_asked_for(pictures, config, show_progress=world.is_main)
     return TrainingData(spec, pictures, train, val, train.content_hash())
 
 
-def views_asked_for(pictures: DatasetIndex, config: TrainConfig) -> DatasetIndex:
+def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
     """The index of the training, or with `--tile` the views of its pictures.
+
+    Args:
+        pictures: index of the training split.
+        config: of the run.
+        show_progress: as of `view_index`.
 
     Raises:
         UserError: tiles do not suit the objects.
@@ -80,7 +85,8 @@ def views_asked_for(pictures: DatasetIndex, config: TrainConfig) -> DatasetIndex
     if not config.tile:
         return pictures
     # The recipe, which the model is built with, asks for the number of views: the model's own stride comes later.
-    views = view_index(pictures, config.tile, config.overlap, round_imgsz(config.imgsz, stride=1))
+    imgsz = round_imgsz(config.imgsz, stride=1)
+    views = view_index(pictures, config.tile, config.overlap, imgsz, show_progress=show_progress)
     log.info(f"--tile {config.tile}: {views}.")
     if len(views) == len(pictures):
         log.warning(f"--tile {config.tile}: no image of {pictures.split} is larger: they are trained on as they are.")
