@@ -150,7 +150,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
 def start(given: Mapping[str, Any]) -> Metrics | None:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
-    if "overlap" in given and not (asked.tile or asked.resume):
+    if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
         raise ConfigError("--overlap without --tile: nothing is cut into tiles. Give --tile too, or leave it out.")
     batch_size = 0 if asked.resume else asked.batch_size
     with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world:

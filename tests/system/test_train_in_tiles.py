@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tessera.commands import train, val
+from tessera.utils.errors import UserError
 from tessera.utils.report.results import read_results
 from tests.system import jobs
 from tests.system.launch import ROOT, Command, Outcome
@@ -83,6 +84,12 @@ def test_tiles_that_cut_nothing_are_warned_of(scenes: Path, tmp_path: Path, comm
     outcome = command(train.main, *flags(scenes, tmp_path, "--epochs", "1", "--tile", "160"))
     assert outcome.code == 0, outcome.said
     assert "WARNING: --tile 160: no image of train is larger: they are trained on as they are." in outcome.err
+
+
+@pytest.mark.parametrize(("overlap", "what"), [(0.2, "no such dataset YAML"), (0.3, "--overlap without --tile")])
+def test_an_overlap_other_than_the_default_needs_tiles(tmp_path: Path, overlap: float, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        train.run(data="nowhere.yaml", overlap=overlap, device="cpu", project=str(tmp_path))
 
 
 @pytest.mark.slow
