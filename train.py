@@ -150,7 +150,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
 def start(given: Mapping[str, Any]) -> Metrics | None:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
-    if "overlap" in given and not (asked.tile or asked.resume):
+    if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
         raise ConfigError("--overlap without --tile: nothing is cut into tiles. Give --tile too, or leave it out.")
     batch_size = 0 if asked.resume else asked.batch_size
     with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world:
@@ -177,7 +177,8 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     weights = world.from_main(lambda: read_weights(config, None))
     data = read_data(config, world)
     names, start = data.train.names, kind_of_start(config, data.train.names, weights)
-    return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
+    head = head_class(config, names, weights)
+    return with_recipe(config, head, start, data.images_per_epoch)
 
 
 def check_data(config: TrainConfig, world: World) -> None:

@@ -206,7 +206,8 @@ def choose_pasted(
     chosen = rng.random(len(labels.classes)) < probability
     sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
     ignored = labels.classes < 0
-    chosen &= ~(_cover(labels.boxes_xyxy, labels.boxes_xyxy[ignored]) > 0).any(1)
+    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # a polygon's border is pasted too
+    chosen &= ~(_cover(labels.boxes_xyxy, around) > 0).any(1)
     candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):
         return None

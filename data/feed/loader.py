@@ -226,7 +226,8 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
     config, index, world = run.config, store.index, run.world
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
-        least, most = repeats.min() / repeats.mean(), repeats.max() / repeats.mean()
+        own = repeats[index.of_epoch(config.seed, 0)] if isinstance(index, ViewIndex) else repeats
+        least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: an image comes {least:.2f} to {most:.2f} times an epoch")
     shapes_hw = padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
     settings = run.batch_size, config.seed, run.imgsz, shapes_hw, repeats

@@ -2,9 +2,9 @@
 
 The views of a picture are what detection in tiles looks at: its tiles and the whole, each an image of its own for the
 sampler, mosaics and statistics. A tile's labels are cut to it. An object of which it shows less than `LEAST_SEEN` is
-none there, and what is seen of it stays in sight as background, as where augmentation cuts an object off; the next
-tile shows more of it. Most tiles of most scenes are empty: an epoch has all views with objects, the whole pictures, and
-as many tiles without objects as there are views with them, other ones in each epoch.
+none there, and what is seen of it is an ignored region: the next tile shows more of it. Most tiles of most scenes are
+empty: an epoch has all views with objects, the whole pictures, and as many empty tiles as there are views with objects,
+other ones in each epoch. Tiles with ignored regions alone, such as the inside of a large object, are in none.
 
 Legend: P pictures, N views; of one picture w windows, m objects.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from tessera.data.augment.labels import MIN_SIDE, clip_outlines
 from tessera.data.feed.windows import Tile, check_tiles, windows_of
@@ -29,6 +30,7 @@ from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex
 
 LEAST_SEEN = 0.3  # share of an object's area in the picture (of its polygon, where it has one) that a view must show
+_SOON_S = 1.0  # what is done by then needs no progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class ViewIndex(DatasetIndex):
         pictures: the index of the whole pictures; paths, in files as in memory, are its own.
         view_offsets: int64 (P + 1,), where the views of each picture start.
         windows: int32 (N, 4), left, top, right, bottom in pixels of the picture.
-        unseen: how many objects are in no view.
+        unseen: how many objects no view has as one.
     """
 
     pictures: DatasetIndex
@@ -63,10 +65,18 @@ class ViewIndex(DatasetIndex):
 
     @cached_property
     def empty_tiles(self) -> NDArray[np.int64]:
-        """The tiles without objects; whole pictures are none of them."""
-        empty = np.diff(self.box_offsets) == 0
-        empty[self.view_offsets[1:] - 1] = False
+        """The tiles without objects and ignored regions; whole pictures are none of them."""
+        empty = ~self._always
+        if len(self.ignored_offsets):
+            empty &= np.diff(self.ignored_offsets) == 0
         return np.flatnonzero(empty)
+
+    @cached_property
+    def _always(self) -> NDArray[np.bool_]:
+        """Which views are in every epoch, (N,): those with objects, and the whole pictures."""
+        found = np.diff(self.box_offsets) > 0
+        found[self.view_offsets[1:] - 1] = True
+        return found
 
     @property
     def with_objects(self) -> int:
@@ -76,17 +86,18 @@ class ViewIndex(DatasetIndex):
     @property
     def images_per_epoch(self) -> int:
         """How many views an epoch has."""
-        empty = len(self.empty_tiles)
-        return len(self) - empty + min(empty, self.with_objects)
+        return int(self._always.sum()) + min(len(self.empty_tiles), self.with_objects)
 
     def of_epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The views of an epoch, ascending: a pure function of (seed, epoch)."""
         chosen = at_most(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
-        return np.sort(np.concatenate((np.setdiff1d(np.arange(len(self)), self.empty_tiles), self.empty_tiles[chosen])))
+        return np.sort(np.concatenate((np.flatnonzero(self._always), self.empty_tiles[chosen])))
 
     def __str__(self) -> str:
         """One line: what the pictures became."""
-        unseen = f"; {self.unseen:,} of {len(self.pictures.classes):,} objects are in no view" if self.unseen else ""
+        unseen = (
+            f"; {self.unseen:,} of {len(self.pictures.classes):,} objects are ignored in all" if self.unseen else ""
+        )
         return (
             f"{self.split}: {len(self.pictures):,} images become {len(self):,} views, {self.with_objects:,} of them "
             f"with objects; an epoch has {self.images_per_epoch:,}{unseen}"
@@ -107,7 +118,9 @@ class _Cut(NamedTuple):
     unseen: int
 
 
-def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) -> ViewIndex:
+def view_index(
+    pictures: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
+) -> ViewIndex:
     """The views of an index of pictures.
 
     Args:
@@ -115,6 +128,7 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
         tile: side in pixels of the pictures; what is not larger is one view, as it is.
         overlap: least share of a tile that the next one overlaps.
         imgsz: training size: of a picture that is cut, a label of 2 px or less there is none, as in augmentation.
+        show_progress: with a bar on stderr, where it takes more than a second.
 
     Raises:
         ConfigError: a number is out of range.
@@ -123,7 +137,9 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
     check_tiles(tile, overlap)
     _refuse_large_objects(pictures, tile)
     cuts = []
-    for picture, (height, width) in enumerate(pictures.sizes_hw.tolist()):
+    title, hidden = f"Cutting {pictures.split} into views", not show_progress
+    sizes = tqdm(pictures.sizes_hw.tolist(), title, unit="image", delay=_SOON_S, disable=hidden)
+    for picture, (height, width) in enumerate(sizes):
         windows = windows_of((height, width), tile, overlap)
         cuts.append(_cut(pictures, picture, windows, imgsz) if len(windows) > 1 else _as_it_is(pictures, picture))
     spans = np.array([window for cut in cuts for window in cut.windows], np.int32)
@@ -135,8 +151,8 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
             "or less. Give a larger --imgsz or a smaller --tile."
         )
     key = f"{tile} {overlap!r} {LEAST_SEEN}"
-    any_ignored = len(pictures.ignored_classes) > 0
-    return ViewIndex(
+    any_ignored = any(len(cut.ignored_classes) for cut in cuts)
+    views = ViewIndex(
         split=pictures.split,
         names=pictures.names,
         path_bytes=pictures.path_bytes,
@@ -152,13 +168,13 @@ def view_index(pictures: DatasetIndex, tile: int, overlap: float, imgsz: int) ->
         ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else pictures.ignored_offsets,
         ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
         ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),
-        stored_hash=_hash(f"{pictures.content_hash()} {key}")[:16],
         pixels=pictures.pixels,
         pictures=pictures,
         view_offsets=_offsets([[len(cut.windows) for cut in cuts]]),
         windows=spans,
         unseen=unseen,
     )
+    return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # its labels depend on imgsz too
 
 
 def _refuse_large_objects(pictures: DatasetIndex, tile: int) -> None:
@@ -195,9 +211,7 @@ def _cut(pictures: DatasetIndex, picture: int, windows: Sequence[Tile], imgsz: i
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
     kept = (share >= LEAST_SEEN) & (sizes.min(2) > MIN_SIDE)
     views, objects = np.nonzero(kept)
-    ignored_classes, ignored_boxes = pictures.ignored(picture)
-    ignored_parts, ignored_share = _seen(ignored_boxes, spans)
-    ignored_views, regions = np.nonzero(ignored_share > 0)
+    regions = _with_parts(*pictures.ignored(picture), spans, parts, (share > 0) & ~kept)
     none = np.zeros((0, 2), np.float32)
     return _Cut(
         windows,
@@ -205,11 +219,32 @@ def _cut(pictures: DatasetIndex, picture: int, windows: Sequence[Tile], imgsz: i
         classes[objects],
         (parts[kept] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
         [cut_outlines.get(pair, none) for pair in zip(views.tolist(), objects.tolist(), strict=True) if outlines],
-        (ignored_share > 0).sum(1),
-        ignored_classes[regions],
-        (ignored_parts[ignored_share > 0] - spans[ignored_views][:, [0, 1, 0, 1]]).astype(np.float32),
+        *regions,
         int((~kept.any(0)).sum()),
     )
+
+
+def _with_parts(
+    classes: NDArray[np.int32],
+    boxes: NDArray[np.float32],
+    spans: NDArray[np.float64],
+    parts: NDArray[np.float64],
+    is_ignored: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """What windows show of ignored regions, and the parts of objects that are to be ignored, as in `_Cut`.
+
+    Args:
+        classes, boxes: of the r regions, (r,) and (r, 4) in pixels of the picture.
+        spans: as in `_seen`.
+        parts: (w, m, 4), what windows show of the objects.
+        is_ignored: (w, m), which of the parts are to be ignored.
+    """
+    region_parts, share = _seen(boxes, spans)
+    shown = np.concatenate((share > 0, is_ignored), 1)
+    views, rows = np.nonzero(shown)
+    found = np.concatenate((region_parts, parts), 1)[shown] - spans[views][:, [0, 1, 0, 1]]
+    any_class = np.full(is_ignored.shape[1], -1, np.int32)
+    return shown.sum(1), np.concatenate((classes, any_class))[rows], found.astype(np.float32)
 
 
 def _seen(boxes: NDArray[np.float32], spans: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -249,18 +284,22 @@ def _seen_outlines(
     whole = _inside(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
     outlined = np.array(areas) > 0
-    found = {}
-    views, objects = np.nonzero((share > 0) & outlined)
+    around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
+    within = np.all((around[:, :2] >= spans[:, None, :2]) & (around[:, 2:] <= spans[:, None, 2:]), axis=2)
+    within[-1] = True  # the picture itself: what was cut to it may have been rounded
+    seen = (share > 0) & outlined
     share[:, outlined] = 0
-    for group in (views < len(spans) - 1, views == len(spans) - 1):  # tiles are of one size
-        pairs = list(zip(views[group].tolist(), objects[group].tolist(), strict=True))
-        moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
-        size_wh = spans[pairs[0][0], 2:] - spans[pairs[0][0], :2] if pairs else spans[-1, 2:]
-        for (view, thing), points in zip(pairs, _inside(moved, size_wh), strict=True):
-            if len(points):
-                share[view, thing] = _area(points) / areas[thing]
-                parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
-                found[view, thing] = points.astype(np.float32)
+    pairs = np.argwhere(seen & ~within).tolist()
+    moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
+    found = {}
+    for (view, thing), points in zip(pairs, _inside(moved, spans[0, 2:] - spans[0, :2]), strict=True):  # of one size
+        if len(points):
+            share[view, thing] = _area(points) / areas[thing]
+            parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
+            found[view, thing] = points.astype(np.float32)
+    for view, thing in np.argwhere(seen & within).tolist():
+        share[view, thing], parts[view, thing] = 1, around[thing]
+        found[view, thing] = (whole[thing] - spans[view, :2]).astype(np.float32)
     return found
 
 

@@ -85,7 +85,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
-    ids = _coco_ids(listing, scanned, names, single_cls)
+    ids = _coco_ids(listing, scanned, spec, names, single_cls)
     listing.notes.extend(unused_ignores(spec, split, scanned))
     index = _assemble(split, names, listing, scanned, digest, ids)
     try:
@@ -125,9 +125,9 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
         str(spec.root),
         *map(str, spec.splits.get(split, ())),
         *spec.names,
-        *spec.ignore,
         str(single_cls),
         *([str(spec.held_out)] if spec.held_out else []),
+        *([str(spec.label_names)] if spec.label_names else []),
     ]
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
@@ -153,13 +153,15 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     return state.hexdigest()
 
 
-def _coco_ids(listing: Listing, scanned: Scan, names: tuple[str, ...], single: bool) -> CocoIds | None:
+def _coco_ids(
+    listing: Listing, scanned: Scan, spec: DatasetSpec, names: tuple[str, ...], single: bool
+) -> CocoIds | None:
     """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
         return None
     files = {file: categories for file, _, categories in listing.coco.values()}
-    ids = ids_of([listing.coco[place][1].id for place in kept], list(files.values()), names, single)
+    ids = ids_of([listing.coco[place][1].id for place in kept], list(files.values()), names, single, spec.ignore)
     if ids is None:
         listing.notes.append(
             f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "

@@ -65,10 +65,12 @@ def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
 
 
 def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
-    noun = "class" if spec.nc == 1 else "classes"
-    known = first_of([shown(name) for name in spec.names], _SHOWN)
-    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], (*spec.names, *spec.ignore))}"
-    found = f"{place}: class {name}, but {spec.yaml_path.name} names {spec.nc} {noun}."
+    names = spec.label_names or spec.names
+    noun = "class" if len(names) == 1 else "classes"
+    ignored = f", the {len(spec.ignore)} to ignore included" if spec.ignore else ""
+    known = first_of([shown(name) for name in names], _SHOWN)
+    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], names)}"
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {len(names)} {noun}{ignored}."
     return f"{found} Fix the label or add the class.{hint}"
 
 

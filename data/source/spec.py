@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+import yaml
 
 from tessera.data.source.annotations.coco import read_names
 from tessera.data.source.listing import expand, stats
@@ -133,11 +137,13 @@ def _classes(found: YamlMapping) -> Classes:
     ignore = _numbered(found, "ignore", max(names) + 1)
     where = found.at("ignore")
     numbers = {name: number for number, name in names.items()}
+    if not names.keys() - {numbers.get(name) for name in ignore.values()}:
+        raise ConfigError(f"{where}: ignore: found all of names, so that no class is trained. Take one out of ignore.")
     for number, name in ignore.items():
         if name in numbers:
             raise ConfigError(
-                f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of one of them; "
-                f"`ignore: {{{numbers[name]}: {name}}}` keeps its number in label files."
+                f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
+                f"ignore it under its number in label files, write\n{_apart(names, list(ignore.values()))}"
             )
         if number in names:
             raise ConfigError(
@@ -147,6 +153,15 @@ def _classes(found: YamlMapping) -> Classes:
     together = dict(sorted({**names, **ignore}.items()))
     _require_all_numbers(found, together)
     return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
+
+
+def _apart(names: Mapping[int, str], ignore: Sequence[str]) -> str:
+    """Two lines that ignore classes of `names` under their numbers there, and others under numbers beyond."""
+    numbers, beyond = {name: number for number, name in names.items()}, itertools.count(max(names) + 1)
+    ignored = {numbers[name] if name in numbers else next(beyond): name for name in ignore}
+    trained = {number: name for number, name in names.items() if number not in ignored}
+    apart = {"names": trained, "ignore": ignored}
+    return yaml.safe_dump(apart, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf).rstrip()
 
 
 def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
@@ -202,20 +217,24 @@ def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
 
 
 def _classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
-    """Without `names`: all categories but those that are ignored.
+    """Without `names`: all categories but those that are ignored; categories have names, and no numbers here.
 
     Raises:
         ConfigError: one that is to be ignored is no category.
     """
-    values = {**found.values, "names": categories}
-    ignore = _numbered(found, "ignore", 0).values() if found.values.get("ignore") else ()
+    ignore = list(_numbered(found, "ignore", 0).values()) if found.values.get("ignore") else []
     for name in ignore:
         if name not in categories:
             raise ConfigError(
                 f"{found.at('ignore')}: ignore: no category is named {shown(name)}.{did_you_mean(name, categories)}"
             )
-    values["names"] = [name for name in categories if name not in ignore]
-    return _classes(dataclasses.replace(found, values=values))
+    trained = [name for name in categories if name not in ignore]
+    if categories and not trained:
+        raise ConfigError(
+            f"{found.at('ignore')}: ignore: found all {len(categories)} categories, so that no class is trained. "
+            "Take one out."
+        )
+    return _classes(dataclasses.replace(found, values={**found.values, "names": trained, "ignore": ignore}))
 
 
 def _is_coco(found: YamlMapping) -> bool:

@@ -80,11 +80,11 @@ class Criterion(ABC, Generic[A]):
         names: of the losses, such as ("box", "obj", "cls"): columns `train/box_loss`, `val/box_loss` … of results.csv
             and `box_loss` … of the progress bar.
         class_weights: float32 (C,), on the device that computes: what a class loss counts at a cell that is trained
-            to find an object of the class; None = as much for each. Whoever knows the dataset sets them.
+            to find an object of the class; None = as much for each.
     """
 
     names: tuple[str, ...]
-    class_weights: Tensor | None = None
+    class_weights: Tensor | None
 
     def weighted(self, losses: Tensor, classes: Tensor) -> Tensor:
         """Class losses of cells that find an object, (P,), times the weights of the objects' classes, int64 (P,)."""

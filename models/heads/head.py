@@ -120,13 +120,16 @@ class Head(nn.Module, ABC):
         """Predict from L maps (B, channels, ny, nx)."""
 
     @abstractmethod
-    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> Criterion[Any]:
+    def criterion(
+        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> Criterion[Any]:
         """The loss that trains this head.
 
         Args:
             hyp: hyperparameters, as given.
             imgsz: training size in pixels.
             label_smoothing: ε of the class targets.
+            class_weights: as of Criterion.
         """
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:

@@ -70,8 +70,7 @@ def run(words: list[str], world: World) -> None:
         model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = open_train_loader(context, index, SharedMemory(world), stack)
-        criterion = model.head.criterion(hyp, imgsz=config.imgsz)
-        criterion.class_weights = class_weights(hyp, index)
+        criterion = model.head.criterion(hyp, imgsz=config.imgsz, class_weights=class_weights(hyp, index))
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model, hyp.ema_share)
@@ -101,7 +100,7 @@ def run(words: list[str], world: World) -> None:
                 result = step(drawn, window)
                 assert not result.flags.skipped
                 sizes += [resize.size_of(epoch, first + k) if resize.size_of else config.imgsz for k in range(window)]
-                seen.append([(b.images.clone(), b.indices.clone(), objects_per_image(b)) for b in drawn])
+                seen.append([(b.images.clone(), b.indices.clone(), *labels_per_image(b)) for b in drawn])
                 windows.append(window)
                 losses.append(world.sum(result.losses.clone()))
                 states.append({k: v.clone() for k, v in model.state_dict().items()})
@@ -121,6 +120,7 @@ def run(words: list[str], world: World) -> None:
                 "losses": losses,
                 "windows": windows,
                 "sizes": sizes,
+                "class_weights": criterion.class_weights,
                 "pools": [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in zip(*pools, strict=True)],
             }
             torch.save({**content, "seen": joined}, Path(out))
@@ -132,9 +132,10 @@ def choices(pool: torch.nn.MaxPool2d, images: torch.Tensor) -> tuple[torch.Tenso
     return images.flatten(2).clone(), places.flatten(2)
 
 
-def objects_per_image(batch: Batch) -> torch.Tensor:
-    """How many objects each image of the batch has."""
-    return torch.bincount(batch.targets[:, 0].long(), minlength=len(batch))
+def labels_per_image(batch: Batch) -> tuple[torch.Tensor, ...]:
+    """How many objects, and how many ignored regions, each image of the batch has."""
+    images, ignored = batch.targets[:, 0].long(), batch.targets[:, 1] < 0
+    return tuple(torch.bincount(images[rows], minlength=len(batch)) for rows in (~ignored, ignored))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     ),
     "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
     "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
-    "overlap without tile": (lambda d: ["--overlap", "0.2"], 2, ("--overlap without --tile",)),
+    "overlap without tile": (lambda d: ["--overlap", "0.3"], 2, ("--overlap without --tile",)),
     "overlap of a whole tile": (lambda d: ["--tile", "64", "--overlap", "1"], 2, ("--overlap: found 1", "0 to 0.9")),
     "tile of nothing": (lambda d: ["--tile", "31"], 2, ("--tile: found 31", "at least 32, or 0")),
     "tile below the objects": (

@@ -83,7 +83,7 @@ CASES = {
     "rect": Case(flags=("--rect",)),
     "tiles": Case(flags=("--tile", "64")),
     "image-weights": Case(flags=("--image-weights",)),
-    "class-weights": Case(hyp=(("class_weights", "auto"),)),
+    "class-weights": Case(hyp=(("class_weights", '{"star": 5, "circle": 0.5}'),)),
     "balanced": Case(
         flags=("--cfg", "tessera-n.yaml", "--sampling", "balanced"),
         hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
@@ -209,10 +209,10 @@ def ties_decided_otherwise(first: list[Pooled], second: list[Pooled], steps: int
 
 def check_case(name: str, alone: dict[str, Any]) -> None:
     """Whether the case was one: what it is named for has happened."""
-    images = [tuple(images.shape) for images, _, _ in alone["seen"]]
-    indices = [indices for _, indices, _ in alone["seen"]]
+    pixels, indices, objects, regions = zip(*alone["seen"], strict=True)
+    images = [tuple(images.shape) for images in pixels]
     if name.endswith("empty-share"):
-        first, second = ([int(objects[half].sum()) for _, _, objects in alone["seen"]] for half in HALVES)
+        first, second = ([int(counts[half].sum()) for counts in objects] for half in HALVES)
         assert first[0] > 0 < first[2] and first[1] == 0 == sum(second)
     elif name == "partial-batch":
         assert len(indices[1].unique()) == BATCH and set(indices[1][4:].tolist()) <= set(indices[0].tolist())
@@ -226,6 +226,10 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
         assert any(len(batch.unique()) < BATCH for batch in indices), "drawn with replacement"
     elif name == "balanced":
         assert len(torch.cat(indices).unique()) < CASES[name].images == sum(map(len, indices)), "some twice, some never"
+    elif name == "class-weights":
+        assert alone["class_weights"].max() > 5 * alone["class_weights"].min()
+    elif name.endswith("ignored"):
+        assert all(counts.sum() > 0 for counts in regions)
 
 
 def arguments(case: Case, folder: Path, batch: int = BATCH) -> list[str]:
@@ -265,7 +269,7 @@ def make_classes_rare(data: Path) -> None:
 def compare(first: dict[str, Any], second: dict[str, Any], limits: Sequence[float] = ()) -> str:
     """Assert that two results of the program agree, to `limits` after each step; say by how much."""
     for number, (mine, theirs) in enumerate(zip(first["seen"], second["seen"], strict=True)):
-        for what, a, b in zip(("pixels", "indices", "objects"), mine, theirs, strict=True):
+        for what, a, b in zip(("pixels", "indices", "objects", "regions"), mine, theirs, strict=True):
             assert torch.equal(a, b), f"batch {number}: {what} differ"
     words = []
     pairs = [*zip(first["states"], second["states"], strict=True), (first["ema"], second["ema"])]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tessera.commands import train, val
+from tessera.utils.errors import UserError
 from tessera.utils.report.results import read_results
 from tests.system import jobs
-from tests.system.launch import Command, Outcome
+from tests.system.launch import ROOT, Command, Outcome
 from tests.system.scenes import make_scenes
 from tests.system.tiny import assert_same_checkpoint, flags, losses
 
@@ -30,7 +31,9 @@ def figures(outcome: Outcome) -> list[str]:
 
 
 def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_path: Path, command: Command) -> None:
-    trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", *TILES))
+    hyp = tmp_path / "hyp.yaml"
+    hyp.write_text((ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text() + "class_weights: auto\n")
+    trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", "--hyp", str(hyp), *TILES))
     run = tmp_path / "exp"
     best = run / "weights" / "best.pt"
     measured = command(
@@ -48,6 +51,7 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     assert figures(trained)[1:3] == ["3", "12"], "pictures and objects, not views"
     assert figures(trained) == figures(measured)
     assert "--tile 64: train: 5 images become 50 views" in trained.err
+    assert "Class weights from 1 (" in trained.err, "of the pictures, which have as many of each class"
     assert "--source … --tile 64 --overlap 0.25" in trained.out
     flags_kept = yaml.safe_load((run / "opt.yaml").read_text())
     assert (flags_kept["tile"], flags_kept["overlap"]) == (64, 0.25)
@@ -61,25 +65,31 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_in_tiles_is_resumed_exactly(scenes: Path, tmp_path: Path, ranks: int) -> None:
-    """Also on other workers, and from a cache."""
-    whole, half = tmp_path / "whole" / "exp", tmp_path / "half" / "exp"
-    given = flags(scenes, whole.parent, "--epochs", "2", "--save-period", "1", *TILES)
-    started = jobs.train(tmp_path, ranks, *given)
-    assert started.code == 0, started.said
-    shutil.copytree(whole, half)
-    last = half / "weights" / "last.pt"
-    for name in ("best.pt", "last.pt"):
-        shutil.copy(whole / "weights" / "epoch0.pt", half / "weights" / name)
+    """Inside an epoch; also on other workers, and from a cache."""
+    whole, stopped = tmp_path / "whole" / "exp", tmp_path / "stopped" / "exp"
+    wanted = ("--epochs", "2", *TILES)
+    done = jobs.train(tmp_path, ranks, *flags(scenes, whole.parent, *wanted))
+    assert done.code == 0, done.said
+    ended = jobs.train(tmp_path, ranks, *flags(scenes, stopped.parent, *wanted), fault="0 step 8 SIGTERM")
+    last = stopped / "weights" / "last.pt"
+    state = torch.load(last, weights_only=True)
+    assert ended.code != 0 and state["epoch"] == 1 and state["step_in_epoch"] > 0, "inside the second epoch"
     resumed = jobs.train(tmp_path, ranks, "--resume", str(last), "--device", "cpu", "--workers", "2", "--cache", "ram")
     assert resumed.code == 0 and "50 train views take" in resumed.err, resumed.said
     assert_same_checkpoint(last, whole / "weights" / "last.pt")
-    assert losses(half).equals(losses(whole))
+    assert losses(stopped).equals(losses(whole))
 
 
 def test_tiles_that_cut_nothing_are_warned_of(scenes: Path, tmp_path: Path, command: Command) -> None:
     outcome = command(train.main, *flags(scenes, tmp_path, "--epochs", "1", "--tile", "160"))
     assert outcome.code == 0, outcome.said
     assert "WARNING: --tile 160: no image of train is larger: they are trained on as they are." in outcome.err
+
+
+@pytest.mark.parametrize(("overlap", "what"), [(0.2, "no such dataset YAML"), (0.3, "--overlap without --tile")])
+def test_an_overlap_other_than_the_default_needs_tiles(tmp_path: Path, overlap: float, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        train.run(data="nowhere.yaml", overlap=overlap, device="cpu", project=str(tmp_path))
 
 
 @pytest.mark.slow

@@ -180,8 +180,8 @@ def run_of_checkpoint(
 
     Raises:
         UserError: this version does not know the saved flags.
-        ConfigError: the flags given now have a mistake, or name another kind of optimizer, other
-            frozen layers or tiles, or rates by layer where the run has none, or the other way round.
+        ConfigError: the flags given now have a mistake, or name another kind of optimizer, other frozen layers, tiles
+            or sampling, or rates by layer where the run has none, or the other way round.
     """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
@@ -209,6 +209,12 @@ def run_of_checkpoint(
         raise ConfigError(
             f"{asked} with --resume: the run of {path} has {did}, and its epochs and metrics would be others. Leave "
             f"them out, or start a new run from the checkpoint with --weights."
+        )
+    if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
+        asked, did = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
+        raise ConfigError(
+            f"{asked} with --resume: the run of {path} has {did}, and its epochs would be others. Leave {asked} out, "
+            f"or start a new run from the checkpoint with --weights."
         )
     if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
         raise ConfigError(

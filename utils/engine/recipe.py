@@ -37,7 +37,7 @@ def recipe_of(head: type[Head], start: Start, batches: int) -> str:
 
 
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
-    """A run without `--hyp`: its flags with the head's own file for so many training images, and the file's values."""
+    """A run without `--hyp`: its flags with the head's own file, by start and images an epoch, and its values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     batches = config.epochs * -(-images // batch_size)
     file = recipe_of(head, start, batches)

@@ -20,6 +20,7 @@ from tessera.data.feed.views import ViewIndex, view_index
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
+from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
@@ -66,19 +67,26 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
         spec = load_spec(config.data)
         pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-    train = views_asked_for(pictures, config)
+    train = views_asked_for(pictures, config, show_progress=world.is_main)
     return TrainingData(spec, pictures, train, val, train.content_hash())
 
 
-def views_asked_for(pictures: DatasetIndex, config: TrainConfig) -> DatasetIndex:
+def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
     """The index of the training, or with `--tile` the views of its pictures.
+
+    Args:
+        pictures: index of the training split.
+        config: of the run.
+        show_progress: as of `view_index`.
 
     Raises:
         UserError: tiles do not suit the objects.
     """
     if not config.tile:
         return pictures
-    views = view_index(pictures, config.tile, config.overlap, config.imgsz)
+    # The recipe, which the model is built with, asks for the number of views: the model's own stride comes later.
+    imgsz = round_imgsz(config.imgsz, stride=1)
+    views = view_index(pictures, config.tile, config.overlap, imgsz, show_progress=show_progress)
     log.info(f"--tile {config.tile}: {views}.")
     if len(views) == len(pictures):
         log.warning(f"--tile {config.tile}: no image of {pictures.split} is larger: they are trained on as they are.")

@@ -83,7 +83,7 @@ def open_run(
         if not resumed and (offer := better_starts(asked, len(data.pictures))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
-        by_class = class_weights(hyp, data.train)
+        by_class = class_weights(hyp, data.pictures)
         model = build_model(config, hyp, names, weights, resumed)
         hyp = fix_norms(model, config, hyp, weights)
         del weights  # what AutoBatch measures has no room for them
@@ -94,8 +94,9 @@ def open_run(
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(model, imgsz))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
-        criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing)
-        criterion.class_weights = None if by_class is None else by_class.to(world.device)
+        by_class = None if by_class is None else by_class.to(world.device)
+        smoothing = config.label_smoothing
+        criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=smoothing, class_weights=by_class)
         run = RunContext(config, hyp, world, imgsz, model.stride, folder, start, resumed is not None)
         run = with_batch_size(run, model, criterion, precision, data.images_per_epoch)
     stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))

@@ -280,8 +280,7 @@ def parse_coco(
     """
     rows = Rows()
     for number, record in annotations:
-        category = _whole(record.get("category_id"))
-        name = categories.get(category) if isinstance(category, int) else None
+        name = category_of(record, categories)
         box = _clipped_box(record.get("bbox"), size_hw)
         if record.get("iscrowd") or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
@@ -291,12 +290,19 @@ def parse_coco(
         elif isinstance(box, str):
             rows.problems.append((number, box))
         elif name is None or name not in class_ids:
-            rows.unknown.append((number, f"category {shown(category)}" if name is None else shown(name)))
+            unnamed = f"category {shown(_whole(record.get('category_id')))}"
+            rows.unknown.append((number, unnamed if name is None else shown(name)))
         else:
             polygon = _coco_polygon(record.get("segmentation"), size_hw)
             key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
             rows.add(key, class_ids[name], box, polygon)
     return rows.parsed()
+
+
+def category_of(record: Mapping[str, Any], categories: Mapping[int, str]) -> str | None:
+    """Name of the category of an annotation; None where the file has no such category."""
+    category = _whole(record.get("category_id"))
+    return categories.get(category) if isinstance(category, int) else None
 
 
 def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:

@@ -8,18 +8,23 @@ from tessera.utils.types import CocoId, CocoIds
 
 
 def ids_of(
-    images: Sequence[CocoId], categories: Sequence[Mapping[int, str]], names: Sequence[str], single: bool
+    images: Sequence[CocoId],
+    categories: Sequence[Mapping[int, str]],
+    names: Sequence[str],
+    single: bool,
+    ignore: Sequence[str],
 ) -> CocoIds | None:
     """The ids that results are written with; None where files of one split give an id to two things.
 
-    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it is the
-    first category.
+    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it has the
+    first category's id, not that of an ignored one.
 
     Args:
         images: the ids of the images of a split.
         categories: category id → name of each file that they come from.
         names: class names.
         single: all classes count as one.
+        ignore: names of the classes that are ignored.
     """
     by_name: dict[str, int] = {}
     by_id: dict[int, str] = {}
@@ -31,4 +36,6 @@ def ids_of(
         return None
     beyond = max(by_id) + 1
     own = [by_name.get(name, beyond + number) for number, name in enumerate(names)]
-    return CocoIds(tuple(images), (min(by_id),) if single else tuple(own))
+    if single:
+        own = [min((number for number, name in by_id.items() if name not in ignore), default=beyond)]
+    return CocoIds(tuple(images), tuple(own))

@@ -64,6 +64,8 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
                 rows.remarks.append((item.line, f"{box}; the ignored region is left out"))
             elif name in class_ids:
                 rows.ignore(class_ids[name], box)
+            else:
+                rows.unknown.append((item.line, shown(name)))
         elif isinstance(corners, str):
             rows.problems.append((item.line, corners))
         elif name not in class_ids:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco import numbers
+from tessera.data.source.annotations.coco import category_of, numbers
 from tessera.data.source.checks.part import ENDLESS, Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, counted, share
 from tessera.utils.text import first_of
@@ -116,13 +117,17 @@ def _of_records(part: Part) -> BoxRows:
     ordered: list[bool] = []
     for place in part.places.tolist():
         if place in part.listing.coco:
-            _, image, _ = part.listing.coco[place]
-            records = [numbers(record.get("bbox")) for _, record in image.annotations if not record.get("iscrowd")]
+            _, image, categories = part.listing.coco[place]
+            records = [
+                numbers(record.get("bbox"))
+                for _, record in image.annotations
+                if not record.get("iscrowd") and category_of(record, categories) not in part.spec.ignore
+            ]
             rows = [row for row in records if row is not None and len(row) == 4]
             found = [[x, y, x + width, y + height] for x, y, width, height in rows]
             ordered += [width > x and height > y for x, y, width, height in rows]
         elif part.listing.labels[place].endswith(".xml"):
-            found = _of_voc(part.listing.labels[place])
+            found = _of_voc(part.listing.labels[place], part.spec.ignore)
             ordered += [False] * len(found)
         else:
             continue
@@ -131,9 +136,9 @@ def _of_records(part: Part) -> BoxRows:
     return np.array(owners, np.int64), np.array(boxes, np.float64).reshape(-1, 4), np.array(ordered, np.bool_)
 
 
-def _of_voc(path: str) -> list[list[float]]:
-    """Corners in pixels, nothing of which is cut off."""
-    fractions = np.array(any_labels(path).boxes).reshape(-1, 4)
+def _of_voc(path: str, ignore: Sequence[str]) -> list[list[float]]:
+    """Corners in pixels of the objects that are not ignored; nothing is cut off."""
+    fractions = np.array(any_labels(path, ignore).boxes).reshape(-1, 4)
     half = fractions[:, 2:] / 2
     corners: list[list[float]] = (np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS).tolist()
     return corners

@@ -31,9 +31,11 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
     objects = int((scanned.counts > 0).sum())
     if part.split != "train" and not objects and len(missing) < len(scanned.counts):
         check.problems.append(without_objects(part.split, len(scanned.counts)))
-    without = len(scanned.counts) - objects
+    regions = int(((scanned.counts == 0) & (scanned.ignored_counts > 0)).sum())
+    without = len(scanned.counts) - objects - regions
+    alone = f"{regions:,} with ignored regions alone; " if regions else ""
     check.facts.append(
-        f"{part.split}: {counted(len(scanned.counts), 'image')}: {objects:,} with objects; as background, "
+        f"{part.split}: {counted(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "
         f"{without - len(missing):,} whose labels hold no object and {len(missing):,} without a label file"
     )
 

@@ -67,9 +67,11 @@ class Detect(AnchorLayers):
             )
         return cls(spec.nc, anchors, spec.channels, spec.strides)
 
-    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> DetectionLoss:
+    def criterion(
+        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> DetectionLoss:
         """Box, objectness and class loss."""
-        return DetectionLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing)
+        return DetectionLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing, class_weights=class_weights)
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
         """AutoAnchor: anchors that fit the labels, (M, 2) in pixels at the training size; rank 0 decides."""

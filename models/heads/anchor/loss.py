@@ -37,7 +37,15 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
     names = ("box", "obj", "cls")
 
-    def __init__(self, head: AnchorLayers, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        head: AnchorLayers,
+        hyp: Hyp,
+        *,
+        imgsz: int,
+        label_smoothing: float = 0.0,
+        class_weights: Tensor | None = None,
+    ) -> None:
         """Prepare the loss.
 
         Args:
@@ -45,9 +53,10 @@ class DetectionLoss(Criterion[AnchorAssignment]):
             hyp: hyperparameters; box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
             imgsz: training size in pixels, which the objectness gain is scaled by.
             label_smoothing: ε of the class targets 1 - ε/2 and ε/2.
+            class_weights: as of Criterion.
         """
         self.nc = head.nc
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.class_weights = label_smoothing, class_weights
         self.gains = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
         self._hyp = hyp
         self._head = head

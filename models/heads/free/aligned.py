@@ -77,7 +77,13 @@ class AlignedLoss(Criterion[FreeAssignment]):
     """
 
     def __init__(
-        self, head: Head, hyp: Hyp, gains: Mapping[str, float], widths: Sequence[int], label_smoothing: float
+        self,
+        head: Head,
+        hyp: Hyp,
+        gains: Mapping[str, float],
+        widths: Sequence[int],
+        label_smoothing: float,
+        class_weights: Tensor | None,
     ) -> None:
         """Prepare the loss.
 
@@ -87,10 +93,11 @@ class AlignedLoss(Criterion[FreeAssignment]):
             gains: of the losses of one kind of branches, by their names.
             widths: numbers a cell of each output of one kind of branches.
             label_smoothing: has no effect; a warning says so.
+            class_weights: as of Criterion.
         """
         if label_smoothing:
             log.warning("--label-smoothing has no effect: the targets of this head are soft already.")
-        self.names = tuple(gains)
+        self.names, self.class_weights = tuple(gains), class_weights
         self._gains, self._widths = tuple(gains.values()), tuple(widths)
         self._most: tuple[int, ...] = (round(hyp.topk),)  # cells an object, for each kind of branches
         self._hyp, self._head = hyp, head

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.models.heads.cells import cells_inside
 from tessera.models.heads.criterion import Assignment, Targets
-from tessera.models.heads.ignored import cells_inside, ignored_cells
+from tessera.models.heads.ignored import ignored_cells
 
 PAIRS = 2**19  # in a part begin no more
 

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tessera.models.heads.free.layers import FreeLayers, light_branches
 from tessera.models.heads.free.loss import FreeLoss
@@ -40,9 +41,11 @@ class DetectFree(FreeLayers):
         sets = [light_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)]
         return cls(spec.nc, spec.strides, reg_max, *sets)
 
-    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> FreeLoss:
+    def criterion(
+        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> FreeLoss:
         """Box, class and distance loss."""
-        return FreeLoss(self, hyp, label_smoothing=label_smoothing)
+        return FreeLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
         """Warn of objects, (M, 2) in pixels at the training size, that are larger than any box of this head."""

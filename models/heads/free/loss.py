@@ -35,16 +35,19 @@ class FreeLoss(AlignedLoss):
 
     _head: FreeLayers
 
-    def __init__(self, head: FreeLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, head: FreeLayers, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> None:
         """Prepare the loss.
 
         Args:
             head: the model's last module.
             hyp: hyperparameters; box, cls, dfl, topk, alpha and beta are read.
             label_smoothing: has no effect; a warning says so.
+            class_weights: as of Criterion.
         """
         gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
-        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing)
+        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing, class_weights)
         if head.one_to_one is not None:
             self._most = (*self._most, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))

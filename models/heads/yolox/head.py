@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.heads.yolox.layers import YoloxLayers
@@ -25,6 +27,8 @@ class DetectYOLOX(YoloxLayers):
         read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")),), required=1)
         return cls(spec.nc, spec.channels, spec.strides)
 
-    def criterion(self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0) -> YoloxLoss:
+    def criterion(
+        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> YoloxLoss:
         """Box, objectness and class loss."""
-        return YoloxLoss(self, hyp, label_smoothing=label_smoothing)
+        return YoloxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)

@@ -41,16 +41,19 @@ class YoloxLoss(AlignedLoss):
 
     _head: YoloxLayers
 
-    def __init__(self, head: YoloxLayers, hyp: Hyp, *, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, head: YoloxLayers, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> None:
         """Prepare the loss.
 
         Args:
             head: the model's last module.
             hyp: hyperparameters; box, obj, cls, topk, alpha and beta are read.
             label_smoothing: has no effect; a warning says so.
+            class_weights: as of Criterion.
         """
         gains = {"box": hyp.box, "obj": hyp.obj, "cls": hyp.cls}
-        super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing)
+        super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing, class_weights)
 
     def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
         return cxcywh_to_xyxy(self._head.boxes(_bounded(outputs[0]), grid))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import CanvasLabels, warp_labels, with_regions
@@ -60,6 +60,7 @@ def pictures(seed: int) -> ListSource:
 
 @settings(max_examples=150, deadline=None)
 @given(hyps, st.integers(0, 10_000))
+@example(dataclasses.replace(PLAIN, translate=0.5, mosaic=1.0, copy_paste=1.0), 0)  # a region begins where one ends
 def test_every_pixel_of_a_region_lies_in_a_region(hyp: Hyp, seed: int) -> None:
     out = np.zeros((64, 64, 3), np.uint8)
     draw = Draw(seed % 5, seed, 0, (64, 64), dict.fromkeys(range(5), 0))
@@ -100,3 +101,14 @@ def test_the_rules_for_small_and_cut_objects_do_not_apply() -> None:
 
 def test_regions_are_not_pasted() -> None:
     assert choose_pasted(labelled([[0, 0, 20, 20]]), 1.0, 100, np.random.default_rng(0)) is None
+
+
+def test_what_only_touches_a_region_is_not_pasted() -> None:
+    """The border of a polygon is drawn on the pixels that it touches: one more to the right and below."""
+    box = np.array([[10, 10, 30, 30]], np.float32)
+    outlines = [*box[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)]
+    for left, is_pasted in ((30, False), (32, True)):
+        picture = Sample(np.zeros((100, 100, 3), np.uint8), box, np.zeros(1, np.int32), outlines)
+        beside = with_regions(picture, np.array([[left, 0, left + 8, 40]], np.float32))
+        labels = CanvasLabels.gather([beside], [(0, 0)], (100, 100))
+        assert (choose_pasted(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted

@@ -1,56 +1,43 @@
-"""Views of pictures: what tiles show of labels, polygons and pixels, which ones an epoch has, and how often files are
-decoded.
-"""
+"""Views of pictures: what tiles show of pixels, which ones an epoch has, and how often files are decoded."""
 
 from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tessera.data.augment.labels import MIN_SIDE
 from tessera.data.feed import images as images_module
 from tessera.data.feed import recent as recent_module
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.images import ImageStore, image_store
 from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.data.feed.recent import RecentImages
+from tessera.data.feed.sampler import repeat_factors
 from tessera.data.feed.shapes import resized
 from tessera.data.feed.view_order import RUN, ViewOrder
-from tessera.data.feed.views import LEAST_SEEN, ViewIndex, view_index
-from tessera.data.feed.windows import windows_of
+from tessera.data.feed.views import ViewIndex, view_index
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode, Hyp
-from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.feed.made_rank import rank
 from tests.data.feed.test_left_out import break_data
-from tests.data.made_index import make_index, picture, write_images
+from tests.data.feed.test_view_labels import labelled
+from tests.data.made_index import picture, write_images
 from tests.data.made_run import made_run
 from tests.data.make import write_image
 
 TILE, OVERLAP, IMGSZ = 64, 0.25, 64
 SIZES = [(150, 200), (40, 60), (130, 64), (200, 90), (64, 64), (170, 170)]
 HYP = Hyp(**{**dict.fromkeys(Hyp.__dataclass_fields__, 0.0), "mosaic": 1.0, "mixup": 0.3, "fliplr": 0.5})
-
-
-def labelled(
-    sizes_hw: Sequence[tuple[int, int]], boxes: Sequence[Sequence[Sequence[float]]], **more: Any
-) -> DatasetIndex:
-    """An index whose images have the boxes given, of class 0, 1, 2, 0 …"""
-    index = make_index(sizes_hw, classes=[[number % 3 for number in range(len(own))] for own in boxes], **more)
-    return replace(index, boxes_xyxy=np.array([box for own in boxes for box in own], np.float32).reshape(-1, 4))
 
 
 @pytest.fixture
@@ -60,131 +47,13 @@ def pictures(tmp_path: Path) -> DatasetIndex:
     return labelled(SIZES, boxes, paths=write_images(tmp_path / "images", SIZES))
 
 
-@st.composite
-def scenes(draw: st.DrawFn) -> tuple[DatasetIndex, int, float, int]:
-    """Pictures with boxes, some of which reach beyond the border or have no area; tile, overlap and training size."""
-    sizes = draw(st.lists(st.tuples(st.integers(10, 400), st.integers(10, 400)), min_size=1, max_size=3))
-    boxes = []
-    for height, width in sizes:
-        corners = st.tuples(st.integers(-9, width), st.integers(-9, height), st.integers(0, 90), st.integers(0, 90))
-        own = draw(st.lists(corners, min_size=1, max_size=6))
-        boxes.append([[x, y, x + w, y + h] for x, y, w, h in own])
-    tile, overlap = draw(st.integers(90, 200)), draw(st.floats(0, 0.6))
-    return labelled(sizes, boxes), tile, overlap, draw(st.sampled_from([32, 96, 320]))
-
-
-def expected_labels(
-    index: DatasetIndex, number: int, tile: int, overlap: float, imgsz: int
-) -> list[list[tuple[float, ...]]]:
-    """Of each view of a picture, its rows class, x1, y1, x2, y2: object by object, in plain numbers."""
-    height, width = index.sizes_hw[number].tolist()
-    classes, boxes = index.labels(number)
-    rows = list(zip(classes.tolist(), boxes.tolist(), strict=True))
-    windows = windows_of((height, width), tile, overlap)
-    if len(windows) == 1:
-        return [[(c, *box) for c, box in rows]]
-    found = []
-    for left, top, right, bottom in windows:
-        scale, kept = imgsz / max(right - left, bottom - top), []
-        for c, (x1, y1, x2, y2) in rows:
-            inside = min(max(x1, 0), width), min(max(y1, 0), height), min(x2, width), min(y2, height)
-            area = (inside[2] - inside[0]) * (inside[3] - inside[1])
-            x1, y1, x2, y2 = max(inside[0], left), max(inside[1], top), min(inside[2], right), min(inside[3], bottom)
-            seen = x2 > x1 and y2 > y1 and (x2 - x1) * (y2 - y1) >= LEAST_SEEN * area
-            if seen and min(x2 - x1, y2 - y1) * scale > MIN_SIDE:
-                kept.append((c, x1 - left, y1 - top, x2 - left, y2 - top))
-        found.append(kept)
-    return found
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(scenes())
-def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(
-    case: tuple[DatasetIndex, int, float, int],
-) -> None:
-    index, tile, overlap, imgsz = case
-    expected = [view for number in range(len(index)) for view in expected_labels(index, number, tile, overlap, imgsz)]
-    if not any(expected):
-        with pytest.raises(UserError, match=f"no view of train has an object: at --imgsz {imgsz}"):
-            view_index(index, tile, overlap, imgsz)
-        return
-    views = view_index(index, tile, overlap, imgsz)
-    assert len(views) == len(expected)
-    for view, rows in enumerate(expected):
-        classes, boxes = views.labels(view)
-        assert list(zip(classes.tolist(), *boxes.T.tolist(), strict=True)) == rows
-        left, top, right, bottom = views.windows[view].tolist()
-        assert views.sizes_hw[view].tolist() == [bottom - top, right - left]
-        assert views.path(view) == index.path(int(views.owners[view]))
-        assert view in views.of_picture(view)
-
-
-def test_an_object_smaller_than_the_overlap_is_whole_in_a_tile() -> None:
-    boxes = [[x, y, x + 12, y + 12] for x in range(0, 388, 4) for y in range(0, 288, 24)]
-    views = view_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
-    whole = set()
-    for view in range(len(views) - 1):
-        _, found = views.labels(view)
-        left, top, _, _ = views.windows[view].tolist()
-        whole |= {(x + left, y + top) for x, y, x2, y2 in found.tolist() if (x2 - x, y2 - y) == (12, 12)}
-    assert whole == {(float(x), float(y)) for x, y, _, _ in boxes} and views.unseen == 0
-
-
-def test_of_a_polygon_its_own_area_counts_and_its_box_shrinks_to_what_is_seen() -> None:
-    """Triangles with the right angle at the top left; the seam of the left tile is at 64, of the right one at 36."""
-    index = labelled([(64, 100)], [[[30, 10, 90, 50], [62, 10, 92, 40]]], polygons=True)
-    corners = [[(30, 10), (90, 10), (30, 50)], [(62, 10), (92, 10), (62, 40)]]
-    index = replace(index, segment_points=np.array(corners, np.float32).reshape(-1, 2))
-    views = view_index(index, 64, 0.2, 64)
-    assert views.windows.tolist() == [[0, 0, 64, 64], [36, 0, 100, 64], [0, 0, 100, 64]]
-    boxes = [views.labels(view)[1].tolist() for view in range(3)]
-    assert boxes[0] == [[30, 10, 64, 50]], "81 % of the first; of the second 13 %, though its box is 7 % of it"
-    np.testing.assert_allclose(boxes[1], [[0, 10, 54, 46], [26, 10, 56, 40]], rtol=1e-6)
-    np.testing.assert_allclose(boxes[2], [[30, 10, 90, 50], [62, 10, 92, 40]], rtol=1e-6)
-    for view, polygons in enumerate(map(views.segments, range(3))):
-        for polygon, box in zip(polygons, boxes[view], strict=True):
-            np.testing.assert_allclose([*polygon.min(0), *polygon.max(0)], box, rtol=1e-6)
-
-
-def test_of_few_polygons_the_other_objects_keep_their_boxes() -> None:
-    index = labelled([(64, 100), (20, 20)], [[[30, 10, 90, 50], [2, 2, 20, 20]], [[1, 1, 9, 9]]])
-    points = np.array([(30, 10), (90, 10), (30, 50), (1, 1), (9, 1), (1, 9)], np.float32)
-    index = replace(index, segment_offsets=np.array([0, 3, 3, 6]), segment_points=points)
-    views = view_index(index, 64, 0.2, 64)
-    assert [list(map(len, views.segments(view))) for view in range(4)] == [[4, 0], [3], [3, 0], [3]]
-    assert views.labels(0)[1].tolist() == [[30, 10, 64, 50], [2, 2, 20, 20]]
-
-
-def test_ignored_regions_are_cut_too() -> None:
-    index = replace(
-        labelled([(64, 100), (20, 20)], [[[30, 10, 60, 50]], [[1, 1, 9, 9]]]),
-        ignored_offsets=np.array([0, 2, 3]),
-        ignored_classes=np.array([1, 2, 0], np.int32),
-        ignored_boxes_xyxy=np.array([[60, 0, 100, 64], [0, 0, 10, 10], [3, 3, 5, 5]], np.float32),
-    )
-    views = view_index(index, 64, 0.2, 64)
-    rows = [(classes.tolist(), boxes.tolist()) for classes, boxes in map(views.ignored, range(4))]
-    assert rows == [
-        ([1, 2], [[60, 0, 64, 64], [0, 0, 10, 10]]),
-        ([1], [[24, 0, 64, 64]]),
-        ([1, 2], [[60, 0, 100, 64], [0, 0, 10, 10]]),
-        ([0], [[3, 3, 5, 5]]),
-    ]
-
-
-def test_objects_larger_than_tiles_are_refused_where_they_are_most() -> None:
-    boxes: list[list[float]] = [[0, 0, 90, 20], [0, 0, 20, 70], [5, 5, 15, 15]]
-    with pytest.raises(UserError, match=r"--tile 64: 2 of 3 boxes of train are larger than a tile.*longer than 70 pix"):
-        view_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
-    views = view_index(labelled([(300, 400)], [boxes[1:]]), TILE, OVERLAP, 320)
-    assert views.labels(len(views) - 1)[1].tolist() == boxes[1:], "the whole picture shows it"
-
-
 def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(pictures: DatasetIndex) -> None:
     made = [view_index(pictures, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
     for key in ({index.content_hash() for index in (pictures, *made)}, {index.digest for index in (pictures, *made)}):
         assert len(key) == 4
-    assert view_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash()
+    assert view_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
+    fewer = view_index(pictures, 64, 0.25, 32)
+    assert fewer.content_hash() != made[0].content_hash() and fewer.digest == made[0].digest, "the same pixels"
 
 
 @pytest.mark.parametrize("imgsz", [64, 48])
@@ -318,6 +187,23 @@ def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 40
     order.reweight(np.where(np.arange(len(views)) == 0, 1.0, 1e-9))
     assert Counter(order.plan(0)[0].tolist())[0] > 40
+
+
+def test_what_is_said_of_balanced_sampling_holds_of_the_views_of_an_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most tiles are empty, and most of these are not in an epoch."""
+    caplog.set_level(logging.INFO)
+    sizes = [(200, 200)] * 6
+    boxes = [[[2, 2, 14, 14]]] * 5 + [[[2, 2, 14, 14], [20, 2, 32, 14]]]  # one has the rare class
+    views = view_index(labelled(sizes, boxes, paths=write_images(tmp_path, sizes)), 64, 0.2, 64)
+    made = loader(views, image_store(views, IMGSZ, "area"), sampling="balanced")
+    order = ViewOrder(views, 1, 5, IMGSZ, repeats=repeat_factors(views))
+    drawn = Counter(view for epoch in range(500) for view in order.plan(epoch)[0].tolist())
+    said = [float(number) for number in re.findall(r"comes (\S+) to (\S+) times", caplog.text)[0]]
+    kept = sorted(set(range(len(views))) - set(views.empty_tiles.tolist()))
+    assert [min(drawn[view] for view in kept) / 500, max(drawn.values()) / 500] == pytest.approx(said, abs=0.05)
+    made.close()
 
 
 def test_views_of_a_picture_come_in_short_runs(tmp_path: Path) -> None:

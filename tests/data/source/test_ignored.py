@@ -10,6 +10,7 @@ import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
@@ -63,14 +64,15 @@ def test_difficult_objects_and_ignored_names_of_voc(tmp_path: Path) -> None:
         tmp_path / "voc",
         "a",
         *(voc_object(), voc_object("dog", "17 13 32 24", extra=hard), voc_object("cow", "1 1 8 8")),
-        *(voc_object("cow", "1 1 9 9", extra=hard), voc_object("zebra", extra=hard)),
+        voc_object("cow", "1 1 9 9", extra=hard),
     )
     yaml = tmp_path / "voc.yaml"
     yaml.write_text("path: voc\ntrain: Annotations\nval: Annotations\nnames: [cat, dog]\nignore: [cow]\n")
     regions = [[16, 12, 32, 24], [0, 0, 8, 8], [0, 0, 9, 9]]
     assert found(build(yaml)) == ([0], [1, -1, -1], regions)
-    single = build(yaml, single_cls=True)
-    assert found(single) == ([0], [0, -1, -1, 0], [*regions, [0, 0, 64, 48]]), "any other name is the one class"
+    assert found(build(yaml, single_cls=True)) == ([0], [0, -1, -1], regions)
+    write_voc(tmp_path / "voc", "a", voc_object(), voc_object("zebra", "1 1 8 8", extra=hard))
+    assert found(build(yaml, single_cls=True)) == ([0], [0], [[0, 0, 8, 8]]), "any other name is the one class"
 
 
 def coco(tmp_path: Path, more: str, bad: bool = False) -> Path:
@@ -103,6 +105,7 @@ def test_crowds_and_ignored_categories_of_coco(tmp_path: Path, names: str) -> No
     (problem,) = index.problems
     assert "annotations[4]: bbox is null" in problem and problem.endswith("the ignored region is left out")
     assert index.coco_ids() == ((1,), (1, 2))
+    assert build(coco(tmp_path, "ignore: [cat]\n"), single_cls=True).coco_ids() == ((1,), (2,))
 
 
 def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
@@ -118,6 +121,15 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
     assert (len(dog.classes), len(dog.ignored_classes)) == (1, 1)
     assert (len(trained.classes), len(trained.ignored_classes)) == (2, 0)
     assert trained.content_hash() != dog.content_hash()
+    built("{0: dog}\nignore: {1: cat}")
+    built("{1: dog}\nignore: {0: cat}")
+    assert len(list((tmp_path / "cache" / "index").iterdir())) == 5, "each has a file of its own"
+
+
+def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "3 0.5 0.5 1 1\n"}, "[cat, dog]\nignore: [cow]")
+    with pytest.raises(UserError, match=r"class 3, but pets.yaml names 3 classes, the 1 to ignore included\. Fix"):
+        build(yaml)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +137,11 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
     [
         (
             "names: [cat, dog]\nignore: [dog]\n",
-            r"a.yaml:3: ignore: 'dog' is in names too, and so is trained.*\{1: dog\}",
+            r"a.yaml:3: ignore: 'dog' is in names too, and so is trained.*\nnames: {0: cat}\nignore: {1: dog}$",
+        ),
+        (
+            "names: [cat, dog]\nignore: [dog, cat]\n",
+            "a.yaml:3: ignore: found all of names, so that no class is trained",
         ),
         ("names: [cat, dog]\nignore: {1: cow}\n", r"a.yaml:3: ignore: class 1 is 'cow', but in names it is 'dog'"),
         ("names: [cat]\nignore: {2: cow}\n", "found the key 2, expected .* without gaps"),
@@ -138,6 +154,25 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
 )
 def test_mistakes_of_ignore(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, f"train: images\n{text}", what)
+
+
+@pytest.mark.parametrize("ignore", ["[dog]", "[dog, sheep]", "{3: sheep, 1: dog}"])
+def test_the_lines_that_a_refusal_shows_ignore_a_class_in_the_middle(tmp_path: Path, ignore: str) -> None:
+    text = "0 0.5 0.5 1 1\n1 0.25 0.5 0.5 1\n2 0.5 0.5 0.5 0.5\n"
+    yaml = write_dataset(tmp_path / "pets", {"train/a": text}, f"[cat, dog, 'yes']\nignore: {ignore}")
+    with pytest.raises(UserError, match="'dog' is in names too") as refused:
+        load_spec(yaml)
+    lines = str(refused.value).splitlines()[-2:]
+    yaml.write_text(yaml.read_text().split("names:")[0] + "\n".join(lines))
+    assert load_spec(yaml).names == ("cat", "yes")
+    assert found(build(yaml)) == ([0, 1], [-1], [[0, 0, 32, 48]])
+
+
+def test_numbers_of_ignored_categories_mean_nothing(tmp_path: Path) -> None:
+    spec = load_spec(coco(tmp_path, "ignore: {0: cow}\n"))
+    assert (spec.names, spec.ignore) == (("cat", "dog"), ("cow",))
+    text = coco(tmp_path, "ignore: [cow, cat, dog]\n").read_text()
+    refuse(tmp_path, text, "ignore: found all 3 categories, so that no class is trained")
 
 
 def test_an_ignored_category_that_is_none(tmp_path: Path) -> None:
@@ -160,3 +195,20 @@ def test_the_check_counts_them(tmp_path: Path) -> None:
         "train: 3 ignored regions in 1 image, neither object nor background: rows of class -1 2, 'cow' 1" in check.facts
     )
     assert check.objects == 5 and check.safe
+
+
+def test_the_check_counts_no_ignored_box_and_no_ignored_picture_as_background(tmp_path: Path) -> None:
+    yaml = coco(tmp_path, "ignore: [cow]\n")
+    content = json.loads((tmp_path / "set.json").read_text())
+    content["annotations"][2]["bbox"] = [16, 0, 90, 8]
+    write_image(tmp_path / "images" / "b.jpg", seed=1)
+    content["images"].append({"id": 2, "file_name": "b.jpg"})
+    content["annotations"].append({"image_id": 2, "category_id": 3, "bbox": [40, 0, 90, 8]})
+    (tmp_path / "set.json").write_text(json.dumps(content))
+    check = check_dataset(load_spec(yaml))
+    assert not any("reach beyond" in line for line in check.problems)
+    counts = "1 with objects; 1 with ignored regions alone; as background, 0 whose labels hold no object and 0 without"
+    assert f"train: 2 images: {counts} a label file" in check.facts
+    write_voc(tmp_path / "voc", "a", voc_object(), voc_object("cow", "9 9 99 24"))
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat]\nignore: [cow]\n")
+    assert not check_dataset(load_spec(tmp_path / "voc.yaml")).problems

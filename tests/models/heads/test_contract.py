@@ -164,8 +164,7 @@ def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(
     name: str, hyp: Hyp, class_weights: Tensor | None
 ) -> None:
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96)
-    criterion.class_weights = class_weights
+    criterion = model.head.criterion(hyp, imgsz=96, class_weights=class_weights)
     whole = [level.detach().requires_grad_() for level in model(images(4))]
     loss, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
     expected = torch.autograd.grad(loss, whole)
@@ -192,8 +191,7 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
     name: str, hyp: Hyp, class_weights: Tensor | None
 ) -> None:
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96)
-    criterion.class_weights = class_weights
+    criterion = model.head.criterion(hyp, imgsz=96, class_weights=class_weights)
     with torch.no_grad():
         whole = [level.detach() for level in model(images(4))]
         _, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
@@ -209,13 +207,11 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
 def test_class_weights_count_in_the_class_losses_alone(name: str, hyp: Hyp) -> None:
     """Every loss of classes, of each kind of branches, is linear in the weights; weights of 1 are none."""
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96)
     with torch.no_grad():
         raw = model(images(4))
         found = []
-        for of_class_1 in (None, 1.0, 2.0, 3.0):
-            if of_class_1 is not None:
-                criterion.class_weights = torch.tensor([1, of_class_1, 1, 1])
+        for class_weights in (None, *(torch.tensor([1, of_class_1, 1, 1]) for of_class_1 in (1.0, 2.0, 3.0))):
+            criterion = model.head.criterion(hyp, imgsz=96, class_weights=class_weights)
             found.append(criterion(raw, criterion.assign(TARGETS, 4, SIZE_HW))[1])
     plain, ones, twice, thrice = found
     assert torch.equal(plain, ones)

@@ -147,6 +147,18 @@ def test_other_tiles_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
         run_of_checkpoint(given, last, saved, World())
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [({"sampling": "balanced"}, "--sampling balanced"), ({"image_weights": True}, "--image-weights")],
+)
+def test_other_sampling_is_refused(tmp_path: Path, given: dict[str, Any], asked: str) -> None:
+    last, saved = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
+    with pytest.raises(ConfigError, match=rf"^{asked} with --resume: the run of .* has --sampling shuffled, and its"):
+        run_of_checkpoint(given, last, saved, World())
+    saved["config"].update(given)
+    assert run_of_checkpoint(given, last, saved, World())[0].sampling == given.get("sampling", "shuffled"), "the same"
+
+
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
     last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
     file = tmp_path / "decay.yaml"

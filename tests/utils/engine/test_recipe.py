@@ -56,7 +56,8 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
     asked = TrainConfig(epochs=100, batch_size=batch_size)
-    assert with_recipe(asked, Detect, "scratch", images) == (dataclasses.replace(asked, hyp=file), load_hyp(file))
+    found = with_recipe(asked, Detect, "scratch", images)
+    assert found == (dataclasses.replace(asked, hyp=file), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:

@@ -243,7 +243,8 @@ def test_ids_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_class_that_the_file_does_not_have() -> None:
-    assert ids_of([1], [{5: "dog", 3: "cow"}], ("cat", "dog"), False) == CocoIds((1,), (6, 5))
+    assert ids_of([1], [{5: "dog", 3: "cow"}], ("cat", "dog"), False, ()) == CocoIds((1,), (6, 5))
+    assert ids_of([1], [{5: "dog", 3: "cow"}], ("item",), True, ("cow",)) == CocoIds((1,), (5,))
 
 
 def test_files_whose_ids_meet(tmp_path: Path) -> None:

@@ -67,8 +67,10 @@ def test_voc_duplicates_count_once() -> None:
     assert (objects.classes, objects.duplicates) == ([0, 1], 1)
 
 
-def test_voc_unknown_name_has_its_line() -> None:
-    assert parse_voc(voc(voc_object(), voc_object("zebra")), (48, 64), IDS).unknown == [(5, "'zebra'")]
+@pytest.mark.parametrize("difficult", ["0", "1"])
+def test_voc_unknown_name_has_its_line(difficult: str) -> None:
+    zebra = voc_object("zebra", extra=f"<difficult>{difficult}</difficult>")
+    assert parse_voc(voc(voc_object(), zebra), (48, 64), IDS).unknown == [(5, "'zebra'")]
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
 def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float]) -> None:
     targets = random_targets(25, 2, SIZE_HW, 5)
     predictions = raw_predictions(2, SIZE_HW, 5)
-    criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    criterion.class_weights = torch.tensor(class_weights) if class_weights else None
+    weights = torch.tensor(class_weights) if class_weights else None
+    criterion = DetectionLoss(Head(), hyp, imgsz=96, class_weights=weights)
     assignment = criterion.assign(targets, 2, SIZE_HW)
     assert assignment.cells.shape[1] < len(assignment.candidate_cells), (
         "the case must hold cells that two candidates lie in"

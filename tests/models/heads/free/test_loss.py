@@ -39,8 +39,8 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
 ) -> None:
     hyp = dataclasses.replace(HYP, topk=topk)
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
-    criterion = FreeLoss(made_head(5, reg_max), hyp)
-    criterion.class_weights = torch.tensor(class_weights) if class_weights else None
+    weights = torch.tensor(class_weights) if class_weights else None
+    criterion = FreeLoss(made_head(5, reg_max), hyp, class_weights=weights)
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
     with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)

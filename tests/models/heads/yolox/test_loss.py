@@ -32,9 +32,9 @@ def test_targets_loss_and_gradient_equal_the_oracle(
 ) -> None:
     hyp = dataclasses.replace(HYP, topk=topk, obj=0.7)
     targets, predictions = random_targets(count, batch, nc, seed), raw_predictions(batch, nc, seed)
-    criterion = YoloxLoss(made_head(nc), hyp)
     class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if weighted else []
-    criterion.class_weights = torch.tensor(class_weights) if weighted else None
+    weights = torch.tensor(class_weights) if weighted else None
+    criterion = YoloxLoss(made_head(nc), hyp, class_weights=weights)
     wanted = oracle_targets(predictions, targets, hyp, SIZE_HW)
     scores = {place: score for place, (_, score) in wanted.items()}
     assert matched(criterion, predictions, targets) == pytest.approx(scores, rel=1e-3, abs=1e-9)
