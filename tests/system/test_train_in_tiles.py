@@ -94,14 +94,14 @@ def test_an_overlap_other_than_the_default_needs_tiles(tmp_path: Path, overlap: 
 
 @pytest.mark.slow
 def test_small_objects_are_learnt_in_tiles_and_not_without(tmp_path: Path, command: Command) -> None:
-    """As many steps of as many samples, on scenes whose objects are 12 of 1,600 pixels."""
+    """Of scenes whose objects are 12 of 1,600 pixels, of which one is left on a whole picture at 160."""
     data = make_scenes(tmp_path, train=6, val=2, size=1600, objects=40)
     common = ["--cfg", "tessera-n.yaml", "--imgsz", "160", "--workers", "1", "--device", "cpu", "--noplots", "--noval"]
     common += ["--loggers", "none", "--data", str(data), "--project", str(tmp_path), "--nosave"]
     tiles = ["--tile", "160"]
     found = {
         "with": command(train.main, *common, *tiles, "--epochs", "8", "--name", "with"),
-        "without": command(train.main, *common, "--epochs", "300", "--name", "without"),
+        "without": command(train.main, *common, "--epochs", "30", "--name", "without"),
     }
     best = str(tmp_path / "with" / "weights" / "best.pt")
     again = command(val.main, "--weights", best, *tiles, "--device", "cpu", "--project", str(tmp_path / "val"))
