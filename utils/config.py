@@ -53,6 +53,7 @@ class Hyp:
             meant for it; 0 = the batch as it is.
         warmup_least, warmup_share: the warm-up lasts `warmup_epochs`, but at least so many iterations, and at least
             this share of all.
+        warmup_most: share of all iterations that the warm-up lasts at most; 0 = as long as the two above say.
         flat: share of the epochs before the learning rate begins to fall.
         cosine: share of a cosine in the fall; the rest is a line.
         ema_share: horizon of the average, as a share of the updates so far; 0 = YOLOv5's ramp (`ModelEMA`).
@@ -101,6 +102,7 @@ class Hyp:
     nominal_batch: float = _between(0, 65536, default=64.0)
     warmup_least: float = _between(0, 100_000, default=100.0, whole=True)
     warmup_share: float = _between(0, 1, default=0.0)
+    warmup_most: float = _between(0, 1, default=0.0)
     flat: float = _between(0, 0.99, default=0.0)
     cosine: float = _between(0, 1, default=0.0)
     ema_share: float = _between(0, 1, default=0.0)

@@ -49,11 +49,10 @@ class Schedule:
 
     @property
     def warmup_iterations(self) -> int:
-        """Iterations of the warm-up: the longest of three."""
-        share = self.hyp.warmup_share * self.iterations
-        return max(
-            round(self.hyp.warmup_epochs * self.batches_per_epoch), round(share), round(self.hyp.warmup_least), 1
-        )
+        """Iterations of the warm-up: the longest of three, within a bound."""
+        hyp, all_of_them = self.hyp, self.iterations
+        longest = max(hyp.warmup_epochs * self.batches_per_epoch, hyp.warmup_share * all_of_them, hyp.warmup_least)
+        return max(round(min(longest, hyp.warmup_most * all_of_them) if hyp.warmup_most else longest), 1)
 
     @property
     def cosine_share(self) -> float:

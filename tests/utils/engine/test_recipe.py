@@ -107,7 +107,7 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
         (LOW, 40, "", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); more "
          "--epochs or a smaller --batch-size."),
-        (SHORT, 40, "", "180 optimizer steps, 50 of 180 batches for the warm-up: few for a model from scratch. "
+        (SHORT, 40, "", "180 optimizer steps, 36 of 180 batches for the warm-up: few for a model from scratch. "
          "What helps: more --epochs or a smaller --batch-size."),
     ],
 )  # fmt: skip

@@ -46,6 +46,7 @@ RECIPES = st.builds(
     warmup_epochs=st.floats(0, 5),
     warmup_least=st.floats(0, 200),
     warmup_share=st.floats(0, 1),
+    warmup_most=st.just(0.0) | st.floats(0, 1),
     warmup_bias_lr=st.floats(0, 1),
     nominal_batch=st.sampled_from([0.0, 1.0, 16.0, 64.0, 100.0]),
     flat=st.floats(0, 0.99),
@@ -71,7 +72,8 @@ def test_the_warm_up_is_continuous_and_its_rates_are_bounded(
     schedule = Schedule(recipe, epochs, per_epoch, batch)
     warmup, drop = schedule.warmup_iterations, 0.0
     wanted = (recipe.warmup_epochs * per_epoch, recipe.warmup_least, recipe.warmup_share * epochs * per_epoch)
-    assert abs(warmup - max(*wanted, 1)) <= 0.5
+    bound = recipe.warmup_most * epochs * per_epoch or math.inf
+    assert abs(warmup - max(min(max(wanted), bound), 1)) <= 0.5
     before = schedule.learning_rates(0)
     for iteration in range(1, epochs * per_epoch):
         rates = schedule.learning_rates(iteration)
