@@ -24,7 +24,7 @@ _STARTS: dict[Start, str] = {
 
 LONG_RUN = 10_000  # batches from which a run is long
 UNKNOWN_BATCH = 64  # images that AutoBatch, which comes later, counts as
-FEW_IMAGES = 500  # below which weights of others were always the better start
+FEW_IMAGES = 200  # below which the body of a classifier was the better start in all that was measured
 FEW_STEPS = 400  # optimizer steps below which a model from scratch has hardly learned anything
 FAR = 3  # times another learning rate: more than a file for the same kind of optimizer differs by
 FOREIGN = 20  # times another gain: no search comes to that, a file of another family does

@@ -124,11 +124,11 @@ def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
 
 
 def test_better_starts_are_named_for_few_pictures() -> None:
-    assert better_starts(TrainConfig(), 300).startswith(
-        "300 training images are few to begin with nothing: --weights imagenet ("
+    assert better_starts(TrainConfig(), 160).startswith(
+        "160 training images are few to begin with nothing: --weights imagenet ("
     )
-    assert "--weights imagenet --cfg tessera-lite0.yaml (" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 300)
-    assert better_starts(TrainConfig(weights="a.pt"), 300) == better_starts(TrainConfig(), 500) == ""
+    assert "--weights imagenet --cfg tessera-lite0.yaml (" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 160)
+    assert better_starts(TrainConfig(weights="a.pt"), 160) == better_starts(TrainConfig(), 200) == ""
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:
