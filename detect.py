@@ -185,7 +185,7 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
         outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
     if config.auto_label:
-        outputs.append(AutoLabelFiles(run / LABELS, config.weights))
+        outputs.append(AutoLabelFiles(run / LABELS, config.weights, detector.names))
     elif config.save_txt:
         outputs.append(LabelFiles(run / LABELS, config.save_conf))
     if config.save_crop:

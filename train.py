@@ -177,8 +177,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     weights = world.from_main(lambda: read_weights(config, None))
     data = read_data(config, world)
     names, start = data.train.names, kind_of_start(config, data.train.names, weights)
-    head = head_class(config, names, weights)
-    return with_recipe(config, head, start, data.images_per_epoch)
+    return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
 
 def check_data(config: TrainConfig, world: World) -> None:

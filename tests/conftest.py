@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -57,6 +58,14 @@ def family_files(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         return families.write(shared, reference, folder)
 
     return written
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """SIGHUP as a terminal has it, for this process and those that it starts, though nohup has started the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

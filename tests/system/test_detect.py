@@ -163,7 +163,7 @@ def test_auto_labels_are_those_above_the_confidence_of_each_class(weights: Path,
     )
     labels = summary.folder / "labels"
     header, *lines = (json.loads(line) for line in (labels / "auto_labels.jsonl").read_text().splitlines())
-    assert header == {"schema": "tessera-auto-labels 1", "weights": str(weights)}
+    assert header == {"schema": "tessera-auto-labels 1", "weights": str(weights), "names": list(NAMES)}
     assert [line["labels"] for line in lines] == [f"{number:03}.txt" for number in range(len(SIZES))]
     for line in lines:
         assert len((labels / line["labels"]).read_text().splitlines()) == len(line["scores"])

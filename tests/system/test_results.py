@@ -219,11 +219,10 @@ def test_the_search_for_an_encoder_prints_nothing(capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_leaves_whole_files(weights: str, inside: Path, tmp_path: Path, number: signal.Signals) -> None:
     """In the middle of a list that comes over standard input."""
-    if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip(f"these tests were started so that {number.name} is ignored, as nohup does")
     flags = f"--imgsz 64 --conf-thres 0.3 --device cpu --project {tmp_path / 'r'} --save-csv --save-json --save-txt"
     command = python_command("detect.py", "--weights", weights, "--source", "-", *flags.split())
     lines = tmp_path / "r" / "exp" / "predictions.jsonl"

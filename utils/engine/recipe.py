@@ -53,7 +53,8 @@ def better_starts(config: TrainConfig, pictures: int) -> str:
     other = " --cfg tessera-lite0.yaml" if config.cfg else ""
     return (
         f"{pictures:,} training images are few to begin with nothing: --weights imagenet{other} (ImageNet, Apache-2.0) "
-        f"and --weights yolox_tiny.pth (COCO, Apache-2.0) are better starts; docs/models.md has more."
+        "was the better start where that was measured, and --weights yolox_tiny.pth (COCO, Apache-2.0) may be one; "
+        "docs/models.md has more."
     )
 
 

@@ -236,15 +236,17 @@ class AutoLabelFiles(LineFile):
     Args:
         folder: of both; a list that is there already is continued.
         weights: of the model.
+        names: of its classes.
     """
 
-    def __init__(self, folder: Path, weights: str) -> None:
+    def __init__(self, folder: Path, weights: str, names: Sequence[str]) -> None:
         self._folder, path = folder, folder / auto_labels.NAME
         self._labels = LabelFiles(folder, save_conf=False)
         folder.mkdir(parents=True, exist_ok=True)
         earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
         super().__init__(path)
-        self.append(earlier + strict_json({"schema": auto_labels.SCHEMA, "weights": weights}) + "\n")
+        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names)}
+        self.append(earlier + strict_json(run) + "\n")
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""

@@ -1,7 +1,7 @@
 """`auto_labels.jsonl` beside label files: which of them a model wrote, so that they are told from a person's.
 
-A line for a run, then one for each label file that it wrote, with its path below the folder, the digest of its content
-and the score of each row: a file that somebody has changed since is a person's.
+A line for a run, with the model's classes, then one for each label file that it wrote, with its path below the folder,
+the digest of its content and the score of each row: a file that somebody has changed since is a person's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.utils.files import open_plain
+from tessera.utils.text import shown
 
 NAME = "auto_labels.jsonl"
 SCHEMA = "tessera-auto-labels 1"
@@ -25,11 +26,13 @@ class AutoLabel:
 
     Attributes:
         weights: of the model, as they were given to detect.py.
+        names: of the model's classes, by the numbers in the file.
         sha256: of the file's content.
         least_score: of its rows; 1 where it has none.
     """
 
     weights: str
+    names: tuple[str, ...]
     sha256: str
     least_score: float
 
@@ -43,16 +46,20 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
     """
     found = dict[Path, AutoLabel]()
     for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
-        weights = ""
+        weights, names = "", tuple[str, ...]()
         with open_plain(path) as file:
             for number, line in enumerate(file, 1):
                 try:
                     entry: dict[str, Any] = json.loads(line)
                     if "schema" in entry:
-                        weights = str(entry["weights"])
+                        weights, names = str(entry["weights"]), tuple(map(str, entry["names"]))
                     else:
                         least = min(map(float, entry["scores"]), default=1.0)
-                        found[path.parent / entry["labels"]] = AutoLabel(weights, str(entry["sha256"]), least)
+                        found[path.parent / entry["labels"]] = AutoLabel(weights, names, str(entry["sha256"]), least)
                 except (ValueError, KeyError, TypeError, AttributeError):
-                    wrong.append(f"{path}:{number}: found no line of detect.py --auto-label; it is passed over")
+                    text = shown(line.decode(errors="replace").strip())
+                    wrong.append(
+                        f"{path}:{number}: found {text}, expected a line as detect.py --auto-label writes it. It is "
+                        "passed over; remove it, or write the labels again."
+                    )
     return found

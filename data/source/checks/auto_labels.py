@@ -1,11 +1,12 @@
-"""Labels that a model wrote, and nobody has changed since."""
+"""Labels that a model wrote, and nobody has changed since: how many they are, and whether their classes are these."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from tessera.data.source.annotations.auto_labels import auto_labels
-from tessera.data.source.checks.part import Part
+from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
+from tessera.data.source.checks.part import Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, share
 from tessera.utils.files import sha256
 from tessera.utils.text import first_of, shown
@@ -18,9 +19,11 @@ def check_auto_labels(check: DatasetCheck, part: Part) -> None:
     own = {file.parent for file in files}
     above = {parent for folder in own for parent in folder.parents if parent == root or root in parent.parents}
     noted = {path: label for path, label in auto_labels(own | above, check.problems).items() if path in files}
-    same = {path: label for path, label in noted.items() if path.is_file() and sha256(path) == label.sha256}
     if not noted:
         return
+    same = {path: label for path, label in noted.items() if path.is_file() and sha256(path) == label.sha256}
+    if not part.single_cls:
+        check.errors += _other_classes(part, same)
     makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
     changed = f"; it wrote {len(noted) - len(same):,} more, changed since" if len(same) < len(noted) else ""
     line = f"{part.split}: {share(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
@@ -32,3 +35,23 @@ def check_auto_labels(check: DatasetCheck, part: Part) -> None:
     if unsure:
         named = first_of([f"{part.listing.shown(str(path))} ({score:.2f})" for score, path in unsure], 3)
         check.facts.append(f"{part.split}: look at these first, where it was least sure: {named}")
+
+
+def _other_classes(part: Part, labels: Mapping[Path, AutoLabel]) -> list[str]:
+    """A line for each class number of label files that means another class to their model than to the dataset."""
+    own = part.spec.label_names or part.spec.names
+    found: dict[tuple[int, str, str], list[Path]] = {}
+    for path, label in labels.items():
+        for number in sorted(set(any_labels(str(path)).classes)):
+            if number < min(len(label.names), len(own)):
+                name, wanted = label.names[number], own[number]
+                if name.strip().casefold() != wanted.strip().casefold():
+                    found.setdefault((number, name, wanted), []).append(path)
+    yaml = part.spec.yaml_path.name
+    return [
+        f"{part.split}: class {number} is {shown(name)} to the model {shown(labels[paths[0]].weights)} and "
+        f"{shown(wanted)} in {yaml}: {first_of([part.listing.shown(str(path)) for path in paths], 3)}, which it "
+        f"wrote. Give the rows the numbers of {yaml}; where it is one class by two names, take the files out of "
+        "auto_labels.jsonl."
+        for (number, name, wanted), paths in found.items()
+    ]

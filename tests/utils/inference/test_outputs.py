@@ -151,14 +151,14 @@ def test_a_pipe_in_the_folder_is_replaced(tmp_path: Path, kind: str) -> None:
 
 def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> None:
     for run, place in (("first.pt", "a"), ("second.pt", "cam/b")):
-        output = AutoLabelFiles(tmp_path, run)
+        output = AutoLabelFiles(tmp_path, run, ["car"])
         output.add(result_of(FRAME), FRAME, PurePath(place))
         output.close()
     wrong = list[str]()
     found = auto_labels.auto_labels([tmp_path], wrong)
-    assert {path: (label.weights, label.least_score) for path, label in found.items()} == {
-        tmp_path / "a.txt": ("first.pt", 0.5),
-        tmp_path / "cam/b.txt": ("second.pt", 0.5),
+    assert {path: (label.weights, label.names, label.least_score) for path, label in found.items()} == {
+        tmp_path / "a.txt": ("first.pt", ("car",), 0.5),
+        tmp_path / "cam/b.txt": ("second.pt", ("car",), 0.5),
     }
     assert all(label.sha256 == sha256(path) for path, label in found.items()) and not wrong
 

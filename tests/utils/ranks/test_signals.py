@@ -25,6 +25,8 @@ from tessera.utils.ranks.signals import (
 from tests.system.launch import ROOT
 from tests.utils.ranks.conftest import until
 
+pytestmark = pytest.mark.usefixtures("hangs_up")
+
 STUCK = """
 import contextlib, ctypes
 from tessera.utils.errors import Interrupted

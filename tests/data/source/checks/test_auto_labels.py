@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
@@ -13,9 +14,11 @@ from tests.data.make import write_dataset
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
 
-def write_list(folder: Path, scores: dict[str, list[float]], name: str = "auto_labels.jsonl") -> Path:
+def write_list(
+    folder: Path, scores: dict[str, list[float]], name: str = "auto_labels.jsonl", names: tuple[str, ...] = ("cat",)
+) -> Path:
     """A list of labels, as detect.py writes it."""
-    lines = [{"schema": "tessera-auto-labels 1", "weights": "best.pt"}]
+    lines: list[dict[str, Any]] = [{"schema": "tessera-auto-labels 1", "weights": "best.pt", "names": names}]
     lines += [{"labels": path, "sha256": sha256(folder / path), "scores": own} for path, own in scores.items()]
     (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder / name
@@ -48,7 +51,27 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
     path = write_list(labels, {"c.txt": [0.9]}, "auto_labels-2.jsonl")
     path.write_text(path.read_text() + "[]\nno line\n")
     assert check_dataset(load_spec(yaml)).problems == [
-        *(f"{path}:{line}: found no line of detect.py --auto-label; it is passed over" for line in (3, 4)),
+        *(
+            f"{path}:{line}: found '{text}', expected a line as detect.py --auto-label writes it. It is passed "
+            "over; remove it, or write the labels again."
+            for line, text in ((3, "[]"), (4, "no line"))
+        ),
         "val: 2 of 2 label files (100 %) as a model wrote them ('best.pt'): metrics on them tell agreement with that "
         "model",
     ]
+
+
+def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Path) -> None:
+    """As where `ignore` or a map gives the label files numbers of their own; classes that no row has do not matter."""
+    root = tmp_path / "pets"
+    row = "1 0.5 0.5 0.5 0.5\n"
+    yaml = write_dataset(root, {"train/a": row, "train/b": row, "val/c": row}, names="{1: cat, 2: dog}")
+    yaml.write_text(yaml.read_text() + "ignore: {0: cow}\n")
+    write_list(root / "labels/train", {"a.txt": [0.9], "b.txt": [0.8]}, names=("bird", "dog"))
+    assert check_dataset(load_spec(yaml)).errors == [
+        "train: class 1 is 'dog' to the model 'best.pt' and 'cat' in "
+        f"{yaml.name}: labels/train/a.txt, labels/train/b.txt, which it wrote. Give the rows the numbers of "
+        f"{yaml.name}; where it is one class by two names, take the files out of auto_labels.jsonl."
+    ]
+    write_list(root / "labels/train", {"a.txt": [0.9], "b.txt": [0.8]}, names=("bird", "Cat"))
+    assert check_dataset(load_spec(yaml)).errors == []
