@@ -132,3 +132,11 @@ class _Short(reprlib.Repr):
     def repr_bytes(self, value: bytes, level: int) -> str:
         """Only what is shown is escaped."""
         return self.repr_instance(value[: self.maxother], level)
+
+
+def duration(seconds: float) -> str:
+    """A time as one says it: 40 s, 6 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60} min"

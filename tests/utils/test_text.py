@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.text import first_line, one_line, printable, shown, table_row
+from tessera.utils.text import duration, first_line, one_line, printable, shown, table_row
 
 
 def nested(depth: int, width: int) -> list[Any]:
@@ -88,3 +88,14 @@ def test_the_first_line_of_an_error_or_its_kind() -> None:
     assert first_line(ValueError("\n  sizes\x1b differ.  \nand a stack")) == "sizes\\x1b differ"
     assert first_line(EOFError()) == first_line(EOFError(" \n")) == "EOFError"
     assert len(first_line(ValueError("a" * 1000))) == 200
+
+
+def test_times_as_one_says_them() -> None:
+    assert [duration(s) for s in (0.4, 89.4, 90, 3600, 5970, 90_000)] == [
+        "0 s",
+        "89 s",
+        "2 min",
+        "60 min",
+        "1 h 40 min",
+        "25 h 0 min",
+    ]

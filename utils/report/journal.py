@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from tessera.utils.report.pictures import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
+from tessera.utils.text import duration
 from tessera.utils.types import Batch, DatasetIndex, Metrics
+
+log = logging.getLogger(__name__)
 
 PICTURES = 3  # training batches that are rendered
 PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are rendered, and images each
@@ -72,6 +76,7 @@ class Journal:
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
         self._sink: PictureSink | None = None
         self._resumed = run.resumed
+        self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if run.resumed or not self.renders else 0
         flags = {**run.config.as_dict(), "optimizer": run.optimizer}
@@ -119,7 +124,7 @@ class Journal:
         return [self._sink]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
-        """Add the row of an epoch, counted from 0, to results.csv and to the trackers.
+        """Add the row of an epoch, counted from 0, to results.csv and to the trackers; after the first, say what is left.
 
         Raises:
             UserError: on every rank, where the row cannot be written.
@@ -133,6 +138,9 @@ class Journal:
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
         self._world.from_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
+        left = self._epochs - epoch - 1
+        if epoch == self._start_epoch and left and figures.images_per_s:
+            log.info(f"{left} more epochs at this pace: about {duration(left * figures.seconds)}")
         sink, self._sink = self._sink, None
         if sink is not None and len(sink):
             with tolerate("predictions.jpg"):

@@ -48,6 +48,14 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
 
 
+def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with open_journal(tmp_path, noplots=True, start_epoch=2, epochs=10) as journal:
+        for epoch in (2, 3):
+            journal.epoch(epoch, dataclasses.replace(EPOCH, seconds=30.0))
+    assert [text for text in caplog.messages if "pace" in text] == ["7 more epochs at this pace: about 4 min"]
+
+
 def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
