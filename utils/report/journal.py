@@ -124,7 +124,7 @@ class Journal:
         return [self._sink]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
-        """Add the row of an epoch, counted from 0, to results.csv and the trackers; after the first, say how long is left.
+        """Add the row of an epoch, counted from 0, to results.csv and trackers; after the first, log how long is left.
 
         Raises:
             UserError: on every rank, where the row cannot be written.
