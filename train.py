@@ -5,6 +5,7 @@
     uv run torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr 10.0.0.1 train.py --data coco.yaml
     uv run train.py --resume                                                            # the newest run
     uv run train.py --resume runs/train/exp/weights/last.pt --epochs 200                # further than planned
+    uv run train.py --resume auto --name night --data coco128.yaml                      # begin, or go on
 
 Every rank runs every line; `world` and `journal` hide the difference. All that is random in a sample is a function of
 (seed, epoch, position), and the schedule one of the iteration, so a run can be stopped and resumed, cut over more or
@@ -164,8 +165,8 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         if asked.evolve:
             metrics = evolve(*start_of_search(asked, world), world, train)
         else:
-            config, hyp, resumed = start_of_run(given, world)
-            metrics = train(config, hyp, world, resumed)
+            begun = start_of_run(given, world)
+            metrics = train(begun[0], begun[1], world, begun[2]) if begun else None
         remember_end(metrics, world)
         return metrics
 
@@ -199,6 +200,8 @@ def check_data(config: TrainConfig, world: World) -> None:
 
 def run(**kwargs: Any) -> Metrics | None:
     """Train from Python; takes the names of the flags. Returns the metrics of the best epoch.
+
+    None from `check_data`, and where the run of `resume="auto"` is done already.
 
     Raises:
         UserError: a mistake in the flags, the data, the weights or the folders.

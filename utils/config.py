@@ -237,7 +237,10 @@ class TrainConfig(Options):
     overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
     resume: str = option(
-        "", "resume PATH; bare: the newest last.pt, with --evolve the newest search, under --project", bare="newest"
+        "",
+        "resume PATH; auto: the run of --project and --name, which begins where it is not there; bare: the newest "
+        "last.pt, with --evolve the newest search, under --project",
+        bare="newest",
     )
     nosave: bool = option(False, "save after the final epoch only", kind=bool)
     noval: bool = option(False, "validate after the final epoch only", kind=bool)

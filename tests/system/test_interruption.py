@@ -221,3 +221,19 @@ def test_torchrun_restarts_in_the_same_folder(
     assert_same_checkpoint(stale, undisturbed[2] / "weights" / "last.pt")
     assert losses(tmp_path / "exp").equals(losses(undisturbed[2]))
     assert outcome.out.count("Best epoch") == 1, outcome.said
+
+
+@pytest.mark.slow
+def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "night")
+    killed = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill")
+    assert killed.code != 0 and "night; the run begins" in killed.said
+    outcome = train(tmp_path, 2, *args)
+    assert outcome.code == 0, outcome.said
+    run = tmp_path / "night"
+    assert_same_checkpoint(run / "weights" / "last.pt", undisturbed[2] / "weights" / "last.pt")
+    assert losses(run).equals(losses(undisturbed[2]))
+    before = (run / "results.csv").read_bytes()
+    again = train(tmp_path, 2, *args)
+    assert again.code == 0 and again.said.count("is done, after 2 epochs") == 1, again.said
+    assert (run / "results.csv").read_bytes() == before and [p.name for p in tmp_path.glob("night*")] == ["night"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from tessera.utils.checkpoints.fitting import moved_classes
-from tessera.utils.checkpoints.folder import newest_last_checkpoint
+from tessera.utils.checkpoints.folder import first_run, newest_last_checkpoint
 from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
+from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.world import World
@@ -39,7 +42,8 @@ class ResumedRun:
     Attributes:
         run: its directory, on rank 0's host.
         checkpoint: the content of its last.pt; `restore` empties it.
-        restarted: by the launcher, and not by a user, for whom resuming a finished run is a mistake.
+        restarted: by the launcher or with the same command (`--resume auto`), and not by a user who asks for more, for
+            whom resuming a finished run is a mistake.
     """
 
     run: Path
@@ -99,8 +103,10 @@ class ResumedRun:
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
 
 
-def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None]:
+def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None] | None:
     """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
+
+    None where the run of `--resume auto` is done.
 
     Args:
         given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
@@ -114,12 +120,24 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
     # A checkpoint that was there before this call is not its own.
     found = _checkpoint_of_restart(Path(earlier), world) if earlier and world.recall("saved") else None
     restarted = found is not None
-    if found is None and asked.resume:
+    auto = asked.resume == "auto" and not restarted
+    if auto:
+        found = _checkpoint_to_continue(given, asked, world)
+    elif found is None and asked.resume:
         found = _checkpoint_asked_for(given, asked.resume, world)
     if found is not None:
-        config, hyp, resumed = run_of_checkpoint(given, *found, world, restarted=restarted)
+        config, hyp, resumed = run_of_checkpoint(given, *found, world, restarted=restarted or auto)
+        if auto and _is_done(resumed.checkpoint, config):
+            log.info(
+                f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. val.py "
+                f"measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
+            )
+            return None
         check_batch_size(config.batch_size, world.size)
         return config, hyp, resumed
+    if auto:
+        check_batch_size(asked.batch_size, world.size)
+        asked = dataclasses.replace(asked, resume="", exist_ok=True)
     if earlier:
         folder = Path(earlier)
         asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
@@ -168,6 +186,70 @@ def _checkpoint_asked_for(given: Mapping[str, Any], asked: str, world: World) ->
     if ignored:
         log.warning(f"--resume: the run stays in {path.parent.parent}; ignored: --{', --'.join(ignored)}.")
     return path, checkpoint
+
+
+def _checkpoint_to_continue(
+    given: Mapping[str, Any], asked: TrainConfig, world: World
+) -> tuple[Path, dict[str, Any]] | None:
+    """`--resume auto`: the newest whole checkpoint of that run, which rank 0 reads; None where it has yet to begin.
+
+    Raises:
+        ConfigError: no name is given, or other weights, model or data than the run has.
+        UserError: the run had begun, but none of its checkpoints is whole.
+    """
+    if "name" not in given:
+        raise ConfigError(
+            "--resume auto: found no --name, expected that of the run: each start of the command looks for it, begins "
+            "it where it is not there, and continues it where it is. Give a --name that no other run has."
+        )
+    run = first_run(asked)
+    path, checkpoint = world.from_main(lambda: _newest_whole(run))
+    if checkpoint is None:
+        log.info(f"--resume auto: no checkpoint in {run}; the run begins.")
+        return None
+    before = saved_config(checkpoint, path)
+    for flag in ("weights", "cfg", "data"):
+        if flag in given and (now := getattr(asked, flag)) != (was := getattr(before, flag)):
+            raise ConfigError(
+                f"--{flag} {shown(now)} with --resume auto: the run in {run} has {shown(was)}, so it is another one. "
+                f"Give another --name to begin a run, or the flags of this one."
+            )
+    return path, checkpoint
+
+
+def _newest_whole(run: Path) -> tuple[Path, dict[str, Any] | None]:
+    """last.pt, or else the newest epochN.pt that is whole; the checkpoint is None where the run has yet to begin."""
+    last = run / "weights" / "last.pt"
+    numbered = [path for path in last.parent.glob("epoch*.pt") if re.fullmatch("epoch[0-9]{1,9}", path.stem)]
+    numbered.sort(key=lambda path: int(path.stem[5:]), reverse=True)
+    reason = "last.pt is missing"
+    for path in [last] * last.exists() + numbered:
+        try:
+            checkpoint = load_checkpoint(path)
+        except UserError as error:
+            log.warning(f"--resume auto: {one_line(str(error), 300)}")
+            reason = "none of its checkpoints is whole"
+            continue
+        if path != last:
+            log.warning(
+                f"--resume auto: {reason if not last.exists() else 'last.pt is damaged'}; continuing from {path}"
+            )
+        return path, checkpoint
+    table = run / "results.csv"
+    if last.exists() or numbered or (table.is_file() and len(table.read_bytes().splitlines()) > 1):
+        raise UserError(
+            f"--resume auto: the run in {run} had begun, but {reason}, and beginning anew would replace its results. "
+            "Put a whole checkpoint there, remove the folder, or give another --name."
+        )
+    return last, None
+
+
+def _is_done(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether a run has done all of its epochs, or has stopped early."""
+    stopper = EarlyStopping(config.patience)
+    stopper.load_state_dict(checkpoint["stopper"])
+    stopped = math.isfinite(stopper.best_fitness) and stopper.has_run_out(checkpoint["epoch"] - 1)
+    return checkpoint["epoch"] >= config.epochs or (stopped and checkpoint["step_in_epoch"] == 0)
 
 
 def run_of_checkpoint(

@@ -29,6 +29,10 @@ class EarlyStopping:
             return False
         if math.isfinite(fitness) and fitness >= self.best_fitness:
             self.best_fitness, self.best_epoch = fitness, epoch
+        return self.has_run_out(epoch)
+
+    def has_run_out(self, epoch: int) -> bool:
+        """Whether patience ends with an epoch that was validated, counted from 0."""
         return self.patience > 0 and epoch - max(self.best_epoch or 0, 0) >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
