@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes fit the published schemas, to the last key, and are what docs/kubernetes.md says."""
+"""The manifests of deploy/kubernetes fit the published schemas to the last key, and are as docs/kubernetes.md says."""
 
 from __future__ import annotations
 
