@@ -1,0 +1,126 @@
+"""The manifests of deploy/kubernetes fit the published schemas to the last key, and are as docs/kubernetes.md says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError, UserError
+
+trainer = pytest.importorskip("kubeflow_trainer_api.models", reason="needs the dev group (uv sync)")
+client = pytest.importorskip("kubernetes.client", reason="needs the dev group (uv sync)")
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+DOCUMENTS = [document for file in FILES for document in yaml.safe_load_all(file.read_text())]
+FREE = {"labels", "selector", "requests", "limits"}  # maps with keys of the user's choice
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: f"{d['kind']}-{d['metadata']['name']}")
+
+
+def jobs() -> list[dict[str, Any]]:
+    """Specification of the Job in either file."""
+    by_kind = {document["kind"]: document["spec"] for document in DOCUMENTS}
+    (replicated,) = by_kind["TrainingRuntime"]["template"]["spec"]["replicatedJobs"]
+    return [by_kind["Job"], replicated["template"]["spec"]]
+
+
+each_job = pytest.mark.parametrize("job", jobs(), ids=["Job", "TrainingRuntime"])
+
+
+def understood(document: dict[str, Any]) -> Any:
+    """What the models of the client, or of the trainer, make of a document: keys that they do not know are gone.
+
+    Raises:
+        ValueError: a key that must be there is missing, or a value has another type.
+    """
+    kind = document.get("kind")
+    if model := getattr(trainer, f"TrainerV1alpha1{kind}", None):
+        return model.from_dict(document).to_dict()
+    return as_kubernetes(document, f"V1{kind}")
+
+
+def as_kubernetes(value: dict[str, Any], model: str) -> Any:
+    """`value` through a model of the Kubernetes client and back."""
+    api = client.ApiClient()
+    return api.sanitize_for_serialization(api.deserialize(json.dumps(value), model, "application/json"))
+
+
+def keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Path of every key that the schemas know."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield (*path, key)
+            if key not in FREE:
+                yield from keys(item, (*path, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from keys(item, (*path, number))
+
+
+def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    """A copy in which the key at `path` has a letter too many."""
+    changed = copy.deepcopy(document)
+    parent: Any = changed
+    for step in path[:-1]:
+        parent = parent[step]
+    parent[f"{path[-1]}x"] = parent.pop(path[-1])
+    return changed
+
+
+@each_document
+def test_a_document_fits_its_schema_and_no_key_of_it_can_be_misspelt(document: dict[str, Any]) -> None:
+    assert understood(document) == document
+    unnoticed = []
+    for path in keys(document):
+        if path != ("kind",):
+            wrong = misspelt(document, path)
+            try:
+                if understood(wrong) == wrong:
+                    unnoticed.append(path)
+            except (ValueError, KeyError, TypeError):
+                continue
+    assert unnoticed == []
+
+
+@each_job
+def test_a_job_is_what_the_page_promises(job: dict[str, Any]) -> None:
+    assert as_kubernetes(job, "V1JobSpec") == job
+    pod = job["template"]["spec"]
+    (check,), (node,) = pod["initContainers"], pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    patience = {variable["name"]: variable["value"] for variable in node["env"]}["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+    assert 60 <= int(patience) < pod["terminationGracePeriodSeconds"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (check, node):
+        confined = container["securityContext"]
+        assert confined["readOnlyRootFilesystem"] and not confined["allowPrivilegeEscalation"]
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+        assert set(mounts) == {"/dev/shm", "/tmp", "/cache", "/tessera/datasets", "/tessera/runs"}
+        assert "limits" in container["resources"]
+        assert not {"livenessProbe", "readinessProbe", "startupProbe"} & set(container)
+    assert "TESSERA_CACHE=/cache/" in (ROOT / "Dockerfile").read_text()
+    assert check["args"] == node["args"]
+    TrainConfig(**TrainConfig.from_args(node["args"]))
+    assert any(flag.startswith("--name=") for flag in node["args"])
+    assert node["command"][-4:] == ["-m", "tessera", "train", "--resume=auto"]
+
+
+@each_job
+def test_mistakes_are_not_tried_again_and_disruptions_are_not_counted(job: dict[str, Any]) -> None:
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    mistake, option, disruption = job["podFailurePolicy"]["rules"]
+    assert (mistake["action"], option["action"], disruption["action"]) == ("FailJob", "FailJob", "Ignore")
+    assert mistake["onExitCodes"]["containerName"] == "check"
+    assert mistake["onExitCodes"]["values"] == [UserError.exit_code, ConfigError.exit_code]
+    assert option["onExitCodes"] == {"containerName": "node", "operator": "In", "values": [2]}
+    assert [condition["type"] for condition in disruption["onPodConditions"]] == ["DisruptionTarget"]
