@@ -164,9 +164,11 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
             return ended[0]
         if asked.evolve:
             metrics = evolve(*start_of_search(asked, world), world, train)
+        elif begun := start_of_run(given, world):
+            config, hyp, resumed = begun
+            metrics = train(config, hyp, world, resumed)
         else:
-            begun = start_of_run(given, world)
-            metrics = train(begun[0], begun[1], world, begun[2]) if begun else None
+            metrics = None
         remember_end(metrics, world)
         return metrics
 

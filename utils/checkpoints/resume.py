@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 
 from tessera.utils.checkpoints.fitting import moved_classes
 from tessera.utils.checkpoints.folder import first_run, newest_last_checkpoint
-from tessera.utils.checkpoints.format import load_checkpoint
+from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
@@ -29,6 +28,7 @@ from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
+_NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 _ARRAYS = {
     **dict.fromkeys(("class_ids", "images_per_class", "objects_per_class"), np.int64),
     **dict.fromkeys(("per_class", "class_confidences"), np.float64),
@@ -105,7 +105,6 @@ class ResumedRun:
 
 def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None] | None:
     """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
-
     None where the run of `--resume auto` is done.
 
     Args:
@@ -195,7 +194,7 @@ def _checkpoint_to_continue(
 
     Raises:
         ConfigError: no name is given, or other weights, model or data than the run has.
-        UserError: the run had begun, but none of its checkpoints is whole.
+        UserError: as of `_newest_whole`.
     """
     if "name" not in given:
         raise ConfigError(
@@ -203,10 +202,11 @@ def _checkpoint_to_continue(
             "it where it is not there, and continues it where it is. Give a --name that no other run has."
         )
     run = first_run(asked)
-    path, checkpoint = world.from_main(lambda: _newest_whole(run))
-    if checkpoint is None:
+    found: tuple[Path, dict[str, Any]] | None = world.from_main(lambda: _newest_whole(run))
+    if found is None:
         log.info(f"--resume auto: no checkpoint in {run}; the run begins.")
         return None
+    path, checkpoint = found
     before = saved_config(checkpoint, path)
     for flag in ("weights", "cfg", "data"):
         if flag in given and (now := getattr(asked, flag)) != (was := getattr(before, flag)):
@@ -217,38 +217,39 @@ def _checkpoint_to_continue(
     return path, checkpoint
 
 
-def _newest_whole(run: Path) -> tuple[Path, dict[str, Any] | None]:
-    """last.pt, or else the newest epochN.pt that is whole; the checkpoint is None where the run has yet to begin."""
-    last = run / "weights" / "last.pt"
-    numbered = [path for path in last.parent.glob("epoch*.pt") if re.fullmatch("epoch[0-9]{1,9}", path.stem)]
-    numbered.sort(key=lambda path: int(path.stem[5:]), reverse=True)
-    reason = "last.pt is missing"
-    for path in [last] * last.exists() + numbered:
+def _newest_whole(run: Path) -> tuple[Path, dict[str, Any]] | None:
+    """last.pt, or else the newest epochN.pt that is whole; None where the run has yet to begin.
+
+    Raises:
+        UserError: the run had begun, but none of its checkpoints is whole.
+    """
+    last, best, table = run / "weights" / "last.pt", run / "weights" / "best.pt", run / "results.csv"
+    numbered = {int(found[1]): path for path in last.parent.glob("*.pt") if (found := _NUMBERED.fullmatch(path.name))}
+    saved = [last] * last.exists() + [numbered[epoch] for epoch in sorted(numbered, reverse=True)]
+    for path in saved:
         try:
             checkpoint = load_checkpoint(path)
         except UserError as error:
             log.warning(f"--resume auto: {one_line(str(error), 300)}")
-            reason = "none of its checkpoints is whole"
             continue
         if path != last:
-            log.warning(
-                f"--resume auto: {reason if not last.exists() else 'last.pt is damaged'}; continuing from {path}"
-            )
+            log.warning(f"--resume auto: last.pt is damaged or missing; continuing from {path}")
         return path, checkpoint
-    table = run / "results.csv"
-    if last.exists() or numbered or (table.is_file() and len(table.read_bytes().splitlines()) > 1):
+    has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
+    # Weights that a run measures before its first step are its best.pt too, of epoch 0.
+    if saved or has_rows or (best.exists() and load_any_checkpoint(best)["epoch"] > 0):
         raise UserError(
-            f"--resume auto: the run in {run} had begun, but {reason}, and beginning anew would replace its results. "
-            "Put a whole checkpoint there, remove the folder, or give another --name."
+            f"--resume auto: the run in {run} had begun, but none of its checkpoints (last.pt, epochN.pt) is whole, "
+            "and beginning anew would replace its results. Put a whole one there, or give another --name."
         )
-    return last, None
+    return None
 
 
 def _is_done(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
     """Whether a run has done all of its epochs, or has stopped early."""
     stopper = EarlyStopping(config.patience)
     stopper.load_state_dict(checkpoint["stopper"])
-    stopped = math.isfinite(stopper.best_fitness) and stopper.has_run_out(checkpoint["epoch"] - 1)
+    stopped = stopper.best_epoch is not None and stopper.has_run_out(checkpoint["epoch"] - 1)
     return checkpoint["epoch"] >= config.epochs or (stopped and checkpoint["step_in_epoch"] == 0)
 
 

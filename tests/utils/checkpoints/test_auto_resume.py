@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.commands import train
-from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tests.system.tiny import make_data
 
@@ -71,17 +71,23 @@ def test_a_damaged_checkpoint_gives_way_to_the_newest_whole_one(
     assert load_checkpoint(weights / "last.pt")["epoch"] == 2
 
 
-@pytest.mark.parametrize("left", ["damaged", "missing"])
+@pytest.mark.parametrize("left", ["damaged", "missing", "best.pt alone"])
 def test_nothing_is_begun_over_the_results_of_a_run(data: Path, run: Path, left: str) -> None:
     for path in (run / "weights").iterdir():
-        path.write_bytes(b"cut") if left == "damaged" else path.unlink()
+        if left == "damaged":
+            path.write_bytes(b"cut")
+        elif left == "missing" or path.name != "best.pt":
+            path.unlink()
+    if left == "best.pt alone":
+        (run / "results.csv").unlink()
     with pytest.raises(UserError, match=f"the run in {run} had begun, but .*(whole|missing), and beginning anew"):
         train.run(**command(data, run.parent, epochs=2))
 
 
 def test_a_start_that_died_before_its_first_checkpoint_begins_again(data: Path, tmp_path: Path, night: Path) -> None:
-    (tmp_path / "night" / "weights").mkdir(parents=True)  # with the weights that it began with as its best
-    (tmp_path / "night" / "weights" / "best.pt").write_bytes((night / "weights" / "best.pt").read_bytes())
+    best = tmp_path / "night" / "weights" / "best.pt"  # of a fine-tuning: what it began with is its best so far
+    best.parent.mkdir(parents=True)
+    save_checkpoint(best, {**load_any_checkpoint(night / "weights" / "best.pt"), "epoch": 0})
     assert train.run(**command(data, tmp_path, epochs=1)) is not None
     assert [path.name for path in tmp_path.glob("night*")] == ["night"]
 
