@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,8 +49,8 @@ def understood(document: dict[str, Any]) -> Any:
 
 def as_kubernetes(value: dict[str, Any], model: str) -> Any:
     """`value` through a model of the Kubernetes client and back."""
-    api = client.ApiClient()
-    return api.sanitize_for_serialization(api.deserialize(json.dumps(value), model, "application/json"))
+    api, answer = client.ApiClient(), SimpleNamespace(data=json.dumps(value))
+    return api.sanitize_for_serialization(api.deserialize(answer, model))
 
 
 def keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
