@@ -35,9 +35,9 @@ def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git_revision() is None
 
 
-def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(provenance, "REPO", tmp_path)  # no clone
-    assert written_by() == {"tessera_version": tessera.__version__, "git": None}
+def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "git_revision", lambda: "c0ffee")
+    assert written_by() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
     described = describe_run(make_state().model, {}, {}, 64, "", "c0ffee")
     assert (described["tessera_version"], described["git"]) == (tessera.__version__, "c0ffee")
 

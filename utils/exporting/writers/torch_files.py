@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, written_by
 from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.exporting.bare_network import BareNetwork
 from tessera.utils.exporting.job import ExportJob
@@ -54,7 +54,8 @@ def write_small_pt(job: ExportJob, path: Path) -> None:
 def _described(job: ExportJob) -> dict[str, Any]:
     """What best.pt is, of a file of another program; its name is what says which licence its weights have."""
     return {
-        **describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, "", git_revision()),
+        **describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, ""),
+        **written_by(),
         **describe_metrics(None),
         "ema": dict(job.weights.state_dict),
         "epoch": 0,
