@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow gpu gpu-stand-in chaos hostile bench
+.PHONY: fmt lint type test test-slow build release gpu gpu-stand-in chaos hostile bench
 
 fmt:
 	uv run ruff format .
@@ -16,6 +16,16 @@ test:
 
 test-slow:
 	uv run pytest -m "slow and not gpu"
+
+build:
+	rm -rf dist
+	uv build
+	uvx "twine>=6.1" check --strict dist/*
+	uv run python -m tests.release dist
+
+release:
+	uv run python -m tests.release
+	$(MAKE) lint type test test-slow build
 
 PYTHON = $(if $(shell command -v uv),uv run python,python3)
 

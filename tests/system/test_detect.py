@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tessera
 from tessera.commands import detect, val
 from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.utils.errors import UserError
@@ -20,6 +21,7 @@ from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
 from tessera.utils.inference.outputs import CsvFile, JsonLines
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.types import CocoIds
+from tests.house import ROOT
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 
 SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))
@@ -85,6 +87,7 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
     assert summary.pictures == len(SIZES) and summary.failures == () and summary.folder is not None
     header, *lines = lines_of(summary)
     assert header["schema"] == "tessera-detections 1" and header["names"] == list(NAMES)
+    assert header["tessera_version"] == tessera.__version__
     assert (header["conf"], header["iou"], header["max_det"], header["imgsz"]) == (0.3, 0.5, 40, 96)
     converted = [
         {
@@ -163,7 +166,9 @@ def test_auto_labels_are_those_above_the_confidence_of_each_class(weights: Path,
     )
     labels = summary.folder / "labels"
     header, *lines = (json.loads(line) for line in (labels / "auto_labels.jsonl").read_text().splitlines())
-    assert header == {"schema": "tessera-auto-labels 1", "weights": str(weights), "names": list(NAMES)}
+    assert header.pop("git") is None or (ROOT / ".git").exists()
+    said = {"weights": str(weights), "names": list(NAMES), "tessera_version": tessera.__version__}
+    assert header == {"schema": "tessera-auto-labels 1", **said}
     assert [line["labels"] for line in lines] == [f"{number:03}.txt" for number in range(len(SIZES))]
     for line in lines:
         assert len((labels / line["labels"]).read_text().splitlines()) == len(line["scores"])

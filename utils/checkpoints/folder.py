@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
+from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
@@ -166,16 +168,27 @@ def newest_last_checkpoint(project: str | Path) -> Path:
     return max(found)[1]
 
 
-def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+def write_flags(path: Path, config: TrainConfig) -> None:
+    """Write the flags of a run as YAML, below a comment that says which program it was.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    said = {**written_by(), "torch": torch.__version__}
+    write_yaml(path, config.as_dict(), ", ".join(f"{name} {value}" for name, value in said.items() if value))
+
+
+def write_yaml(path: Path, values: Mapping[str, Any], comment: str = "") -> None:
     """Write `values` as YAML, keys in their order, the file whole or not at all.
 
-    Paths become strings, tuples and arrays lists, NumPy numbers plain ones.
+    Paths become strings, tuples and arrays lists, NumPy numbers plain ones. `comment` is one line above them.
 
     Raises:
         OSError: the file cannot be written.
         yaml.representer.RepresenterError: a value that YAML cannot represent.
     """
     text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
+    text = f"# {comment}\n{text}" if comment else text
     with atomic_write(path) as file:
         file.write(text.encode())
 

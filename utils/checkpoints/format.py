@@ -34,13 +34,13 @@ STATE_KEYS = (
 )
 DESCRIPTION_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "pixels", "dataset_hash"),
-    *("version", "date", "git"),
+    *("version", "date", "tessera_version", "git"),
 )
 MEASURED_KEYS = ("metrics", "thresholds")  # of the very weights in the file; None where they were not validated
 KEYS = STATE_KEYS + MEASURED_KEYS + DESCRIPTION_KEYS
 WEIGHTS_KEYS = ("ema", "epoch", *MEASURED_KEYS, *DESCRIPTION_KEYS)
 _RESUMED = set(KEYS) - set(WEIGHTS_KEYS)
-_ADDED = ("imgsz", "pixels", *MEASURED_KEYS)  # older files lack them: None
+_ADDED = ("imgsz", "pixels", "tessera_version", *MEASURED_KEYS)  # older files lack them: None
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

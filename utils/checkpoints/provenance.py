@@ -1,4 +1,4 @@
-"""What a checkpoint says beside the state: the run's flags, architecture, data and date, and what was measured."""
+"""What a file says of where it comes from: the program that wrote it; of a checkpoint also its run and its metrics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from tessera import __version__
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import FORMAT
 from tessera.utils.environment import REPO
@@ -45,6 +46,7 @@ def describe_run(
         "dataset_hash": dataset_hash,
         "version": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "tessera_version": __version__,
         "git": git,
     }
 
@@ -61,6 +63,11 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
             "class_confidences": metrics.class_confidences.tolist(),
         },
     }
+
+
+def written_by() -> dict[str, str | None]:
+    """The program, under the names that its files have for it: its version, and the commit of a clone."""
+    return {"tessera_version": __version__, "git": git_revision()}
 
 
 def git_revision() -> str | None:

@@ -133,6 +133,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
     "thresholds": ("confidences, or nothing", _Either(_THRESHOLDS, None)),
     "dataset_hash": _TEXT,
     "date": _TEXT,
+    "tessera_version": ("text, or nothing", _Either(str, None)),
     "git": ("text, or nothing", _Either(str, None)),
 }
 

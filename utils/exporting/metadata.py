@@ -13,7 +13,8 @@ metrics                 JSON of the validation that chose the weights; or null
 pixels                  JSON of the rule for levels of more than 8 bits; or null
 weights_sha256          of the checkpoint
 data, data_hash         the dataset YAML that it was trained on, and the digest of its training images
-tessera_version, torch_version, license
+tessera_version, git    of the program that exported it; the commit of a clone, or null
+torch_version, license
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from tessera import __version__
+from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.flags.published import licence_of, published
 from tessera.utils.runtime.exported import BARE, WHOLE
@@ -59,7 +60,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "weights_sha256": job.sha256,
         "data": weights.data,
         "data_hash": state.get("dataset_hash", ""),
-        "tessera_version": __version__,
+        **written_by(),
         "torch_version": torch.__version__,
         "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
     }

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tessera.data.source.annotations import auto_labels
+from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.evaluation.label_files import save_txt
 from tessera.utils.files import sha256, write_whole
 from tessera.utils.inference.places import class_folders, unwritable, with_ending
@@ -211,12 +212,12 @@ class JsonLines(LineFile):
 
     Args:
         path: the file.
-        run: what the first line says beside the schema.
+        run: what the first line says beside the schema and the program.
     """
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._write({"schema": SCHEMA, **run})
+        self._write({"schema": SCHEMA, **run, **written_by()})
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
@@ -245,7 +246,7 @@ class AutoLabelFiles(LineFile):
         folder.mkdir(parents=True, exist_ok=True)
         earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
         super().__init__(path)
-        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names)}
+        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names), **written_by()}
         self.append(earlier + strict_json(run) + "\n")
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:

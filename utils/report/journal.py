@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.folder import write_yaml
+from tessera.utils.checkpoints.folder import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.files import remove_leftovers
@@ -170,7 +170,7 @@ class Journal:
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()
-            write_yaml(self.run / "opt.yaml", run.config.as_dict())
+            write_flags(self.run / "opt.yaml", run.config)
             write_yaml(self.run / "hyp.yaml", run.hyp.as_dict())
 
     def _append(self, row: dict[str, float]) -> None:

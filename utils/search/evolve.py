@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.utils.checkpoints.folder import write_yaml
+from tessera.utils.checkpoints.folder import write_flags, write_yaml
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, UserError
 from tessera.utils.files import atomic_write, open_plain
@@ -183,7 +183,7 @@ def _begin(folder: Path, config: TrainConfig) -> list[HypTrial]:
 
 def _record(folder: Path, config: TrainConfig, trials: Sequence[HypTrial]) -> None:
     """Write the flags of a search, its table and its best set."""
-    write_yaml(folder / FLAGS, config.as_dict())
+    write_flags(folder / FLAGS, config)
     write_trials(folder / TABLE, trials)
     if trials:
         write_yaml(folder / BEST, best_trial(trials).hyp.as_dict())

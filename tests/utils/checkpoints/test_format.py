@@ -30,7 +30,7 @@ def test_keys_are_those_of_the_format() -> None:
     expected = (
         "model ema ema_updates optimizer scaler epoch step step_in_epoch epoch_losses epoch_skipped "
         "skipped_steps class_maps best_fitness stopper rng metrics thresholds config hyp model_yaml names stride imgsz "
-        "anchors pixels dataset_hash version date git"
+        "anchors pixels dataset_hash version date tessera_version git"
     )
     assert " ".join(KEYS) == expected
 
@@ -55,6 +55,13 @@ def test_a_later_save_does_not_change_what_was_loaded(tmp_path: Path) -> None:
     train(state, 1)
     save_checkpoint(tmp_path / "last.pt", full(state))
     assert_equal(before, loaded["model"])
+
+
+def test_a_file_of_before_a_key_has_nothing_there(tmp_path: Path) -> None:
+    added = ("imgsz", "pixels", "metrics", "thresholds", "tessera_version")
+    torch.save({key: value for key, value in full(make_state()).items() if key not in added}, tmp_path / "last.pt")
+    loaded = load_checkpoint(tmp_path / "last.pt")
+    assert set(loaded) == set(KEYS) and [loaded[key] for key in added] == [None] * len(added)
 
 
 def test_loads_in_a_fresh_process(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import tessera
 from tessera.commands import export
 from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
@@ -134,6 +135,7 @@ def test_it_says_what_it_is(made_onnx: Path, made_pt: Path) -> None:
     assert json.loads(said["metrics"])["map50"] == 0.75
     assert said["weights_sha256"] == sha256(made_pt)
     assert said["data"] == "shapes.yaml" and said["data_hash"] == "c0ffee"
+    assert said["tessera_version"] == tessera.__version__ and "git" in said
     assert said["torch_version"] == torch.__version__ and "Apache-2.0" in said["license"]
 
 

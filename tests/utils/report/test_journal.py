@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import yaml
 
+import tessera
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
@@ -45,7 +48,10 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     table = read_results(tmp_path / "results.csv")
     assert table["epoch"].tolist() == [0, 1, 2]
     assert table["time/epoch_s"].tolist() == [1, 1, 7]
-    assert (tmp_path / "opt.yaml").is_file() and (tmp_path / "hyp.yaml").is_file()
+    first, *_ = (tmp_path / "opt.yaml").read_text().splitlines()
+    assert first.startswith(f"# tessera_version {tessera.__version__}, ") and first.endswith(torch.__version__)
+    assert yaml.safe_load((tmp_path / "opt.yaml").read_text())["epochs"] == 100
+    assert (tmp_path / "hyp.yaml").is_file()
 
 
 def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

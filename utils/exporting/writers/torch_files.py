@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, written_by
 from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.exporting.bare_network import BareNetwork
 from tessera.utils.exporting.job import ExportJob
@@ -55,11 +55,11 @@ def _described(job: ExportJob) -> dict[str, Any]:
     """What best.pt is, of a file of another program; its name is what says which licence its weights have."""
     return {
         **describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, ""),
+        **written_by(),
         **describe_metrics(None),
         "ema": dict(job.weights.state_dict),
         "epoch": 0,
         "imgsz": job.weights.imgsz,
-        "git": None,
     }
 
 
