@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
-from tessera.utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end, start_of_run
+from tessera.utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
 from tessera.utils.engine.guard import DivergenceGuard
@@ -57,6 +57,7 @@ from tessera.utils.seeding import init_seeds
 from tessera.utils.training.data import open_loaders, read_data, reweight
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
+from tessera.utils.training.which_run import start_of_run
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
         log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
 
         validation.before_training()
-        for epoch in range(progress.epoch, epochs):
+        for epoch in state.epochs_left(epochs):
             started = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, run.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,7 +122,10 @@ def test_mistakes_are_not_tried_again_and_disruptions_are_not_counted(job: dict[
     assert job["template"]["spec"]["restartPolicy"] == "Never"
     mistake, option, disruption = job["podFailurePolicy"]["rules"]
     assert (mistake["action"], option["action"], disruption["action"]) == ("FailJob", "FailJob", "Ignore")
-    assert mistake["onExitCodes"]["containerName"] == "check"
+    assert mistake["onExitCodes"] == {"containerName": "check", "operator": "In", "values": [1, 2]}
     assert mistake["onExitCodes"]["values"] == [UserError.exit_code, ConfigError.exit_code]
     assert option["onExitCodes"] == {"containerName": "node", "operator": "In", "values": [2]}
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    ends = re.findall(r"^\| (\d+) \| `(check|node)` \| .* \| no \|$", page, flags=re.MULTILINE)
+    assert ends == [("0", "node"), ("1", "check"), ("2", "check"), ("2", "node")]
     assert [condition["type"] for condition in disruption["onPodConditions"]] == ["DisruptionTarget"]

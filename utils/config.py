@@ -302,6 +302,11 @@ class TrainConfig(Options):
                 "--sampling balanced with --image-weights: both choose the images of an epoch, one by how rare their "
                 "classes are, one by how badly these are found too. Leave one of them out."
             )
+        if self.evolve and self.resume == "auto":
+            raise ConfigError(
+                "--evolve with --resume auto: a search is not begun and continued by one command. Leave --resume out "
+                "to begin it; --resume with its folder, or bare for the newest, continues it."
+            )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         _ = self.logger_names

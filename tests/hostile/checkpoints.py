@@ -17,7 +17,6 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.archive import sealing
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.resume import start_of_run
 from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
@@ -28,6 +27,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tessera.utils.training.which_run import start_of_run
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 

@@ -53,6 +53,8 @@ def main() -> None:
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         kill_in_step(KILLED_AT)
     print_call("same", train.run(**flags, epochs=1, save_steps=1))
+    for call in ("auto", "again"):  # the second one finds the run done
+        print_call(call, train.run(**{**flags, "batch_size": 8}, epochs=1, name="auto", resume="auto"))
     print_call("search", train.run(**{**flags, "batch_size": 8, "project": f"{project}/evolve"}, epochs=1, evolve=1))
 
 

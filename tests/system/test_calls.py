@@ -25,13 +25,17 @@ def test_calls_in_one_job_are_runs_of_their_own(tmp_path: Path) -> None:
 
     lines = [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
     found = {(line["call"], line["rank"], line["attempt"]): line["found"] for line in lines}
-    calls = [*((call, "0") for call in ("train", "val")), *((call, "1") for call in ("train", "val", "same", "search"))]
+    calls = [
+        *((call, "0") for call in ("train", "val")),
+        *((call, "1") for call in ("train", "val", "same", "auto", "again", "search")),
+    ]
     assert found.keys() == {(call, rank, attempt) for call, attempt in calls for rank in "01"}, outcome.said
     assert len({found[("train", rank, attempt)] for rank in "01" for attempt in "01"}) == 1, found
-    assert None not in found.values()
+    assert {call for (call, _, _), metrics in found.items() if metrics is None} == {"again"}
+    assert outcome.err.count(f"the run in {project}/auto is done, after 1 epochs") == 1, outcome.said
 
-    assert sorted(path.name for path in project.iterdir()) == ["evolve", "exp", "exp2", "val", "val2"]
-    for run in ("exp", "exp2"):
+    assert sorted(path.name for path in project.iterdir()) == ["auto", "evolve", "exp", "exp2", "val", "val2"]
+    for run in ("exp", "exp2", "auto"):
         assert read_results(project / run / "results.csv")["epoch"].tolist() == [0], run
         assert (project / run / "weights" / "best.pt").is_file()
     assert outcome.err.count("this training had ended") == 1, outcome.said

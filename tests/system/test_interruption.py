@@ -175,13 +175,14 @@ def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undistu
 
 @pytest.mark.slow
 def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
-    more = ("--sync-bn", "--amp", "off", "--epochs", "2")
+    more = ("--sync-bn", "--amp", "off", "--epochs", "2", "--name", "exp", "--resume", "auto")
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
     assert whole.code == 0, whole.said
-    stopped = train(tmp_path, 2, *flags(data, tmp_path, *more), fault="1 step 3 SIGTERM")
+    args = flags(data, tmp_path, *more)
+    stopped = train(tmp_path, 2, *args, fault="1 step 3 SIGTERM")
     assert "after batch 3" in stopped.err, stopped.said
-    resumed = train(tmp_path, 1, "--resume", str(tmp_path / "exp"), "--device", "cpu")
-    assert resumed.code == 0, resumed.said
+    resumed = train(tmp_path, 1, *args)
+    assert resumed.code == 0 and "in epoch 0 after batch 3" in resumed.err, resumed.said
     ratio = losses(tmp_path / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
     assert abs(ratio - 1).max() < 0.01, ratio
 
@@ -196,8 +197,11 @@ def test_a_stopped_run_can_go_further_than_planned(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
-    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
+@pytest.mark.parametrize("auto", [(), ("--resume", "auto", "--name", "exp")], ids=["", "auto"])
+def test_torchrun_restarts_a_killed_rank(
+    data: Path, tmp_path: Path, undisturbed: dict[int, Path], auto: tuple[str, ...]
+) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", *auto)
     outcome = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill", options=("--max-restarts=3",))
     assert outcome.code == 0, outcome.said
     assert outcome.err.count("Restarted by the launcher") == 1, outcome.said

@@ -1,38 +1,46 @@
-"""Resuming a run: where a user asks for it, and where the launcher has restarted the ranks."""
+"""Resuming a run from its checkpoint: with which flags, on which data, and what a restarted call had returned."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tessera.utils.checkpoints.fitting import moved_classes
-from tessera.utils.checkpoints.folder import first_run, newest_last_checkpoint
-from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.saved_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
-_NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 _ARRAYS = {
     **dict.fromkeys(("class_ids", "images_per_class", "objects_per_class"), np.int64),
     **dict.fromkeys(("per_class", "class_confidences"), np.float64),
 }
+
+
+class Difference(NamedTuple):
+    """A flag with which a run cannot be continued.
+
+    Attributes:
+        now: as it is given: "--freeze 2".
+        was: what the run has: "--freeze 3".
+        why: the reason, where the two do not say it.
+    """
+
+    now: str
+    was: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -86,10 +94,13 @@ class ResumedRun:
         """
         restore_state(state, self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
-        if progress.epoch >= config.epochs and not self.restarted:
+        if not state.epochs_left(config.epochs) and not self.restarted:
+            end, remedy = f"--epochs {config.epochs}", "larger --epochs"
+            if progress.epoch < config.epochs:
+                end, remedy = f"stopped early by --patience {config.patience}", "larger --patience, or 0 for no end"
             raise UserError(
-                f"--resume {self.run}: nothing is left to train: epochs done {progress.epoch}, --epochs "
-                f"{config.epochs}. To train further give a larger --epochs."
+                f"--resume {self.run}: nothing is left to train: epochs done {progress.epoch}, {end}. To train further "
+                f"give a {remedy}."
             )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
@@ -103,168 +114,30 @@ class ResumedRun:
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
 
 
-def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None] | None:
-    """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
-    None where the run of `--resume auto` is done.
-
-    Args:
-        given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
-        world: this rank.
-
-    Raises:
-        UserError: there is no such checkpoint, or this version does not know its flags.
-        ConfigError: a flag that would make another model of it.
-    """
-    asked, earlier = TrainConfig(**given), world.recall("run")
-    # A checkpoint that was there before this call is not its own.
-    found = _checkpoint_of_restart(Path(earlier), world) if earlier and world.recall("saved") else None
-    restarted = found is not None
-    auto = asked.resume == "auto" and not restarted
-    if auto:
-        found = _checkpoint_to_continue(given, asked, world)
-    elif found is None and asked.resume:
-        found = _checkpoint_asked_for(given, asked.resume, world)
-    if found is not None:
-        config, hyp, resumed = run_of_checkpoint(given, *found, world, restarted=restarted or auto)
-        if auto and _is_done(resumed.checkpoint, config):
-            log.info(
-                f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. val.py "
-                f"measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
-            )
-            return None
-        check_batch_size(config.batch_size, world.size)
-        return config, hyp, resumed
-    if auto:
-        check_batch_size(asked.batch_size, world.size)
-        asked = dataclasses.replace(asked, resume="", exist_ok=True)
-    if earlier:
-        folder = Path(earlier)
-        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-    return asked, load_hyp(asked.hyp) if asked.hyp else None, None
-
-
-def _checkpoint_of_restart(run: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
-    """After the launcher has restarted the ranks: the newest whole checkpoint of their run; None where there is none.
-
-    The rank that has it on its disk sends it to all, for rank 0 may be on another host than before.
-    """
-    last = run / "weights" / "last.pt"
-    mine = load_checkpoint(last) if world.local_rank == 0 and last.is_file() else None
-    steps = world.all_gather(-1 if mine is None else int(mine["step"]))
-    if max(steps) < 0:
-        return None
-    checkpoint = world.broadcast(mine, source=steps.index(max(steps)))
-    assert checkpoint is not None
-    log.info(f"Restarted by the launcher: resuming from {last}")
-    return last, checkpoint
-
-
-def _checkpoint_asked_for(given: Mapping[str, Any], asked: str, world: World) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that `--resume` means; rank 0 reads it and sends it to the others, whose hosts may lack it."""
-    for flag in ("weights", "cfg"):
-        if given.get(flag):
-            raise ConfigError(
-                f"--{flag} with --resume: a resumed run keeps its model. Leave --{flag} out, or start a new run "
-                f"from the checkpoint: --weights {asked}."
-            )
-
-    def read() -> tuple[Path, dict[str, Any]]:
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == "newest" else Path(asked)
-        path = path.expanduser().absolute()
-        path = path / "weights" / "last.pt" if path.is_dir() else path
-        checkpoint = load_checkpoint(path)
-        if path.parent.name != "weights":
-            raise UserError(
-                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results are "
-                f"continued. To start a new run from it, give it as --weights."
-            )
-        return path, checkpoint
-
-    path, checkpoint = world.from_main(read)
-    ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", "newest")]
-    if ignored:
-        log.warning(f"--resume: the run stays in {path.parent.parent}; ignored: --{', --'.join(ignored)}.")
-    return path, checkpoint
-
-
-def _checkpoint_to_continue(
-    given: Mapping[str, Any], asked: TrainConfig, world: World
-) -> tuple[Path, dict[str, Any]] | None:
-    """`--resume auto`: the newest whole checkpoint of that run, which rank 0 reads; None where it has yet to begin.
-
-    Raises:
-        ConfigError: no name is given, or other weights, model or data than the run has.
-        UserError: as of `_newest_whole`.
-    """
-    if "name" not in given:
-        raise ConfigError(
-            "--resume auto: found no --name, expected that of the run: each start of the command looks for it, begins "
-            "it where it is not there, and continues it where it is. Give a --name that no other run has."
-        )
-    run = first_run(asked)
-    found: tuple[Path, dict[str, Any]] | None = world.from_main(lambda: _newest_whole(run))
-    if found is None:
-        log.info(f"--resume auto: no checkpoint in {run}; the run begins.")
-        return None
-    path, checkpoint = found
-    before = saved_config(checkpoint, path)
-    for flag in ("weights", "cfg", "data"):
-        if flag in given and (now := getattr(asked, flag)) != (was := getattr(before, flag)):
-            raise ConfigError(
-                f"--{flag} {shown(now)} with --resume auto: the run in {run} has {shown(was)}, so it is another one. "
-                f"Give another --name to begin a run, or the flags of this one."
-            )
-    return path, checkpoint
-
-
-def _newest_whole(run: Path) -> tuple[Path, dict[str, Any]] | None:
-    """last.pt, or else the newest epochN.pt that is whole; None where the run has yet to begin.
-
-    Raises:
-        UserError: the run had begun, but none of its checkpoints is whole.
-    """
-    last, best, table = run / "weights" / "last.pt", run / "weights" / "best.pt", run / "results.csv"
-    numbered = {int(found[1]): path for path in last.parent.glob("*.pt") if (found := _NUMBERED.fullmatch(path.name))}
-    saved = [last] * last.exists() + [numbered[epoch] for epoch in sorted(numbered, reverse=True)]
-    for path in saved:
-        try:
-            checkpoint = load_checkpoint(path)
-        except UserError as error:
-            log.warning(f"--resume auto: {one_line(str(error), 300)}")
-            continue
-        if path != last:
-            log.warning(f"--resume auto: last.pt is damaged or missing; continuing from {path}")
-        return path, checkpoint
-    has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
-    # Weights that a run measures before its first step are its best.pt too, of epoch 0.
-    if saved or has_rows or (best.exists() and load_any_checkpoint(best)["epoch"] > 0):
-        raise UserError(
-            f"--resume auto: the run in {run} had begun, but none of its checkpoints (last.pt, epochN.pt) is whole, "
-            "and beginning anew would replace its results. Put a whole one there, or give another --name."
-        )
-    return None
-
-
-def _is_done(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether a run has done all of its epochs, or has stopped early."""
-    stopper = EarlyStopping(config.patience)
-    stopper.load_state_dict(checkpoint["stopper"])
-    stopped = stopper.best_epoch is not None and stopper.has_run_out(checkpoint["epoch"] - 1)
-    return checkpoint["epoch"] >= config.epochs or (stopped and checkpoint["step_in_epoch"] == 0)
-
-
 def run_of_checkpoint(
-    given: Mapping[str, Any], path: Path, checkpoint: dict[str, Any], world: World, *, restarted: bool = False
+    given: Mapping[str, Any],
+    path: Path,
+    checkpoint: dict[str, Any],
+    world: World,
+    *,
+    restarted: bool = False,
+    others: Sequence[Difference] = (),
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
 
     Where the launcher has restarted the ranks, the batch size that AutoBatch has chosen stays, unless there are now
     ranks that do not divide it.
 
+    Args:
+        given: the flags given now, by name.
+        path, checkpoint: the file and its content.
+        world: this rank.
+        restarted: as of `ResumedRun`.
+        others: what was found to differ already.
+
     Raises:
         UserError: this version does not know the saved flags.
-        ConfigError: the flags given now have a mistake, or name another kind of optimizer, other frozen layers, tiles
-            or sampling, or rates by layer where the run has none, or the other way round.
+        ConfigError: the flags given now have a mistake, or the run cannot be continued with them; names all of these.
     """
     now = {key: value for key, value in given.items() if key not in ("project", "name")}
     before = saved_config(checkpoint, path)
@@ -274,39 +147,35 @@ def run_of_checkpoint(
     kept = Hyp.from_dict(checkpoint["hyp"], str(path))
     # Which statistics are kept was found out with the weights that the run began with.
     hyp = dataclasses.replace(load_hyp(config.hyp), fixed_norms=kept.fixed_norms) if given.get("hyp") else kept
-    named = f"--optimizer {config.optimizer}" if config.optimizer else f"--hyp {shown(config.hyp)}"
-    had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
-    if (had == "SGD") != (has == "SGD"):  # both Adams keep the same
-        raise ConfigError(
-            f"{named} with --resume: the optimizer is {has}, that of the checkpoint {path} is {had}, and the state of "
-            f"one does not fit the other. Leave {named} out, or start a new run from the checkpoint with --weights."
-        )
-    if set(before.frozen_layers) != set(config.frozen_layers):
-        asked, did = (" ".join(map(str, c.freeze or (0,))) for c in (config, before))
-        raise ConfigError(
-            f"--freeze {asked} with --resume: the run of {path} has --freeze {did}, and the optimizer keeps a state of "
-            f"what it trains alone. Leave --freeze out, or start a new run from the checkpoint with --weights."
-        )
-    if (before.tile, before.overlap) != (config.tile, config.overlap):
-        asked, did = (f"--tile {c.tile} --overlap {c.overlap:g}" for c in (config, before))
-        raise ConfigError(
-            f"{asked} with --resume: the run of {path} has {did}, and its epochs and metrics would be others. Leave "
-            f"them out, or start a new run from the checkpoint with --weights."
-        )
-    if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
-        asked, did = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
-        raise ConfigError(
-            f"{asked} with --resume: the run of {path} has {did}, and its epochs would be others. Leave {asked} out, "
-            f"or start a new run from the checkpoint with --weights."
-        )
-    if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
-        raise ConfigError(
-            f"--hyp {shown(config.hyp)} with --resume: its layer_decay is {hyp.layer_decay:g}, that of the run of "
-            f"{path} {kept.layer_decay:g}, and an optimizer with a rate for each layer (below 1) cannot continue the "
-            "state of one with a single rate (1), nor the other way round. Leave --hyp out, or start a new run from "
-            "the checkpoint with --weights."
-        )
+    if differing := [*others, *_differences(before, kept, config, hyp)]:
+        flags = ", ".join(dict.fromkeys(difference.now for difference in differing))
+        has = ", ".join(difference.was + f" ({difference.why})" * bool(difference.why) for difference in differing)
+        asked, remedy = "--resume", f"Leave {flags} out, or start a new run from the checkpoint with --weights."
+        if given.get("resume") == "auto":
+            asked, remedy = "--resume auto", "Give another --name to begin a run, or the flags of this one."
+        raise ConfigError(f"{flags} with {asked}: the run of {path} has {has}. {remedy}")
     return config, hyp, ResumedRun(path.parent.parent, checkpoint, restarted)
+
+
+def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
+    """What was asked for at first, `before` and `kept`, and cannot be what it is now, `config` and `hyp`."""
+    had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
+    by_hyp = f"--hyp {shown(config.hyp)}"
+    if (had == "SGD") != (has == "SGD"):  # both Adams keep the same
+        now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
+        yield Difference(now, f"the optimizer {had}", f"its state does not fit {has}")
+    if set(before.frozen_layers) != set(config.frozen_layers):
+        now, was = (f"--freeze {' '.join(map(str, c.freeze or (0,)))}" for c in (config, before))
+        yield Difference(now, was, "the optimizer keeps a state of what it trains alone")
+    if (before.tile, before.overlap) != (config.tile, config.overlap):
+        now, was = (f"--tile {c.tile} --overlap {c.overlap:g}" for c in (config, before))
+        yield Difference(now, was, "its epochs and metrics would be others")
+    if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
+        now, was = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
+        yield Difference(now, was, "its epochs would be others")
+    if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
+        why = f"with {hyp.layer_decay:g} the optimizer would have another number of rates (1: a single one)"
+        yield Difference(by_hyp, f"layer_decay {kept.layer_decay:g}", why)
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:

@@ -98,3 +98,8 @@ class TrainState(Generic[M]):
     precision: Precision
     stopper: EarlyStopping
     progress: Progress
+
+    def epochs_left(self, epochs: int) -> range:
+        """Those still to be trained, of so many in all; none where the run has stopped early."""
+        first = self.progress.epoch
+        return range(first, first if self.progress.step_in_epoch == 0 and self.stopper.has_stopped(first) else epochs)

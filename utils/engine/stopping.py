@@ -35,6 +35,10 @@ class EarlyStopping:
         """Whether patience ends with an epoch that was validated, counted from 0."""
         return self.patience > 0 and epoch - max(self.best_epoch or 0, 0) >= self.patience
 
+    def has_stopped(self, epochs_done: int) -> bool:
+        """Whether a run of so many epochs has stopped early; never where no epoch has a result."""
+        return self.best_epoch is not None and self.has_run_out(epochs_done - 1)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; patience belongs to the configuration."""
         return {"best_fitness": self.best_fitness, "best_epoch": self.best_epoch or 0}

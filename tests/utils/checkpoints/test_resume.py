@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.utils.checkpoints import resume as resume_module
-from tessera.utils.checkpoints.resume import ResumedRun, recall_end, remember_end, run_of_checkpoint, start_of_run
+from tessera.utils.checkpoints.resume import ResumedRun, recall_end, remember_end, run_of_checkpoint
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
@@ -67,41 +66,15 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
     tmp_path: Path, given: dict[str, str], named: str
 ) -> None:
     last = tmp_path / "mine" / "weights" / "last.pt"
-    with pytest.raises(ConfigError, match=rf"^{named} with --resume: .* Adam.*/last.pt is SGD.* Leave {named} out, or"):
+    with pytest.raises(
+        ConfigError, match=rf"^{named} with --resume: .*/last.pt has the optimizer SGD.* Adam.* Leave {named} out, or"
+    ):
         run_of_checkpoint(given, last, checkpoint(), World())
     config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint(), World())
     assert (config.optimizer, hyp.optimizer) == ("SGD", "AdamW"), "the flag wins"
     older = checkpoint()
     older["config"]["optimizer"] = "Adam"
     assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
-
-
-@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 12), (3, 12), (5, -1)])
-def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, batch_size: int
-) -> None:
-    class Restarted(World):
-        def recall(self, key: str) -> str | None:
-            return {"run": str(tmp_path / "mine"), "saved": "yes"}.get(key)
-
-        def all_gather(self, value: Any) -> list[Any]:
-            return [value] * self.size
-
-        def broadcast(self, value: Any, source: int = 0) -> Any:
-            return value
-
-    world, saved = Restarted(), checkpoint()
-    world.size = ranks
-    saved["config"]["batch_size"], saved["step"] = 12, 4
-    last = tmp_path / "mine" / "weights" / "last.pt"
-    last.parent.mkdir(parents=True)
-    last.touch()
-    monkeypatch.setattr(resume_module, "load_checkpoint", lambda _: saved)
-    for given in ({"batch_size": -1}, TrainConfig.from_args(["--batch", "-1"])):
-        config, _, resumed = start_of_run(given, world)
-        assert config.batch_size == batch_size and resumed is not None and resumed.restarted
-    asked = str(4 * ranks)
-    assert start_of_run(TrainConfig.from_args(["--batch", asked]), world)[0].batch_size == int(asked)
 
 
 def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
@@ -131,7 +104,7 @@ def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
     last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
     older["config"]["freeze"] = [3]
     assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older, World())[0].frozen_layers == (0, 1, 2), "the same"
-    with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3, and"):
+    with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3 \(the"):
         run_of_checkpoint({"freeze": 2}, last, older, World())
 
 
@@ -142,7 +115,7 @@ def test_other_tiles_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     config, _, _ = run_of_checkpoint({"tile": 640, "overlap": 0.2}, last, saved, World())
     assert (config.tile, config.overlap) == (640, 0.2), "the same"
     with pytest.raises(
-        ConfigError, match=r"^--tile \d+ --overlap 0.\d with --resume: .* has --tile 640 --overlap 0.2,"
+        ConfigError, match=r"^--tile \d+ --overlap 0.\d with --resume: .* has --tile 640 --overlap 0.2 \("
     ):
         run_of_checkpoint(given, last, saved, World())
 
@@ -153,7 +126,7 @@ def test_other_tiles_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
 )
 def test_other_sampling_is_refused(tmp_path: Path, given: dict[str, Any], asked: str) -> None:
     last, saved = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
-    with pytest.raises(ConfigError, match=rf"^{asked} with --resume: the run of .* has --sampling shuffled, and its"):
+    with pytest.raises(ConfigError, match=rf"^{asked} with --resume: the run of .* has --sampling shuffled \(its"):
         run_of_checkpoint(given, last, saved, World())
     saved["config"].update(given)
     assert run_of_checkpoint(given, last, saved, World())[0].sampling == given.get("sampling", "shuffled"), "the same"
@@ -166,10 +139,18 @@ def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
     given = {"hyp": str(file)}
     assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "from scratch it is not read"
     older["config"]["weights"] = "some.pt"
-    with pytest.raises(ConfigError, match=r"its layer_decay is 0.9, that of the run of .*/last.pt 1, and"):
+    with pytest.raises(ConfigError, match=r"the run of .*/last.pt has layer_decay 1 \(with 0.9 the optimizer"):
         run_of_checkpoint(given, last, older, World())
     older["hyp"]["layer_decay"] = 0.8
     assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "another one is only a rate"
+
+
+def test_all_that_differs_is_one_message(tmp_path: Path) -> None:
+    last, given = tmp_path / "mine" / "weights" / "last.pt", {"freeze": 2, "sampling": "balanced", "optimizer": "Adam"}
+    flags = "--optimizer Adam, --freeze 2, --sampling balanced"
+    has = r"the optimizer SGD \(.*\), --freeze 0 \(.*\), --sampling shuffled \(.*\)"
+    with pytest.raises(ConfigError, match=rf"^{flags} with --resume: the run of {last} has {has}. Leave {flags} out"):
+        run_of_checkpoint(given, last, checkpoint(), World())
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
@@ -196,6 +177,19 @@ def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, 
     run.restore(state, config, 100, "abc", World())
     assert state.progress.step_in_epoch == 48 // batch_size
     assert state.progress.mean_losses().tolist() == [1, 2, 3]
+
+
+def test_a_run_that_had_stopped_early_has_nothing_left(tmp_path: Path) -> None:
+    state = make_state()
+    state.progress.epoch, state.stopper.best_epoch, state.stopper.best_fitness = 4, 0, 0.5
+    saved = full(state, config=TrainConfig(epochs=9).as_dict())
+    for patience, restarted, left in ((4, False, [4, 5, 6, 7, 8]), (3, True, [])):
+        resumed, config = make_state(seed=1), TrainConfig(epochs=9, patience=patience)
+        resumed.stopper.patience = patience
+        ResumedRun(tmp_path, dict(saved), restarted).restore(resumed, config, 100, "abc", World())
+        assert list(resumed.epochs_left(9)) == left
+    with pytest.raises(UserError, match=r"epochs done 4, stopped early by --patience 3. To .* larger --patience, or 0"):
+        ResumedRun(tmp_path, dict(saved)).restore(resumed, config, 100, "abc", World())
 
 
 def test_an_epoch_that_is_shorter_now_is_done(tmp_path: Path) -> None:

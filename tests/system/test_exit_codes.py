@@ -1,0 +1,106 @@
+"""The table of exit codes in docs/distributed.md: each row is produced by real processes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.jobs import started
+from tests.system.launch import ROOT, Outcome, free_port, python_command, run_command, run_python, torchrun
+from tests.system.tiny import flags, make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint
+
+FAULTY = ROOT / "tests" / "system" / "fault_program.py"
+TABLE = (ROOT / "docs" / "distributed.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+ROWS = [(words, int(code)) for code, words in re.findall(r"^\| (\d+) \| ([^|]+?) \|", TABLE, flags=re.MULTILINE)]
+
+
+def in_a_shell(command: list[str], limit: str = "true", **env: str) -> Outcome:
+    """A command as a shell and a container see its end, under a limit."""
+    return run_command(["bash", "-c", f'{limit}; "$@"; exit $?', "bash", *command], env=env)
+
+
+def check(data: Path, *more: str) -> Outcome:
+    return run_python("-m", "tessera", "train", "--check-data", "--data", str(data), *more)
+
+
+def bad_data(folder: Path) -> Outcome:
+    copy = shutil.copytree(folder, folder.with_name("bad")) / "tiny.yaml"
+    copy.write_text(copy.read_text().replace(str(folder), str(copy.parent)))
+    next((copy.parent / "shapes" / "labels" / "train").glob("*.txt")).write_text("99 0.5 0.5 0.1 0.1\n")
+    return check(copy)
+
+
+def half_a_source(folder: Path) -> Outcome:
+    pictures = shutil.copytree(folder / "shapes" / "images" / "val", folder / "pictures")
+    (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
+    weights = checkpoint(folder / "best.pt", ANCHORED)
+    where = ("--device", "cpu", "--project", str(folder / "detected"))
+    return run_python("-m", "tessera", "detect", "--weights", str(weights), "--source", str(pictures), *where)
+
+
+def struck(folder: Path, signal: str) -> Outcome:
+    args = flags(folder / "tiny.yaml", folder / signal, "--epochs", "1")
+    return in_a_shell(python_command(FAULTY, *args), FAULT=f"0 step 2 {signal}")
+
+
+def a_lost_rank(folder: Path) -> Outcome:
+    args = flags(folder / "tiny.yaml", folder / "lost", "--epochs", "1")
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "FAULT": "1 step 1 kill"}
+    envs = [{**job, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    with started(folder / "said", [python_command(FAULTY, *args)] * 2, envs) as (first, _):
+        return first.wait()
+
+
+def torchruns_own(*words: str) -> Outcome:
+    return run_command([sys.executable, "-m", "torch.distributed.run", *words])
+
+
+PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
+    "the work is done; also a run that `--resume auto` finds done": (lambda d: check(d / "tiny.yaml"), ""),
+    "the dataset, the weights or a folder": (bad_data, "--check-data: "),
+    "memory that the device or the system does not grant": (
+        lambda d: in_a_shell(python_command("-m", "tessera", "train"), limit="ulimit -v 500000"),
+        "no more memory",
+    ),
+    "another rank was lost or failed; a defect, with its traceback": (a_lost_rank, "rank 1"),
+    "a flag, a hyperparameter, or the YAML of a model or dataset": (
+        lambda d: check(d / "tiny.yaml", "--epoches", "3"),
+        "--epoches",
+    ),
+    "detect.py could not read some of the sources, and has done the others": (half_a_source, "broken.jpg"),
+    "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as asked"),
+    "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as asked"),
+    "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as asked"),
+    "killed outright: `kill -9`, or by the kernel, out of memory": (lambda d: struck(d, "kill"), ""),
+    "torchrun, whatever ended its ranks": (
+        lambda d: torchrun(ROOT / "train.py", "--epoches", "3", ranks=1),
+        "--epoches",
+    ),
+    "torchrun does not know one of its own options": (lambda d: torchruns_own("--nonsense", "train.py"), "--nonsense"),
+}
+CHEAP = {"the dataset, the weights or a folder", "a flag, a hyperparameter, or the YAML of a model or dataset"}
+CHEAP.add("memory that the device or the system does not grant")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("codes") / "data", train=24, val=2).parent
+
+
+def test_each_row_has_a_process() -> None:
+    assert [words for words, _ in ROWS] == list(PRODUCED)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] not in CHEAP)) for row in ROWS]
+)
+def test_the_table_of_exit_codes(words: str, code: int, folder: Path) -> None:
+    produce, said = PRODUCED[words]
+    outcome = produce(folder)
+    assert outcome.code == code and said in outcome.err, outcome.said
