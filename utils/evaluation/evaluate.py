@@ -23,7 +23,7 @@ from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.match_state import LastHits, MatchState
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.evaluation.stopwatch import Stopwatch
+from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
 

@@ -26,8 +26,8 @@ from tessera.models.suppression import (
     undo_letterbox,
 )
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.stopwatch import Stopwatch
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
 from tessera.utils.types import Batch, DatasetIndex, Detections
