@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
 from tessera.utils.evaluation.match_state import STEPS, MatchState, steps_of
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS
+from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
 _AT_ONCE = 2**20  # detections that are sorted at a time
@@ -49,6 +49,10 @@ class Ranking:
         ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions.
         ignored_images: int32 (I,), row of their images.
         ignored_hits: int64 (I,), the hit that each leads up to, or is.
+        rung_offsets: int64 (C + 1,), where the rungs of each class start.
+        rungs: uint8 (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or
+            its place right: that lies in the class of its object.
+        false_above: int32 (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
         above, correct_above: int32 (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at
             IoU 0.5, and those of them that are correct.
     """
@@ -65,6 +69,9 @@ class Ranking:
     ignored: NDArray[np.bool_]
     ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
+    rung_offsets: NDArray[np.int64]
+    rungs: NDArray[np.uint8]
+    false_above: NDArray[np.int32]
     above: NDArray[np.int32]
     correct_above: NDArray[np.int32]
 
@@ -78,7 +85,7 @@ class _Part(NamedTuple):
 
 
 class _Classes(NamedTuple):
-    """The ranking of consecutive classes; as in `Ranking`, but (C,) and (H,) numbers of hits and of listed."""
+    """The ranking of consecutive classes; as in `Ranking`, but (C,) numbers of hits and rungs, (H,) of listed."""
 
     listed_images: NDArray[np.int32]
     listed: NDArray[np.int64]
@@ -88,6 +95,9 @@ class _Classes(NamedTuple):
     ignored: NDArray[np.bool_]
     ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
+    rung_counts: NDArray[np.int64]
+    rungs: NDArray[np.uint8]
+    false_above: NDArray[np.int32]
     above: NDArray[np.int32]
     correct_above: NDArray[np.int32]
 
@@ -98,8 +108,9 @@ _NONE, _NO_IMAGES, _NO_FLAGS = (
     np.zeros((0, len(IOU_THRESHOLDS)), np.bool_),
 )
 _NO_CURVES = np.zeros((0, STEPS - 1), np.int32)
+_NO_RUNGS = _NONE, np.zeros(0, np.uint8), np.zeros((0, len(FALSE_KINDS)), np.int32)
 _NO_CLASSES = _Classes(
-    _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_CURVES, _NO_CURVES
+    _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, *_NO_RUNGS, _NO_CURVES, _NO_CURVES
 )
 
 
@@ -143,6 +154,9 @@ def rank(states: Sequence[MatchState]) -> Ranking:
         joined.ignored,
         joined.ignored_images,
         joined.ignored_hits + np.repeat(hits_before[:-1], [len(part.ignored) for part in of_classes]),
+        _offsets(joined.rung_counts),
+        joined.rungs,
+        joined.false_above,
         joined.above,
         joined.correct_above,
     )
@@ -161,6 +175,8 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
     scores = np.concatenate([part.state.scores[s] for part, s in zip(parts, own, strict=True)])
     classes = np.concatenate([rows.repeat(part.state.detection_counts[first:stop]) for part in parts])
     images = np.concatenate([p.images[p.state.detection_images[s]] for p, s in zip(parts, own, strict=True)])
+    kinds = np.concatenate([part.state.kinds[s] for part, s in zip(parts, own, strict=True)])
+    claims = [_claims(part, first, stop) for part in parts]
     correct, ignored = np.zeros(len(scores), np.uint16), np.zeros(len(scores), np.uint16)
     below = np.zeros(len(rows) * STEPS, np.int64)
     before = 0
@@ -177,7 +193,11 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
     correct_above = _above(np.bincount(steps[correct & 1 == 1], minlength=len(below)))
     del steps
 
-    order = np.lexsort((images, -scores, classes))
+    ranked = [np.concatenate(c) for c in zip((classes, scores, images, kinds), *claims, strict=True)]
+    order = np.lexsort((ranked[2], -ranked[1], ranked[0]))
+    is_claim = order >= len(scores)
+    rungs = _rungs(ranked[0][order], ranked[3][order], is_claim, bounds)
+    order = order[~is_claim]
     classes, images, correct, ignored = classes[order], images[order], correct[order], ignored[order]
     is_hit: NDArray[np.bool_] = correct > 0
     hit_at = np.flatnonzero(is_hit)
@@ -194,9 +214,31 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
         _flags(ignored[ignored_at]),
         images[ignored_at],
         hits_before[ignored_at],
+        *rungs,
         above,
         correct_above,
     )
+
+
+def _claims(part: _Part, first: int, stop: int) -> tuple[NDArray[Any], ...]:
+    """Classes from `first` on, scores, images and kinds of the claims of the classes `first` to `stop`."""
+    claims = part.state.claims
+    own = slice(*np.searchsorted(claims.class_rows, (first, stop)).tolist())
+    rows = (claims.class_rows[own] - first).astype(np.int32)
+    return rows, claims.scores[own], part.images[claims.images[own]], claims.kinds[own]
+
+
+def _rungs(
+    classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_claim: NDArray[np.bool_], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
+    """`_Classes.rung_counts`, `rungs` and `false_above` of sorted detections and claims."""
+    at = np.flatnonzero(is_claim | (kinds == Kind.CORRECT))
+    starts = np.searchsorted(classes, bounds)
+    false_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
+    for column, kind in enumerate(FALSE_KINDS):
+        before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_claim)))
+        false_above[:, column] = before[at] - before[starts[classes[at]]]
+    return np.diff(np.searchsorted(at, starts)), kinds[at], false_above
 
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches, Kind
 
 CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of the curves
 STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all
@@ -27,7 +27,8 @@ class LastHits(NamedTuple):
 
     Attributes:
         class_ids: int32 (C,), classes that have objects, ascending.
-        scores: float32 (C,), the lowest score of a detection that is correct at some threshold; infinite where none is.
+        scores: float32 (C,), the lowest score of a detection that is correct at some threshold, or would be at IoU 0.5
+            were its class or its place right; infinite where there is none.
     """
 
     class_ids: NDArray[np.int32]
@@ -42,6 +43,22 @@ class LastHits(NamedTuple):
         scores = np.full(len(class_ids), np.inf, np.float32)
         np.minimum.at(scores, where, np.concatenate([np.zeros(0, np.float32), *(part.scores for part in parts)]))
         return cls(class_ids, scores)
+
+
+class Claims(NamedTuple):
+    """Of each object without a detection of its own at IoU 0.5, the most confident one whose class or place is wrong.
+
+    Attributes:
+        class_rows: int64 (K,), ascending, classes of the objects as rows of `LastHits.class_ids`.
+        scores: float32 (K,), of the detections.
+        images: unsigned (K,), as rows of `MatchState.images`.
+        kinds: uint8 (K,), `WRONG_CLASS` or `BADLY_PLACED`.
+    """
+
+    class_rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    images: Unsigned
+    kinds: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,8 @@ class MatchState:
         marked: unsigned (K,), which of the D are correct or ignored at some threshold; few.
         correct: uint16 (K,), bit t: at threshold t they have an object of their own.
         ignored: uint16 (K,), bit t: at threshold t they have none, and an ignored region covers them.
+        kinds: uint8 (D,), the `Kind` of each.
+        claims: what would be correct at IoU 0.5 were its class or its place right.
         below: int64 (L,), ascending, `class row · STEPS + steps`: where detections below the last hits lie that are not
             ignored at IoU 0.5; a step is a point of `CONFIDENCES` that a score reaches.
         below_counts: unsigned (L,), how many.
@@ -78,18 +97,59 @@ class MatchState:
     marked: Unsigned
     correct: NDArray[np.uint16]
     ignored: NDArray[np.uint16]
+    kinds: NDArray[np.uint8]
+    claims: Claims
     below: NDArray[np.int64]
     below_counts: Unsigned
 
 
-class _Packed(NamedTuple):
-    """An image: classes of its M objects; score, class, `correct` and `ignored` of its D detections, as above."""
+class Packed(NamedTuple):
+    """One image, or several end to end; fields as in `ImageMatches`, but thresholds as bits.
+
+    Attributes:
+        target_classes: int32 (M,).
+        scores: float32 (D,), classes: int32 (D,), correct, ignored: uint16 (D,), kinds: uint8 (D,).
+        objects: signed (D,), as rows of the objects of the same image.
+    """
 
     target_classes: NDArray[np.int32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
     correct: NDArray[np.uint16]
     ignored: NDArray[np.uint16]
+    kinds: NDArray[np.uint8]
+    objects: NDArray[np.signedinteger]
+
+
+class Found(NamedTuple):
+    """All images of a rank, in the order of the dataset.
+
+    Attributes:
+        images: int64 (N,), their indices.
+        target_counts, detection_counts: int64 (N,).
+        packed: of all of them.
+    """
+
+    images: NDArray[np.int64]
+    target_counts: NDArray[np.int64]
+    detection_counts: NDArray[np.int64]
+    packed: Packed
+
+    def finders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its claim.
+
+        The claim is the most confident detection which is about the object, but whose class or place is wrong.
+        """
+        found, starts = self.packed, np.cumsum(self.target_counts) - self.target_counts
+        about = np.flatnonzero(found.kinds <= Kind.BADLY_PLACED)
+        rows = np.repeat(starts, self.detection_counts)[about] + found.objects[about]
+        is_correct = found.kinds[about] == Kind.CORRECT
+        correct, claims = np.full(len(found.target_classes), -1), np.full(len(found.target_classes), -1)
+        correct[rows[is_correct]] = about[is_correct]
+        # An image's detections are sorted: the first one about an object is the most confident.
+        claimed, first = np.unique(rows[~is_correct], return_index=True)
+        claims[claimed] = about[~is_correct][first]
+        return correct, claims
 
 
 class Accumulator:
@@ -97,7 +157,7 @@ class Accumulator:
 
     def __init__(self) -> None:
         self._images: list[int] = []
-        self._packed: list[_Packed] = []
+        self._packed: list[Packed] = []
 
     def add(self, image: int, matches: ImageMatches) -> None:
         """Add an image by its index in the dataset; each image once."""
@@ -105,15 +165,42 @@ class Accumulator:
         ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_regions[:, None])
         correct_bits, ignored_bits = _as_bits(matches.correct), _as_bits(ignored)
         self._packed.append(
-            _Packed(matches.target_classes, matches.scores, matches.classes, correct_bits, ignored_bits)
+            Packed(
+                matches.target_classes,
+                matches.scores,
+                matches.classes,
+                correct_bits,
+                ignored_bits,
+                matches.kinds,
+                matches.objects,
+            )
+        )
+
+    def found(self) -> Found:
+        """Everything added so far."""
+        images = np.array(self._images, np.int64)
+        by_image = np.argsort(images, kind="stable")
+        packed = [self._packed[i] for i in by_image]
+        return Found(
+            images[by_image],
+            np.array([len(p.target_classes) for p in packed], np.int64),
+            np.array([len(p.scores) for p in packed], np.int64),
+            _joined(packed),
         )
 
     def last_hits(self) -> LastHits:
         """Of the images so far."""
-        found = _joined(self._packed)
+        everything = self.found()
+        found = everything.packed
         hits = found.correct > 0
-        objects = LastHits(found.target_classes, np.full(len(found.target_classes), np.inf, np.float32))
-        return LastHits.joined([objects, LastHits(found.classes[hits], found.scores[hits])])
+        objects, claims = _claims(everything)
+        return LastHits.joined(
+            [
+                LastHits(found.target_classes, np.full(len(found.target_classes), np.inf, np.float32)),
+                LastHits(found.classes[hits], found.scores[hits]),
+                LastHits(found.target_classes[objects], found.scores[claims]),
+            ]
+        )
 
     def state(self, last_hits: LastHits) -> MatchState:
         """Everything added so far, for rank 0.
@@ -121,13 +208,13 @@ class Accumulator:
         Args:
             last_hits: of the images of all ranks.
         """
-        by_image = np.argsort(np.array(self._images, np.int64), kind="stable")
-        packed = [self._packed[i] for i in by_image]
-        found, nc = _joined(packed), len(last_hits.class_ids)
+        everything = self.found()
+        found, nc = everything.packed, len(last_hits.class_ids)
+        rows = np.arange(len(everything.images))
 
         target_rows = np.searchsorted(last_hits.class_ids, found.target_classes)
         by_class = np.argsort(target_rows, kind="stable")
-        images_of_targets = np.repeat(np.arange(len(packed)), [len(p.target_classes) for p in packed])[by_class]
+        images_of_targets = np.repeat(rows, everything.target_counts)
 
         class_rows = smallest(np.searchsorted(last_hits.class_ids, found.classes))
         known = np.isin(found.classes, last_hits.class_ids)
@@ -143,11 +230,14 @@ class Accumulator:
         order = order[np.argsort(class_rows[order], kind="stable")]
         correct, ignored = found.correct[order], found.ignored[order]
         marked = np.flatnonzero(correct | ignored)
-        images_of_detections = smallest(np.repeat(np.arange(len(packed)), [len(p.scores) for p in packed]))
+        images_of_detections = smallest(np.repeat(rows, everything.detection_counts))
+        objects, claims = _claims(everything)
+        in_order = np.argsort(target_rows[objects], kind="stable")
+        objects, claims = objects[in_order], claims[in_order]
         return MatchState(
             last_hits.class_ids,
-            np.array(self._images, np.int64)[by_image],
-            smallest(images_of_targets),
+            everything.images,
+            smallest(images_of_targets[by_class]),
             smallest(np.bincount(target_rows, minlength=nc)),
             found.scores[order],
             images_of_detections[order],
@@ -155,6 +245,10 @@ class Accumulator:
             smallest(marked),
             correct[marked],
             ignored[marked],
+            found.kinds[order],
+            Claims(
+                target_rows[objects], found.scores[claims], smallest(images_of_targets[objects]), found.kinds[claims]
+            ),
             cells,
             smallest(cell_counts),
         )
@@ -175,8 +269,15 @@ def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
     return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))
 
 
-def _joined(packed: Sequence[_Packed]) -> _Packed:
+def _claims(found: Found) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Objects that have a claim and no detection of their own, and the claims, as rows of all."""
+    correct, claims = found.finders()
+    objects = np.flatnonzero((correct < 0) & (claims >= 0))
+    return objects, claims[objects]
+
+
+def _joined(packed: Sequence[Packed]) -> Packed:
     """The arrays of images one after the other."""
-    none = np.zeros(0, np.int32)
-    empty = _Packed(none, np.zeros(0, np.float32), none, np.zeros(0, np.uint16), np.zeros(0, np.uint16))
-    return _Packed(*(np.concatenate(column) for column in zip(empty, *packed, strict=True)))
+    none, no_bits = np.zeros(0, np.int32), np.zeros(0, np.uint16)
+    empty = Packed(none, np.zeros(0, np.float32), none, no_bits, no_bits, np.zeros(0, np.uint8), np.zeros(0, np.int8))
+    return Packed(*(np.concatenate(column) for column in zip(empty, *packed, strict=True)))

@@ -6,12 +6,15 @@ region of its class or of any class, however many do. This is `COCOeval.evaluate
 regions as crowds, ties included: of equal scores the earlier detection goes first, of equal IoUs the later object is
 taken.
 
+What is not correct is an error of one kind, by the rules of TIDE (Bolya et al. 2020).
+
 Legend: D detections, G objects and R ignored regions of the image, T = 10 IoU thresholds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,23 @@ from tessera.utils.types import Detections
 Regions = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
+BACKGROUND_IOU = 0.1  # up to here, a detection shows nothing
+
+
+class Kind(IntEnum):
+    """What a detection or an object is, at IoU 0.5."""
+
+    CORRECT = 0  # a detection with an object of its own; an object with such a detection
+    WRONG_CLASS = 1  # on an object of another class
+    BADLY_PLACED = 2  # near an object of its class, with an IoU from 0.1 to 0.5
+    BOTH = 3  # near an object of another class, with an IoU above 0.1 and below 0.5
+    DUPLICATE = 4  # on an object that another detection has
+    BACKGROUND = 5  # on nothing
+    MISSED = 6  # an object of which no detection is correct, nor would be if its class or its place were right
+    IGNORED = 7  # a detection in an ignored region, which counts as nothing
+
+
+FALSE_KINDS = (Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,9 @@ class ImageMatches:
         target_classes: int32 (G,).
         in_regions: uint8 (D,), at how many of the thresholds, from the first on, a region covers the detection; it is
             neutral at those where it is not correct.
+        kinds: uint8 (D,), the `Kind` of each.
+        objects: signed (D,), the object that it is about: its own at IoU 0.5, that which it duplicates, or the nearest
+            one, of its class where it is badly placed, of another where its class is wrong; -1 without one.
     """
 
     correct: NDArray[np.bool_]
@@ -45,6 +68,8 @@ class ImageMatches:
     classes: NDArray[np.int32]
     target_classes: NDArray[np.int32]
     in_regions: NDArray[np.uint8]
+    kinds: NDArray[np.uint8]
+    objects: NDArray[np.signedinteger]
 
 
 def match_image(
@@ -65,18 +90,53 @@ def match_image(
     order = np.argsort(-scores, kind="stable")
     classes = to_host(detections.classes).astype(np.int32)[order]
     targets = target_classes.astype(np.int32)
-    correct = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_)
-    if len(order) and len(targets):
-        iou = pairwise_iou(detections.boxes_xyxy, target_boxes)[order]
-        iou[classes[:, None] != targets] = 0
-        # Most detections reach no object at all, and take no part in what follows.
-        rows = np.flatnonzero((iou >= IOU_THRESHOLDS[0]).any(1))
-        correct[rows] = _assign(iou[rows])
+    correct, own = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_), np.full(len(order), -1)
     in_regions = np.zeros(len(order), np.uint8)
     if regions is not None and len(regions[0]):
         covered = region_cover(detections, regions)[order]
         in_regions = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
-    return ImageMatches(correct, scores[order], classes, targets, in_regions)
+    if len(order) == 0 or len(targets) == 0:
+        kinds = np.where(in_regions > 0, Kind.IGNORED, Kind.BACKGROUND).astype(np.uint8)
+        return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, own.astype(np.int8))
+    iou = pairwise_iou(detections.boxes_xyxy, target_boxes)[order]
+    same = np.where(classes[:, None] == targets, iou, 0.0)
+    # Most detections reach no object at all, and take no part in what follows.
+    rows = np.flatnonzero((same >= IOU_THRESHOLDS[0]).any(1))
+    correct[rows], own[rows] = _assign(same[rows])
+    kinds, objects = _judge(iou, same, own, in_regions > 0)
+    return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects)
+
+
+def _judge(
+    iou: NDArray[np.float64], same: NDArray[np.float64], own: NDArray[np.int64], ignored: NDArray[np.bool_]
+) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger]]:
+    """`ImageMatches.kinds` and `.objects`.
+
+    Args:
+        iou: (D, G).
+        same: the same, but 0 between classes.
+        own: (D,), the object of each detection that has one, else -1.
+        ignored: (D,), whether the detection lies in an ignored region.
+    """
+    other = np.where(same > 0, 0.0, iou)
+    best_same, best_other = same.max(1), other.max(1)
+    enough = IOU_THRESHOLDS[0]
+    kinds = np.select(
+        [
+            own >= 0,
+            ignored,
+            (best_same >= BACKGROUND_IOU) & (best_same <= enough),
+            best_other >= enough,
+            best_same > enough,
+            np.maximum(best_same, best_other) <= BACKGROUND_IOU,
+        ],
+        [Kind.CORRECT, Kind.IGNORED, Kind.BADLY_PLACED, Kind.WRONG_CLASS, Kind.DUPLICATE, Kind.BACKGROUND],
+        Kind.BOTH,
+    ).astype(np.uint8)
+    of_other = np.isin(kinds, (Kind.WRONG_CLASS, Kind.BOTH))
+    of_none = np.isin(kinds, (Kind.BACKGROUND, Kind.IGNORED))
+    objects = np.select([own >= 0, of_none, of_other], [own, np.full_like(own, -1), other.argmax(1)], same.argmax(1))
+    return kinds, objects.astype(np.min_scalar_type(-iou.shape[1]))
 
 
 def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64]:
@@ -104,8 +164,15 @@ def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
     return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
 
 
-def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Greedy assignment at every threshold: IoU (D, G) by descending score, 0 between classes, to correct (D, T)."""
+def _assign(iou: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Greedy assignment at every threshold.
+
+    Args:
+        iou: (D, G) by descending score, 0 between classes.
+
+    Returns:
+        Correct (D, T), and the object of each detection at the first threshold (D,), -1 where it has none.
+    """
     candidate = iou >= IOU_THRESHOLDS[0]
     has_choice = candidate.sum(1) > 1
     contested = candidate[has_choice].any(0)  # objects that some detection with a choice may take
@@ -116,6 +183,7 @@ def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
     rows, best = np.arange(len(iou)), iou.argmax(1)
     reached, taken = iou[rows, best, None], best_before[rows, best, None]
     correct = (reached >= IOU_THRESHOLDS) & (taken < IOU_THRESHOLDS)
+    own = np.where(correct[:, 0], best, -1)
 
     # Not so around contested objects, where a choice depends on all choices before it: one row after the other.
     # Columns are reversed: argmax returns the first of equal values, and the rule takes the last object.
@@ -128,4 +196,5 @@ def _assign(iou: NDArray[np.float64]) -> NDArray[np.bool_]:
             choice = offers.argmax(1)
             correct[row] = offers[thresholds, choice] > 0
             free[thresholds[correct[row]], choice[correct[row]]] = False
-    return correct
+            own[row] = np.flatnonzero(contested)[::-1][choice[0]] if correct[row, 0] else -1
+    return correct, own
