@@ -29,6 +29,7 @@ ROOMS = (
     "tessera.utils.checkpoints",
     "tessera.utils.runtime",
     "tessera.utils.evaluation",
+    "tessera.utils.diagnosis",
     "tessera.utils.inference.sources",
     "tessera.utils.report",
     "tessera.utils.search",
