@@ -8,12 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matching import Regions, pairwise_iou, region_cover, to_host
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
-from tessera.utils.types import Detections
-
-_COUNTED_AFTER = 1000  # images, whose pairs wait as they are
-
 
 class PairCounts(NamedTuple):
     """How often pairs of classes occurred.
@@ -26,35 +20,40 @@ class PairCounts(NamedTuple):
     cells: NDArray[np.int64]
     counts: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, cells: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> PairCounts:
+        """Of pairs in any order, that occurred so often each, or once."""
+        unique, where = np.unique(cells, return_inverse=True)
+        return cls(unique, np.bincount(where, counts, len(unique)).astype(np.int64))
+
 
 class ConfusionMatrix:
-    """Counts of (predicted class, true class) over images.
+    """Counts of (predicted class, true class) at IoU 0.5, from those pairs that occur.
 
-    Detections at least 0.25 sure are paired with objects of any class by descending IoU above 0.45; each
-    detection and each object has one partner at most. Where two detections overlap an object equally (two labels of one
-    box), the more confident one takes it. A detection without a partner of which more than 0.45 lies in an ignored
-    region of its class, or of any, is not counted.
+    A correct detection is paired with its object. Where an object has none, the most confident detection on it of
+    another class is, unless a more confident one of its own class lies badly. All others have no partner: an object
+    with one is counted once, and so is a detection; those that are ignored are not counted. So the diagonal has the
+    correct detections; beside it are the objects whose class is taken for another.
 
     Only pairs that occur take memory: of thousands of classes a matrix would be gigabytes.
     """
 
-    def __init__(self, nc: int) -> None:
-        self.nc = nc
-        self._cells: list[NDArray[np.int64]] = []  # of each pair that occurred: predicted · (nc + 1) + true
-        self._counted = PairCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    def __init__(self, nc: int, pairs: PairCounts) -> None:
+        self.nc, self._pairs = nc, pairs
 
     @classmethod
     def joined(cls, nc: int, shares: Iterable[PairCounts]) -> ConfusionMatrix:
         """Of the images of all `shares`."""
-        confusion = cls(nc)
-        confusion._count(shares)
-        return confusion
+        none = np.zeros(0, np.int64)
+        cells, counts = (np.concatenate(column) for column in zip((none, none), *shares, strict=True))
+        return cls(nc, PairCounts.of(cells, counts))
 
     @property
     def matrix(self) -> NDArray[np.int64]:
         """Counts (nc + 1, nc + 1). Rows are predicted, columns true classes; the last of each is background.
 
-        So column nc counts false positives, row nc missed objects, and column c < nc adds up to the objects of c.
+        So column nc counts detections without a partner, row nc objects without one; column c < nc adds up to the
+        objects of c, row c < nc to its detections: the diagonal over these sums is recall and precision.
         """
         return self.grouped(np.arange(self.nc + 1))
 
@@ -80,50 +79,4 @@ class ConfusionMatrix:
 
     def pairs(self) -> PairCounts:
         """The cells of `matrix` that are not 0."""
-        cells = np.concatenate([np.zeros(0, np.int64), *self._cells])
-        self._cells.clear()
-        self._count([PairCounts(cells, np.ones_like(cells))])
-        return self._counted
-
-    def _count(self, more: Iterable[PairCounts]) -> None:
-        cells, counts = (np.concatenate(column) for column in zip(self._counted, *more, strict=True))
-        unique, where = np.unique(cells, return_inverse=True)
-        self._counted = PairCounts(unique, np.bincount(where, counts, len(unique)).astype(np.int64))
-
-    def add(
-        self,
-        detections: Detections,
-        target_boxes: NDArray[np.float32],
-        target_classes: NDArray[np.int32],
-        regions: Regions | None = None,
-    ) -> None:
-        """Count one image, with or without objects, with or without detections.
-
-        Args:
-            detections: of the image.
-            target_boxes: (G, 4) xyxy pixels in the frame of the detections.
-            target_classes: (G,) integers below nc.
-            regions: as in `match_image`.
-        """
-        scores = to_host(detections.scores)
-        order = np.argsort(-scores, kind="stable")
-        order = order[scores[order] >= DEFAULT_CONF]
-        predicted = to_host(detections.classes)[order].astype(np.int64)
-        true = target_classes.astype(np.int64)
-        iou = pairwise_iou(to_host(detections.boxes_xyxy)[order], target_boxes)
-        rows, columns = np.nonzero(iou > DEFAULT_IOU)
-        pairs = []
-        unmatched_rows, unmatched_columns = np.ones(len(predicted), np.bool_), np.ones(len(true), np.bool_)
-        for pair in np.argsort(-iou[rows, columns], kind="stable"):
-            row, column = rows[pair], columns[pair]
-            if unmatched_rows[row] and unmatched_columns[column]:
-                unmatched_rows[row] = unmatched_columns[column] = False
-                pairs.append((predicted[row], true[column]))
-        if regions is not None:
-            unmatched_rows &= region_cover(detections, regions)[order] <= DEFAULT_IOU
-        matched = np.array(pairs, np.int64).reshape(-1, 2) @ (self.nc + 1, 1)
-        false_positives = predicted[unmatched_rows] * (self.nc + 1) + self.nc
-        missed = self.nc * (self.nc + 1) + true[unmatched_columns]
-        self._cells.append(np.concatenate((matched, false_positives, missed)))
-        if len(self._cells) == _COUNTED_AFTER:
-            self.pairs()
+        return self._pairs

@@ -17,12 +17,12 @@ from tessera.data.feed.loader import ValLoader
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.match_state import LastHits, MatchState
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.tally import Errors
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
@@ -45,21 +45,20 @@ class Evaluation:
     Attributes:
         metrics: the figures, the same on every rank.
         curves: which are plotted.
-        confusion: which class is taken for which.
-        ranking: of all detections, for the bootstrap.
+        ranking: of all detections, for the bootstrap and for what errors cost.
+        errors: at the best confidence.
     """
 
     metrics: Metrics
     curves: Curves
-    confusion: ConfusionMatrix
     ranking: Ranking
+    errors: Errors
 
 
 class _Share(NamedTuple):
     """What a rank has found, for rank 0."""
 
     matches: MatchState
-    confusion: PairCounts
     totals: NDArray[np.float64] | None  # of the losses
     seconds: dict[str, float]
 
@@ -148,7 +147,7 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
     totals = None if found.meter is None else found.meter.total()
-    share = _Share(found.matches.state(last_hits), found.confusion.pairs(), totals, found.clock.seconds())
+    share = _Share(found.matches.state(last_hits), totals, found.clock.seconds())
     shares = world.gather(share)
     ranking = rank([share.matches for share in shares])
     metrics, curves = summarize(ranking, len(names))
@@ -158,9 +157,9 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     )
     losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
-    confusion = ConfusionMatrix.joined(len(names), [share.confusion for share in shares])
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
-    return Evaluation(metrics, curves, confusion, ranking)
+    tallies = world.gather(found.tally(metrics.confidence))
+    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies))
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

@@ -18,11 +18,11 @@ import torch
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_one_class
 from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.tally import Tally, WorstFinds, tally
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -71,7 +71,7 @@ class Measurement:
         criterion: for the validation losses; None = no losses.
 
     Attributes:
-        matches, confusion, clock: of the images so far.
+        matches, clock: of the images so far.
         meter: their losses; None without a criterion.
     """
 
@@ -84,7 +84,7 @@ class Measurement:
         precision: Precision,
         criterion: Criterion[Any] | None,
     ) -> None:
-        self.matches, self.confusion = Accumulator(), ConfusionMatrix(len(index.names))
+        self.matches, self._worst = Accumulator(), WorstFinds()
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
         self._index, self._accelerator = index, world.accelerator
@@ -111,15 +111,18 @@ class Measurement:
             while waiting:
                 self._finish(*waiting.popleft(), pool, sinks)
 
+    def tally(self, confidence: float) -> Tally:
+        """The errors so far among detections at least so confident."""
+        return tally(self.matches, self._worst, self._index, confidence)
+
     def _finish(self, batch: Batch, found: Images, pool: ThreadPoolExecutor, sinks: Sequence[Sink]) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
         apply = pool.map if self._accelerator.queue_depth else map
         results = list(apply(self._image, images, found()))
         for image, result in zip(images, results, strict=True):
-            classes, boxes_xyxy = self._index.labels(image)
             self.matches.add(image, result.matches)
-            self.confusion.add(result.in_original, boxes_xyxy, classes, self._index.ignored(image))
+            self._worst.add(image, result.matches, result.in_original)
             self.clock.add("nms", result.seconds)
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])

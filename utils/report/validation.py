@@ -29,7 +29,7 @@ def report_validation(
     )
     if plots:
         with tolerate("plots of the validation"):
-            plot_validation(run, found.curves, found.confusion, index.names)
+            plot_validation(run, found.curves, found.errors.confusion, index.names)
     print_lines(f"Results in {run}")
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.match_state import Accumulator, LastHits
 from tessera.utils.evaluation.matching import Regions, match_image
-from tessera.utils.types import Detections
+from tessera.utils.evaluation.tally import Errors, Tally, WorstFinds, tally
+from tessera.utils.types import DatasetIndex, Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
 
@@ -88,6 +89,42 @@ def ranked(shares: Sequence[Accumulator]) -> Ranking:
     """What the ranks send each other and join, after a pickled gather."""
     last_hits = LastHits.joined([pickle.loads(pickle.dumps(own.last_hits())) for own in shares])
     return rank([pickle.loads(pickle.dumps(own.state(last_hits))) for own in shares])
+
+
+def index_of(images: list[Image], nc: int) -> DatasetIndex:
+    """A split of these images, of which there are no files."""
+    nothing, offsets = np.zeros(0, np.int64), np.cumsum([0, *(len(classes) for _, _, classes in images)])
+    return DatasetIndex(
+        "val",
+        tuple(f"class {c}" for c in range(nc)),
+        np.zeros(0, np.uint8),
+        np.zeros(len(images) + 1, np.int64),
+        np.full((len(images), 2), 500, np.int32),
+        offsets,
+        np.concatenate([np.zeros(0, np.int32), *(classes for _, _, classes in images)]),
+        np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _ in images)]),
+        nothing,
+        np.zeros((0, 2), np.float32),
+        "",
+    )
+
+
+def errors_of(
+    images: list[Image],
+    nc: int,
+    confidence: float = 0.0,
+    shares: Sequence[Sequence[int]] = (),
+    regions: Sequence[Regions] = (),
+) -> Errors:
+    """What a validation got wrong, of ranks that have these shares, or of one."""
+    index, tallies = index_of(images, nc), []
+    for indices in shares or [range(len(images))]:
+        worst = WorstFinds()
+        for i in indices:
+            worst.add(i, match_image(*images[i], regions[i] if regions else None), images[i][0])
+        found: Tally = tally(share(images, indices, regions), worst, index, confidence)
+        tallies.append(pickle.loads(pickle.dumps(found)))
+    return Errors.joined(confidence, nc, tallies)
 
 
 def assert_same_ranking(a: Ranking, b: Ranking) -> None:

@@ -85,8 +85,8 @@ def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator,
 
 def assert_same(a: Evaluation, b: Evaluation) -> None:
     assert_same_ranking(a.ranking, b.ranking)
-    np.testing.assert_array_equal(a.confusion.matrix, b.confusion.matrix)
-    assert a.confusion.matrix[:-1].any() and a.confusion.matrix[-1].any()
+    np.testing.assert_array_equal(a.errors.confusion.matrix, b.errors.confusion.matrix)
+    assert a.errors.confusion.matrix[:-1].any() and a.errors.confusion.matrix[-1].any()
     assert a.metrics.losses == b.metrics.losses and a.ranking.above[:, 0].sum() >= 40
 
 

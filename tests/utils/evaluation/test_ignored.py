@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.evaluation.average_precision import average_precision
-from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.matching import Regions, match_image
 from tests.utils.evaluation.coco_oracle import assert_equals_coco, coco_evaluate
 from tests.utils.evaluation.made_images import (
     accumulate,
+    errors_of,
     make_image,
     random_images,
     random_regions,
@@ -68,9 +68,8 @@ def test_precision_does_not_count_what_is_in_a_region() -> None:
 
 def test_the_confusion_matrix_leaves_them_out() -> None:
     image = make_image([BOX, [20, 20, 30, 30], [20, 20, 30, 30]], [0.9, 0.8, 0.8], [0, 0, 1], [BOX], [0])
-    confusion = ConfusionMatrix(2)
-    confusion.add(*image, region([0], [[15, 15, 90, 90]]))
-    assert confusion.matrix.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
-    confusion = ConfusionMatrix(2)
-    confusion.add(*image, region([-1], [[15, 15, 90, 90]]))
-    assert confusion.matrix.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "a region of any class"
+    of_class, of_any = (
+        errors_of([image], 2, regions=[region([c], [[15, 15, 90, 90]])]).confusion.matrix.tolist() for c in (0, -1)
+    )
+    assert of_class == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    assert of_any == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "a region of any class"
