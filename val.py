@@ -115,7 +115,9 @@ def validate(config: ValConfig, world: World) -> Metrics:
             coco.write(run / "predictions.json", world)
         if world.is_main:
             pictures.write(run)
-            report_validation(found, index, run, imgsz=imgsz, verbose=config.verbose)
+            report_validation(
+                found, index, spec, run, imgsz=imgsz, single_cls=config.single_cls, verbose=config.verbose
+            )
         world.barrier()
         return found.metrics
 

@@ -108,7 +108,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
             problems.append(f"{listing.shown(listing.images[index])}: {error}; the image is left out")
             kept.append(False)
             continue
-        objects = _read_objects(listing, index, size, names)
+        objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks:
             where = listing.label_place(index)
             problems += [f"{where(line)}: {what}" for line, what in objects.remarks]
@@ -141,25 +141,25 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         sizes_hw,
         np.array(counts, np.int64),
         np.zeros(len(classes), np.int32) if names.single else np.array(classes, np.int32),
-        _pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
+        pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
         np.array(point_counts, np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
         np.array(ignored_counts, np.int64),
         np.minimum(np.array(ignored.classes, np.int32), 0 if names.single else NO_CLASS_LIMIT),
-        _pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4), of_ignored),
+        pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4), of_ignored),
         problems,
         unknown,
     )
 
 
-def _pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
+def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
     """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
     half = fractions[:, 2:] / 2
     corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
     return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
 
 
-def _read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
+def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
     """Objects of image `index`; none where it has no label file."""
     if index in listing.coco:
         _, image, categories = listing.coco[index]

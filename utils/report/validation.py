@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from tessera.utils.diagnosis.files import error_table, write_error_files
+from tessera.utils.diagnosis.gains import error_gains
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
@@ -13,13 +15,21 @@ from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
-from tessera.utils.types import DatasetIndex, Metrics
+from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
 
 def report_validation(
-    found: Evaluation, index: DatasetIndex, run: Path, *, imgsz: int, verbose: bool, plots: bool = True
+    found: Evaluation,
+    index: DatasetIndex,
+    spec: DatasetSpec,
+    run: Path,
+    *,
+    imgsz: int,
+    single_cls: bool,
+    verbose: bool,
+    plots: bool = True,
 ) -> None:
-    """Print the figures and plot the charts of a validation; on rank 0."""
+    """Print the figures, plot the charts and write the errors of a validation; on rank 0."""
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
         table_header(),
@@ -27,6 +37,11 @@ def report_validation(
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
     )
+    gains = error_gains(found.ranking).means()
+    if found.metrics.objects:
+        print_lines(*error_table(found.errors, gains))
+    with tolerate("errors.jsonl and images.csv"):
+        write_error_files(run, found.errors, gains, index, spec, single_cls)
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)

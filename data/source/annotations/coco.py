@@ -295,7 +295,7 @@ def parse_coco(
         else:
             polygon = _coco_polygon(record.get("segmentation"), size_hw)
             key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
-            rows.add(key, class_ids[name], box, polygon)
+            rows.add(number, key, class_ids[name], box, polygon)
     return rows.parsed()
 
 

@@ -49,6 +49,7 @@ class ParsedLabels(NamedTuple):
         unknown: (line, class) of each row whose class the dataset does not name.
         ignored: regions that are neither object nor background; () where there are none.
         remarks: (line, what) of what is left out while the image is kept.
+        lines: where each object is.
     """
 
     classes: list[int]
@@ -59,6 +60,7 @@ class ParsedLabels(NamedTuple):
     unknown: list[tuple[int, str]] | tuple[()] = ()
     ignored: Regions | tuple[()] = ()
     remarks: list[tuple[int, str]] | tuple[()] = ()
+    lines: Sequence[int] = ()
 
 
 @dataclass
@@ -73,10 +75,12 @@ class Rows:
     unknown: list[tuple[int, str]] = field(default_factory=list)
     ignored: Regions = field(default_factory=lambda: Regions([], []))
     remarks: list[tuple[int, str]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set)
 
     def add(
         self,
+        line: int,
         key: tuple[float | str, ...],
         class_id: int,
         box: Sequence[float],
@@ -92,6 +96,7 @@ class Rows:
         self._seen.add(key)
         self.classes.append(class_id)
         self.boxes.extend(box)
+        self.lines.append(line)
         self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
 
     def ignore(self, class_id: int, box: Sequence[float]) -> None:
@@ -112,6 +117,7 @@ class Rows:
             self.unknown,
             ignored,
             self.remarks or (),
+            self.lines,
         )
 
 
@@ -150,7 +156,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
         rows
     ):
         return None
-    return ParsedLabels(classes, boxes)
+    return ParsedLabels(classes, boxes, lines=range(1, len(rows) + 1))
 
 
 def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels:
@@ -170,7 +176,7 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels
         else:
             class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
-            rows.add(row, class_id, polygon_box(points) if len(points) else row[1:], points)
+            rows.add(number, row, class_id, polygon_box(points) if len(points) else row[1:], points)
     return rows.parsed()
 
 

@@ -176,7 +176,7 @@ def test_a_dataset_without_objects_says_so(tmp_path: Path, figures: list[Figure]
 
 def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.array([[6, 0, 1], [2, 0, 3], [2, 0, 0]])  # rows predicted, columns true; class 1 has no objects
-    plot_confusion_matrix(confusion_of(matrix), ["cat", "dog"], tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(matrix), 0.25, ["cat", "dog"], tmp_path / "confusion_matrix.png")
     axes = figures[0].axes[0]
     image = axes.images[0].get_array()
     assert image[:, 0].tolist() == pytest.approx([0.6, 0.2, 0.2])
@@ -191,7 +191,7 @@ def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: 
 @pytest.mark.parametrize(("count", "kind"), [(1, "short"), (40, "long"), (80, "long")])
 def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.eye(count + 1) + np.eye(count + 1, k=1)
-    plot_confusion_matrix(confusion_of(matrix), names(count, kind), tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(matrix), 0.25, names(count, kind), tmp_path / "confusion_matrix.png")
     axes = figures[0].axes[0]
     assert len(shown(axes.get_xticklabels())) == len(shown(axes.get_yticklabels())) == count + 1
     assert_legible(figures[0])
@@ -200,7 +200,7 @@ def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, 
 
 
 def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_confusion_matrix(confusion_of(np.eye(366)), names(365, "long"), tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(np.eye(366)), 0.25, names(365, "long"), tmp_path / "confusion_matrix.png")
     assert all(
         label.get_text().isdigit() or not label.get_visible() for label in figures[0].axes[0].get_xticklabels()[1:-1]
     )

@@ -36,7 +36,7 @@ def test_a_confusion_matrix_of_many_classes_shows_the_most_confused(tmp_path: Pa
     matrix[700, 900] = matrix[900, 700] = 5  # rows predicted, columns true
     matrix[2, 700] = 3  # the next most confused
     matrix[many, 700] = 2  # missed: no confusion of classes
-    plot_confusion_matrix(confusion_of(matrix), names(many, "short"), tmp_path / "confusion_matrix.png")
+    plot_confusion_matrix(confusion_of(matrix), 0.25, names(many, "short"), tmp_path / "confusion_matrix.png")
     axes = figures[0].axes[0]
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert len(shown) == 41 and shown[-2:] == ["other 1,164", "background"]

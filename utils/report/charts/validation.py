@@ -49,22 +49,25 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
         curves: as `summarize` returns them.
         confusion, names: as in `plot_confusion_matrix`.
     """
-    plot_confusion_matrix(confusion, names, run / "confusion_matrix.png")
+    confidence = float(curves.confidence[curves.best])
+    plot_confusion_matrix(confusion, confidence, names, run / "confusion_matrix.png")
     plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
     plot_confidence_curve(curves, curves.recall, names, "Recall", run / "R_curve.png")
     plot_confidence_curve(curves, curves.f1, names, "F1", run / "F1_curve.png")
     plot_pr_curve(curves, names, run / "PR_curve.png")
 
 
-def plot_confusion_matrix(confusion: ConfusionMatrix, names: Sequence[str], target: Path) -> None:
+def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: Sequence[str], target: Path) -> None:
     """Which class is taken for which (`confusion_matrix.png`), each column divided by its sum.
 
     Args:
         confusion: which class is taken for which.
+        confidence: that of the detections in it is at least so high.
         names: class names by index, C.
     """
     assert confusion.nc == len(names), (confusion.nc, len(names))
-    labels, title = [*names, "background"], "Confusion matrix (share of each true class)"
+    labels = [*names, "background"]
+    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (share of each true class)"
     group_of = np.arange(len(labels))
     if len(names) > _WHOLE_MATRIX:
         title = f"{title}\n{_MOST_CONFUSED} most confused of {len(names):,} classes, the others as one"

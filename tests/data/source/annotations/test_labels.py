@@ -22,7 +22,9 @@ def same(a: ParsedLabels, b: ParsedLabels) -> bool:
     )
     return (
         polygons
-        and a._replace(polygons=(), problems=(), unknown=()) == b._replace(polygons=(), problems=(), unknown=())
+        and a._replace(polygons=(), problems=(), unknown=(), lines=())
+        == b._replace(polygons=(), problems=(), unknown=(), lines=())
+        and list(a.lines) == list(b.lines)
         and list(a.problems) == list(b.problems)
         and list(a.unknown) == list(b.unknown)
     )

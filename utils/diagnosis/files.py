@@ -1,0 +1,122 @@
+"""`errors.jsonl` and `images.csv`: what a validation got wrong, for programs and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.utils.diagnosis.gains import ERROR_KINDS
+from tessera.utils.diagnosis.listing import ErrorItem, error_items
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.evaluation.tally import KINDS, Errors
+from tessera.utils.files import atomic_write
+from tessera.utils.text import harmless_cell, strict_json
+from tessera.utils.types import DatasetIndex, DatasetSpec
+
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
+_COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
+_EXPLAINED = {
+    Kind.WRONG_CLASS: "on an object of another class",
+    Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
+    Kind.BOTH: "near an object of another class",
+    Kind.DUPLICATE: "of an object that is found already",
+    Kind.BACKGROUND: "where nothing is labelled",
+    Kind.MISSED: "objects without a detection on or near them",
+}
+
+
+def write_error_files(
+    run: Path, errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex, spec: DatasetSpec, single_cls: bool
+) -> None:
+    """Write both files into a run's folder.
+
+    Args:
+        run: the folder.
+        errors: of a validation.
+        gains: of mAP50 by kind.
+        index: the split that was measured.
+        spec, single_cls: what it was built from.
+
+    Raises:
+        OSError: a file cannot be written.
+        UserError: the images are not there any more.
+    """
+    items = error_items(errors, gains, index)
+    labels = label_lines(spec, index, sorted({item.image for item in items}), single_cls=single_cls)
+    write_errors(run / "errors.jsonl", items, index, labels)
+    write_images(run / "images.csv", errors, index)
+
+
+def write_errors(
+    target: Path, items: Sequence[ErrorItem], index: DatasetIndex, labels: Mapping[int, ImageLabels]
+) -> None:
+    """Write a line of JSON for each error, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with atomic_write(target) as file:
+        for item in items:
+            file.write(f"{strict_json(_row(item, index, labels.get(item.image)))}\n".encode())
+
+
+def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
+    line, own = labels.place(item.object) if labels else (None, None)
+    return {
+        "cost": float(f"{item.cost:.6g}"),
+        "kind": NAMES[item.kind],
+        "image": str(index.path(item.image)),
+        "predicted": None if item.predicted is None else index.names[item.predicted],
+        "true": None if item.true is None else index.names[item.true],
+        "score": round(item.score, 6),
+        "iou": None if item.iou is None else round(item.iou, 4),
+        "box": None if item.box is None else [round(side, 2) for side in item.box],
+        "true_box": None if item.true_box is None else [round(side, 2) for side in item.true_box],
+        "label": labels.file if labels else None,
+        "line": line,
+        "id": own,
+    }
+
+
+def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
+    """Write a row of counts for each image, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with atomic_write(target) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        writer = csv.writer(text)
+        writer.writerow((*_COLUMNS, "f1"))
+        writer.writerows(_image_rows(errors, index))
+        text.detach()  # written, but open: it is for the caller to close
+
+
+def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
+    objects = np.diff(errors.offsets)
+    missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
+    missed = np.diff(missed_before[errors.offsets])
+    columns = errors.images.tolist(), objects.tolist(), errors.finds.tolist(), missed.tolist()
+    for image, count, finds, unseen in zip(*columns, strict=True):
+        correct, found = finds[KINDS.index(Kind.CORRECT)], sum(finds)
+        ratios = (correct, found), (correct, count), (2 * correct, found + count)
+        figures = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
+        false = [finds[KINDS.index(kind)] for kind in FALSE_KINDS]
+        yield [harmless_cell(str(index.path(image))), count, found, correct, *false, unseen, *figures]
+
+
+def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
+    """Lines for the console: how many errors of each kind, and what mAP50 would gain without them."""
+    counts = errors.counts()
+    lines = [
+        f"At confidence {errors.confidence:.3f}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
+        "found. Errors there, and what mAP50 would gain without each kind:"
+    ]
+    for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
+        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {_EXPLAINED[kind]}")
+    return lines
