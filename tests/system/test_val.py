@@ -36,6 +36,12 @@ def figures(outcome: Outcome) -> list[str]:
     return line.split()[1:]
 
 
+def errors_in(run: Path) -> list[tuple[object, ...]]:
+    """The errors in a run's folder, without figures."""
+    rows = [json.loads(line) for line in (run / "errors.jsonl").read_text().splitlines()]
+    return sorted((row["image"], row["kind"], row["predicted"] or "", row["line"] or 0) for row in rows)
+
+
 @pytest.fixture(scope="module")
 def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     """The YAML of coco128 where it lies."""
@@ -69,6 +75,9 @@ def test_four_images_measure_the_same_on_more_ranks(
     )
     one, many = (json.loads((tmp_path / name / "predictions.json").read_text()) for name in ("alone", "together"))
     assert [row["image_id"] for row in one] == [row["image_id"] for row in many]
+    assert errors_in(tmp_path / "alone") == errors_in(tmp_path / "together") != []
+    counts = [(tmp_path / name / "images.csv").read_text() for name in ("alone", "together")]
+    assert counts[0] == counts[1] and counts[0].count("\n") == 5
 
 
 def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
