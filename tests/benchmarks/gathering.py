@@ -26,9 +26,11 @@ from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.match_state import Accumulator, LastHits
-from tessera.utils.evaluation.matching import ImageMatches
+from tessera.utils.evaluation.matching import FALSE_KINDS, ImageMatches, Kind
 from tests.benchmarks.rounds import machine, parser
 from tests.utils.evaluation.plain_metrics import Plain, merge, plain_figures
+
+SHARES = (0.1, 0.3, 0.1, 0.2, 0.3)  # of the kinds of false detections
 
 
 class Job(NamedTuple):
@@ -62,7 +64,12 @@ def matches_of(job: Job, number: int) -> Iterator[tuple[int, ImageMatches]]:
         correct = quality[:, None] > np.linspace(0.5, 0.95, 10)
         missed = rng.integers(0, job.classes, 2).astype(np.int32)
         objects = np.concatenate((classes[correct[:, 0]], missed))
-        yield image, ImageMatches(correct, scores, classes, objects, np.zeros(job.detections, np.uint8))
+        own = np.where(correct[:, 0], np.cumsum(correct[:, 0]) - 1, -1)
+        kinds = np.where(own >= 0, Kind.CORRECT, rng.choice(FALSE_KINDS, job.detections, p=SHARES)).astype(np.uint8)
+        about = np.where(kinds <= Kind.BADLY_PLACED, rng.integers(0, len(objects), job.detections), -1)
+        about = np.where(own >= 0, own, about).astype(np.int8 if len(objects) < 127 else np.int32)
+        in_regions = np.zeros(job.detections, np.uint8)
+        yield image, ImageMatches(correct, scores, classes, objects, in_regions, kinds, about)
 
 
 def pairs_of(job: Job, number: int) -> PairCounts:

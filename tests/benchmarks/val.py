@@ -26,7 +26,7 @@ from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.match_state import Accumulator
-from tessera.utils.evaluation.matching import ImageMatches
+from tessera.utils.evaluation.matching import ImageMatches, Kind
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.malloc import keep_freed_memory
@@ -117,7 +117,9 @@ def made_matches(images: int, detections: int, nc: int) -> Accumulator:
         scores = -np.sort(-rng.random(detections)).astype(np.float32)
         classes = rng.integers(0, nc, detections).astype(np.int32)
         objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
-        found.add(image, ImageMatches(correct, scores, classes, objects, np.zeros(len(scores), np.uint8)))
+        kinds = np.where(good[:, 0], Kind.CORRECT, Kind.BACKGROUND).astype(np.uint8)
+        own = np.where(good[:, 0], np.cumsum(good) - 1, -1)
+        found.add(image, ImageMatches(correct, scores, classes, objects, np.zeros(len(scores), np.uint8), kinds, own))
     return found
 
 
