@@ -4,12 +4,13 @@ uv run python -m tests.benchmarks.gathering
 uv run python -m tests.benchmarks.gathering --ranks 8 --images 20000 --detections 300 --classes 10000
 
 The ranks are made up and take their turns in one process; what they send is pickled as between processes. Plain is:
-every match with a byte a threshold and a dense confusion matrix, sent to every rank, joined and sorted there at once.
-Memory is without what gloo holds while it sends: as much again in a gather to all, nothing in Tessera's to one.
+every match with a byte a threshold and a dense confusion matrix, but no errors one by one, sent to every rank, joined
+and sorted there at once. Memory is without what gloo holds while it sends: as much again in a gather to all, nothing in Tessera's to one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import multiprocessing
 import pickle
@@ -20,16 +21,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import rank
-from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.evaluation.confusion import PairCounts
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.match_state import Accumulator, LastHits
 from tessera.utils.evaluation.matching import FALSE_KINDS, ImageMatches, Kind
+from tessera.utils.evaluation.tally import Errors, WorstFinds, tally
+from tessera.utils.types import Detections
 from tests.benchmarks.rounds import machine, parser
+from tests.data.made_index import make_index
 from tests.utils.evaluation.plain_metrics import Plain, merge, plain_figures
 
+CONFIDENCE = 0.25
 SHARES = (0.1, 0.3, 0.1, 0.2, 0.3)  # of the kinds of false detections
 
 
@@ -104,19 +110,28 @@ def plain(job: Job) -> Cost:
 def ours(job: Job) -> Cost:
     """Rank 0 receives what decides, the others the metrics."""
 
-    def collected(number: int) -> Accumulator:
-        found = Accumulator()
+    # Errors need the boxes of objects: here all images have the same.
+    empty = make_index([(64, 64)] * job.images, classes=[[]] * job.images)
+    names, boxes = tuple(map(str, range(job.classes))), np.zeros((job.detections + 2, 4), np.float32)
+    index = dataclasses.replace(empty, names=names, boxes_xyxy=boxes)
+
+    def collected(number: int) -> tuple[Accumulator, WorstFinds]:
+        found, worst = Accumulator(), WorstFinds()
         for image, matches in matches_of(job, number):
             found.add(image, matches)
-        return found
+            parts = boxes[: job.detections], matches.scores, matches.classes
+            worst.add(image, matches, Detections(*map(torch.from_numpy, parts)))
+        return found, worst
 
-    hits = [pickle.dumps(collected(number).last_hits()) for number in range(job.ranks)]
+    hits = [pickle.dumps(collected(number)[0].last_hits()) for number in range(job.ranks)]
     peak = watch_peak()
     last_hits = LastHits.joined([pickle.loads(text) for text in hits])
     received = sum(map(len, hits[1:]))
 
     def text_of(number: int) -> bytes:
-        return pickle.dumps((collected(number).state(last_hits), pairs_of(job, number)))
+        found, worst = collected(number)
+        errors = tally(found, worst, index, CONFIDENCE)._replace(pairs=pairs_of(job, number))
+        return pickle.dumps((found.state(last_hits), errors))
 
     text_of(1)
     peak_elsewhere, peak = peak(), watch_peak()
@@ -129,13 +144,13 @@ def ours(job: Job) -> Cost:
         seconds += time.perf_counter() - started
     started = time.perf_counter()
     metrics, curves = summarize(rank([share[0] for share in shares]), job.classes)
-    confusion = ConfusionMatrix.joined(job.classes, [share[1] for share in shares])
+    errors = Errors.joined(CONFIDENCE, job.classes, [share[1] for share in shares])
     seconds += time.perf_counter() - started
     figures = (
         metrics.map,
         metrics.confidence,
         digest(curves.precision, curves.recall),
-        int(confusion.pairs().counts.sum()),
+        int(errors.confusion.pairs().counts.sum()),
     )
     elsewhere = len(pickle.dumps(last_hits)) + len(pickle.dumps(metrics))
     return Cost(received, elsewhere, peak(), peak_elsewhere, seconds, figures)
