@@ -5,7 +5,8 @@ uv run python -m tests.benchmarks.gathering --ranks 8 --images 20000 --detection
 
 The ranks are made up and take their turns in one process; what they send is pickled as between processes. Plain is:
 every match with a byte a threshold and a dense confusion matrix, but no errors one by one, sent to every rank, joined
-and sorted there at once. Memory is without what gloo holds while it sends: as much again in a gather to all, nothing in Tessera's to one.
+and sorted there at once. Memory is without what gloo holds while it sends: as much again in a gather to all, nothing in
+Tessera's to one.
 """
 
 from __future__ import annotations
