@@ -20,7 +20,7 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
-_EXPLAINED = {
+EXPLAINED = {
     Kind.WRONG_CLASS: "on an object of another class",
     Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
     Kind.BOTH: "near an object of another class",
@@ -118,5 +118,5 @@ def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
         "found. Errors there, and what mAP50 would gain without each kind:"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
-        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {_EXPLAINED[kind]}")
+        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")
     return lines
