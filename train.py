@@ -143,7 +143,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
                 break
         interruption.act_at_once(f"after the last epoch, whose checkpoint is saved; val.py measures {saver.best}")
         world.set_activity("measuring the best epoch")
-        return validation.of_best(data.spec)
+        return validation.of_best(data)
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -46,6 +46,7 @@ from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
+from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.validation import report_validation
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
@@ -114,10 +115,9 @@ def validate(config: ValConfig, world: World) -> Metrics:
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
-            pictures.write(run)
-            report_validation(
-                found, index, spec, run, imgsz=imgsz, single_cls=config.single_cls, verbose=config.verbose
-            )
+            pictures.write(run, found.metrics.confidence)
+            origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
+            report_validation(found, index, spec, run, origin, verbose=config.verbose)
         world.barrier()
         return found.metrics
 

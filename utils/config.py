@@ -246,6 +246,7 @@ class TrainConfig(Options):
     noval: bool = option(False, "validate after the final epoch only", kind=bool)
     noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
     noplots: bool = option(False, "make no pictures", kind=bool)
+    noreport: bool = option(False, "write no report.html", kind=bool)
     evolve: int = option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
     cache: CacheMode = option(
         "none",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.diagnosis.gains import ERROR_KINDS
-from tessera.utils.diagnosis.listing import ErrorItem, error_items
+from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.evaluation.tally import KINDS, Errors
 from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
-from tessera.utils.types import DatasetIndex, DatasetSpec
+from tessera.utils.types import DatasetIndex
 
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
@@ -28,28 +28,6 @@ EXPLAINED = {
     Kind.BACKGROUND: "where nothing is labelled",
     Kind.MISSED: "objects without a detection on or near them",
 }
-
-
-def write_error_files(
-    run: Path, errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex, spec: DatasetSpec, single_cls: bool
-) -> None:
-    """Write both files into a run's folder.
-
-    Args:
-        run: the folder.
-        errors: of a validation.
-        gains: of mAP50 by kind.
-        index: the split that was measured.
-        spec, single_cls: what it was built from.
-
-    Raises:
-        OSError: a file cannot be written.
-        UserError: the images are not there any more.
-    """
-    items = error_items(errors, gains, index)
-    labels = label_lines(spec, index, sorted({item.image for item in items}), single_cls=single_cls)
-    write_errors(run / "errors.jsonl", items, index, labels)
-    write_images(run / "images.csv", errors, index)
 
 
 def write_errors(

@@ -32,6 +32,7 @@ class ValConfig(Options):
     save_txt: bool = option(False, "write a label file for each image", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_json: bool = option(False, "write COCO results", kind=bool)
+    noreport: bool = option(False, "write no report.html", kind=bool)
     tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=32)
     overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
     project: str = option("runs/val", "folder of runs")

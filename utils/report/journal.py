@@ -142,17 +142,23 @@ class Journal:
         if epoch == self._start_epoch and left and figures.images_per_s:
             log.info(f"{left} more epochs at this pace: about {duration(left * figures.seconds)}")
         sink, self._sink = self._sink, None
-        if sink is not None and len(sink):
+        if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for picture in (own, self.run / "predictions.jpg"):
-                    sink.write_predictions(picture)
+                    sink.write_predictions(picture, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
-    def finish(self, epoch: int, checkpoint: Path) -> None:
-        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers."""
+    def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
+        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers.
+
+        Args:
+            epoch: the best one.
+            checkpoint: of it.
+            confidence: that its detections are shown at.
+        """
         if self._sink is not None:
-            self._sink.write(self.run)
+            self._sink.write(self.run, confidence)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")

@@ -6,13 +6,18 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from tessera.utils.diagnosis.files import error_table, write_error_files
+from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.utils.diagnosis.files import error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
+from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
+from tessera.utils.report.page.facts import Facts, Origin
+from tessera.utils.report.page.page import NAME, write_page
+from tessera.utils.report.results import read_results
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
@@ -23,28 +28,38 @@ def report_validation(
     index: DatasetIndex,
     spec: DatasetSpec,
     run: Path,
+    origin: Origin,
     *,
-    imgsz: int,
-    single_cls: bool,
     verbose: bool,
     plots: bool = True,
 ) -> None:
-    """Print the figures, plot the charts and write the errors of a validation; on rank 0."""
+    """Print the figures, plot the charts, and write the errors and the page of a validation; on rank 0."""
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
         table_header(),
         *((table_row(*row) for row in found.metrics.rows()) if verbose else [validation_line(found.metrics)]),
         interval_line(found.metrics, *interval.map),
-        speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
+        speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
     )
     gains = error_gains(found.ranking).means()
     if found.metrics.objects:
         print_lines(*error_table(found.errors, gains))
+    items = error_items(found.errors, gains, index)
+    labels: dict[int, ImageLabels] = {}
+    with tolerate("lines of the labels"):
+        images = sorted({item.image for item in items})
+        labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
     with tolerate("errors.jsonl and images.csv"):
-        write_error_files(run, found.errors, gains, index, spec, single_cls)
+        write_errors(run / "errors.jsonl", items, index, labels)
+        write_images(run / "images.csv", found.errors, index)
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
+    if not origin.config.noreport:
+        with tolerate(NAME):
+            results = None if origin.trained_on is None else read_results(run / "results.csv")
+            write_page(Facts(found, index, interval, gains, items, labels, origin, run, results))
+            print_lines(f"Report: {run / NAME}")
     print_lines(f"Results in {run}")
 
 

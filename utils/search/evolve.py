@@ -155,7 +155,7 @@ def evolve(
         trials = world.from_main(lambda: _begin(folder, config))
         metrics = None
         own: dict[str, Any] = {"evolve": 0, "resume": "", "project": str(folder), "exist_ok": True}
-        own |= {"noval": True, "nosave": True, "noplots": True, "loggers": "none"}
+        own |= {"noval": True, "nosave": True, "noplots": True, "noreport": True, "loggers": "none"}
         for generation in range(len(trials), config.evolve):
             name = f"generation{generation}"
             hyp = mutate(trials, start_hyp, sample_rng(config.seed, generation, 0, "evolve"))

@@ -23,8 +23,8 @@ TABLE, BEST, FLAGS = "evolve.csv", "hyp_evolved.yaml", "opt.yaml"
 # Flags that may change between the trainings of a search: they say where it runs, not what a training is worth.
 _FREE = frozenset(
     {
-        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noval", "noplots", "loggers"),
-        *("device", "workers", "cache", "local_rank", "profile", "compile"),
+        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noval", "noplots", "noreport"),
+        *("loggers", "device", "workers", "cache", "local_rank", "profile", "compile"),
     }
 )
 

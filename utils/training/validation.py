@@ -20,10 +20,12 @@ from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
+from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.types import DatasetSpec, Metrics
+from tessera.utils.training.data import TrainingData
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +98,8 @@ class Validation:
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
         return found.metrics
 
-    def of_best(self, spec: DatasetSpec) -> Metrics:
-        """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies.
-
-        Args:
-            spec: of the dataset, whose label files the errors lead to.
-        """
+    def of_best(self, data: TrainingData) -> Metrics:
+        """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies."""
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
@@ -111,15 +109,22 @@ class Validation:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
-            single = run.config.single_cls
-            report_validation(
-                found, index, spec, run.folder, imgsz=run.imgsz, single_cls=single, verbose=verbose, plots=plots
+            origin = Origin(
+                run.config,
+                str(best),
+                run.imgsz,
+                run.world.accelerator.name,
+                run.world.size,
+                data.pictures,
+                epoch,
+                self._state.progress.skipped_steps,
             )
+            report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots)
             if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
                 tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
                 print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
                 print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
-        self._journal.finish(max(epoch or 0, 0), best)
+        self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         run.world.barrier()
         return found.metrics
 

@@ -15,7 +15,7 @@ MOST_ROWS = 1500  # those found worst
 
 
 class ClassRow(NamedTuple):
-    """A class that has objects; `trained` is in how many pictures of the training it is, None where that is not known."""
+    """A class that has objects; in how many pictures it is that were trained on, None where that is not known."""
 
     name: str
     trained: int | None
@@ -46,7 +46,19 @@ def class_table(facts: Facts) -> ClassTable:
     for row in shown.tolist():
         c = int(metrics.class_ids[row])
         counts = int(metrics.images_per_class[c]), int(metrics.objects_per_class[c])
-        figures = metrics.per_class[row].tolist()
+        precision, recall, ap50, ap = metrics.per_class[row].tolist()
         own = None if trained is None else int(trained[c])
-        rows.append(ClassRow(facts.name(c), own, *counts, *figures, int(false[c]), float(metrics.class_confidences[c])))
+        rows.append(
+            ClassRow(
+                facts.name(c),
+                own,
+                *counts,
+                precision,
+                recall,
+                ap50,
+                ap,
+                int(false[c]),
+                float(metrics.class_confidences[c]),
+            )
+        )
     return ClassTable(rows, len(metrics.class_ids) - len(rows))

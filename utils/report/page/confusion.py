@@ -18,14 +18,14 @@ class Cell(NamedTuple):
     """Objects or detections of a pair.
 
     Attributes:
-        count: how many.
+        number: how many.
         shade: 0 to `SHADES`, by the share of the true class.
         right: whether it is on the diagonal.
         pair: "predicted true" as indices, where the cell is of one pair that has pictures to look at; else "".
         says: what the cell is, in words.
     """
 
-    count: int
+    number: int
     shade: int
     right: bool
     pair: str
@@ -45,6 +45,15 @@ def most_confused(confusion: ConfusionMatrix, most: int = MOST_CLASSES) -> NDArr
     return np.sort(confusion.confusions().argsort(kind="stable")[-most:])
 
 
+def in_words(predicted: str | None, true: str | None) -> str:
+    """What a cell has, by the names of its row and column, None of background."""
+    if predicted is None:
+        return f"{true}: not found"
+    if true is None:
+        return f"{predicted}: detections without an object of their own"
+    return f"{true}: taken for {predicted}" if predicted != true else f"{true}: found"
+
+
 def heat_map(facts: Facts, shown_pairs: frozenset[tuple[int, int]]) -> HeatMap:
     """The matrix; classes that are left out are one row and column, if there are any.
 
@@ -60,7 +69,7 @@ def heat_map(facts: Facts, shown_pairs: frozenset[tuple[int, int]]) -> HeatMap:
     group_of[chosen], group_of[-1] = range(len(chosen)), len(ids) - 1
     matrix = confusion.grouped(group_of)
     totals = np.maximum(matrix.sum(0), 1)
-    names = [*(facts.name(c) for c in chosen.tolist()), *([f"{left:,} others"] if left else []), "background"]
+    names: list[str | None] = [*(facts.name(c) for c in chosen.tolist()), *([f"{left:,} others"] if left else []), None]
     rows = []
     for i, predicted in enumerate(ids):
         row = []
@@ -69,14 +78,6 @@ def heat_map(facts: Facts, shown_pairs: frozenset[tuple[int, int]]) -> HeatMap:
             pair = (predicted, true) if predicted is not None and true is not None else None
             leads = f"{predicted} {true}" if count and pair in shown_pairs else ""
             shade = int(np.ceil(share * SHADES)) if count else 0
-            row.append(Cell(count, shade, i == j, leads, _says(count, names[i], names[j])))
+            row.append(Cell(count, shade, i == j, leads, f"{count:,} {in_words(names[i], names[j])}"))
         rows.append(row)
-    return HeatMap(names, rows, left)
-
-
-def _says(count: int, predicted: str, true: str) -> str:
-    if predicted == "background":
-        return f"{count:,} of {true} not found"
-    if true == "background":
-        return f"{count:,} detections of {predicted} on nothing"
-    return f"{count:,} of {true} taken for {predicted}" if predicted != true else f"{count:,} of {true} found"
+    return HeatMap([name or "background" for name in names], rows, left)

@@ -56,8 +56,8 @@ def glance(facts: Facts) -> Glance:
     chart = None
     if shares:
         title = f"Boxes by their side in a picture of {facts.origin.imgsz} pixels, as a share of each split"
-        powers = np.log2(_SIDES[:-1])
-        chart = line_chart(title, powers, shares, x_label=f"log2 of the side in pixels, at {facts.origin.imgsz}")
+        label = f"side in pixels, in a picture of {facts.origin.imgsz}"
+        chart = line_chart(title, _SIDES[:-1], shares, x_label=label, in_powers=True)
     return Glance([_split(name, index) for name, index in splits.items()], chart)
 
 

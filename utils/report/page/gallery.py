@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
@@ -15,23 +17,27 @@ from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.diagnosis.listing import Box, ErrorItem
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.matching import Kind
+from tessera.utils.evaluation.tally import Errors
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
 from tessera.utils.report.page.breakdown import sides_as_seen
-from tessera.utils.report.page.confusion import most_confused
+from tessera.utils.report.page.confusion import in_words, most_confused
 from tessera.utils.report.page.facts import Facts, readable
 
-WORST = 48  # errors that are shown for their cost alone
+WORST = 60  # errors that are shown for their cost alone
 OF_A_KIND = 10  # that are shown beside them
-OF_A_PAIR = 2  # of classes that are taken for each other
-MOST = 160
-SIDE = 240  # pixels of a crop
+OF_A_CELL = 2  # of the confusion matrix that is shown
+MOST = 140
+SIDE = 220  # pixels of a crop
 BYTES = 3_000_000  # of all crops, as text
 DECODED = 120_000_000  # pixels of their files
 _AROUND = 0.6  # of the boxes, that is shown on each side of them
 _LEAST = 48  # pixels of the picture that a crop shows at least
-_QUALITY = 82
+_QUALITY = 78
 _SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the picture as the model sees it
+
+
+Pair = tuple[int, int]
 
 
 class Mark(NamedTuple):
@@ -51,7 +57,8 @@ class Shown(NamedTuple):
         number: its place by cost among all that were kept, from 1.
         kind: its name.
         predicted, true: names of the classes; "" of what is none.
-        pair: indices of the two, as a cell of the heat map has them.
+        pair: "predicted true", the cell of the confusion matrix by indices, -1 of background.
+        cell: that in words.
         size: of the object, or of the detection where there is none: "small", "medium" or "large".
         image: name of the file.
         says: what it is, in a sentence.
@@ -67,6 +74,7 @@ class Shown(NamedTuple):
     predicted: str
     true: str
     pair: str
+    cell: str
     size: str
     image: str
     says: str
@@ -88,48 +96,52 @@ class _Crop(NamedTuple):
 _NO_CROP = _Crop("", 0, 0, [])
 
 
-def chosen(items: Sequence[ErrorItem], pairs: frozenset[tuple[int, int]]) -> list[int]:
-    """Which errors are shown, by cost: the worst of all, of each kind, and of each pair of classes."""
-    taken, of_kind, of_pair = set(range(min(WORST, len(items)))), dict.fromkeys(Kind, 0), dict.fromkeys(pairs, 0)
-    for row in sorted(taken):
-        _count(items[row], of_kind, of_pair)
+def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: AbstractSet[int]) -> list[int]:
+    """Which errors are shown, by cost: the worst of all, of each kind, of each cell of the matrix; then the next worst.
+
+    Args:
+        items: errors by cost.
+        cells: `cells_of` them.
+        classes: that the confusion matrix has, background among them.
+    """
+    taken = dict.fromkeys(range(min(WORST, len(items))))
+    of_kind, of_cell = Counter(items[row].kind for row in taken), Counter(cells[row] for row in taken)
+    for row in range(len(taken), len(items)):
+        kind, cell = items[row].kind, cells[row]
+        if of_kind[kind] < OF_A_KIND or (of_cell[cell] < OF_A_CELL and classes.issuperset(cell)):
+            taken[row] = None
+            of_kind[kind] += 1
+            of_cell[cell] += 1
+    taken |= dict.fromkeys(range(min(MOST, len(items))))
+    return sorted(list(taken)[:MOST])
+
+
+def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
+    """The cell of the confusion matrix that each error is in: predicted and true class, -1 of background.
+
+    A pair of classes has the most confident detection of another class on an object that none is correct for.
+    """
+    places = dict(zip(errors.images.tolist(), errors.offsets[:-1].tolist(), strict=True))
+    confused: dict[tuple[int, int], int] = {}
+    for row in sorted(range(len(items)), key=lambda row: -items[row].score):
+        item = items[row]
+        own = places[item.image] + item.object
+        if item.kind == Kind.WRONG_CLASS and errors.outcomes[own] == Kind.WRONG_CLASS:
+            confused.setdefault((item.image, item.object), row)
+    pairs = set(confused.values())
+    cells = []
     for row, item in enumerate(items):
-        if row in taken or len(taken) == MOST:
-            continue
-        if of_kind[item.kind] < OF_A_KIND or of_pair.get(pair_of(item), OF_A_PAIR) < OF_A_PAIR:
-            taken.add(row)
-            _count(item, of_kind, of_pair)
-    return sorted(taken)
-
-
-def _count(item: ErrorItem, of_kind: dict[Kind, int], of_pair: dict[tuple[int, int], int]) -> None:
-    of_kind[item.kind] += 1
-    if pair_of(item) in of_pair:
-        of_pair[pair_of(item)] += 1
-
-
-def pair_of(item: ErrorItem) -> tuple[int, int]:
-    """Cell of the confusion matrix that an error is in: predicted and true class, -1 of what is none."""
-    if item.kind == Kind.MISSED:
-        return -1, -1 if item.true is None else item.true
-    if item.kind == Kind.WRONG_CLASS and item.true is not None and item.predicted is not None:
-        return item.predicted, item.true
-    return -1 if item.predicted is None else item.predicted, -1
+        predicted, true = (-1 if c is None else c for c in (item.predicted, item.true))
+        cells.append((predicted, true if row in pairs or item.kind == Kind.MISSED else -1))
+    return cells
 
 
 def gallery(facts: Facts) -> list[Shown]:
     """The errors that are shown, by cost."""
-    confusion = facts.found.errors.confusion
-    classes = set(most_confused(confusion).tolist())
-    predicted, true = np.divmod(confusion.pairs().cells, confusion.nc + 1)
-    pairs = frozenset(
-        (int(p), int(t))
-        for p, t in zip(predicted.tolist(), true.tolist(), strict=True)
-        if p != t and p in classes and t in classes
-    )
-    rows = chosen(facts.items, pairs)
+    cells = cells_of(facts.found.errors, facts.items)
+    rows = chosen(facts.items, cells, {-1, *most_confused(facts.found.errors.confusion).tolist()})
     crops = dict(_crops(facts, rows))
-    return [_shown(facts, row, crops.get(row, _NO_CROP)) for row in rows]
+    return [_shown(facts, row, cells[row], crops.get(row, _NO_CROP)) for row in rows]
 
 
 def _crops(facts: Facts, rows: Sequence[int]) -> Iterator[tuple[int, _Crop]]:
@@ -172,8 +184,8 @@ def _crop(picture: Pixels, scale: float, window: tuple[int, int, int, int], item
     part = picture[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
     factor = SIDE / max(part.shape[:2])
     width, height = (max(round(side * factor), 1) for side in (part.shape[1], part.shape[0]))
-    part = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
-    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(part, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+    resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
+    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(resized, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
     assert done, part.shape
     uri = f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
     boxes = (("true", item.true_box), ("found", item.box))
@@ -188,7 +200,7 @@ def _mark(kind: str, box: Box, window: tuple[int, int, int, int], zoom: float) -
     return Mark(kind, *(round(float(side) * zoom, 1) for side in sides))
 
 
-def _shown(facts: Facts, row: int, crop: _Crop) -> Shown:
+def _shown(facts: Facts, row: int, cell: Pair, crop: _Crop) -> Shown:
     item = facts.items[row]
     predicted, true = ("" if c is None else facts.name(c) for c in (item.predicted, item.true))
     labels = facts.labels.get(item.image)
@@ -205,19 +217,21 @@ def _shown(facts: Facts, row: int, crop: _Crop) -> Shown:
         NAMES[item.kind],
         predicted,
         true,
-        " ".join(map(str, pair_of(item))),
+        f"{cell[0]} {cell[1]}",
+        in_words(*(None if c < 0 else facts.name(c) for c in cell)),
         next(name for above, name in _SIZES if side < above),
         readable(facts.index.path(item.image).name, 100),
-        _sentence(item.kind, predicted, true),
+        _sentence(item.kind, predicted, true, is_found=item.kind == Kind.WRONG_CLASS and cell[1] < 0),
         ", ".join(figures),
         place,
         *crop,
     )
 
 
-def _sentence(kind: Kind, predicted: str, true: str) -> str:
+def _sentence(kind: Kind, predicted: str, true: str, *, is_found: bool) -> str:
+    """What an error is; `is_found`: a detection of a wrong class is not the only one of its object."""
     return {
-        Kind.WRONG_CLASS: f"{true} taken for {predicted}",
+        Kind.WRONG_CLASS: f"{true} {'also ' * is_found}taken for {predicted}",
         Kind.BADLY_PLACED: f"{predicted}, badly placed",
         Kind.BOTH: f"{predicted} near {true}",
         Kind.DUPLICATE: f"{predicted} found twice",

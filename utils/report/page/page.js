@@ -103,7 +103,7 @@ const filters = one("[data-filters]");
 if (filters) {
   const errors = all(".gallery li"), fields = all("[data-filter]", filters), output = one("output", filters);
   const pairs = one("[data-filter=pair]", filters), known = new Map();
-  for (const error of errors) known.set(error.dataset.pair, [error.dataset.says, (known.get(error.dataset.pair)?.[1] ?? 0) + 1]);
+  for (const error of errors) known.set(error.dataset.pair, [error.dataset.cell, (known.get(error.dataset.pair)?.[1] ?? 0) + 1]);
   const listed = [...known].sort((a, b) => b[1][1] - a[1][1] || a[1][0].localeCompare(b[1][0], "en"));
   for (const [pair, [says, count]] of listed) pairs.append(new Option(`${says} (${count})`, pair));
   const matches = (error, { dataset, value }) => {

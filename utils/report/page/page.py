@@ -10,7 +10,6 @@ import platform
 import shlex
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -53,8 +52,8 @@ def page(facts: Facts) -> str:
     policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
     return _template().render(
         policy=f"{policy}; base-uri 'none'; form-action 'none'",
-        style=Markup(style),  # noqa: S704 - a file of this package
-        script=Markup(script),  # noqa: S704
+        style=Markup(style),  # a file of this package
+        script=Markup(script),
         **_sections(facts),
     )
 
@@ -78,7 +77,7 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "confidence": errors.confidence,
         "correct": counts[Kind.CORRECT],
         "objects": len(errors.outcomes),
-        "false": sum(counts[kind] for kind in FALSE_KINDS),
+        "false_finds": sum(counts[kind] for kind in FALSE_KINDS),
         "kinds": _kinds(facts),
         "errors": sum(counts[kind] for kind in ERROR_KINDS),
         "breakdowns": breakdowns(facts),
@@ -94,7 +93,6 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "given": origin.flags,
         "versions": _versions(facts),
         "usage": _usage(facts),
-        "single": len(facts.index.names) < 2,
     }
 
 
@@ -157,7 +155,9 @@ def _versions(facts: Facts) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "device": readable(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
         "size of the pictures": f"{facts.origin.imgsz} pixels",
-        "speed": "{:.1f} ms preparation, {:.1f} ms inference, {:.1f} ms NMS an image".format(*facts.found.metrics.speed_ms),
+        "speed": "{:.1f} ms preparation, {:.1f} ms inference, {:.1f} ms NMS an image".format(
+            *facts.found.metrics.speed_ms
+        ),
         "folder": readable(str(facts.run), 200),
     }
 
@@ -181,7 +181,9 @@ def _part(name: str) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(_part("page.html"))
 
 

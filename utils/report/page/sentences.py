@@ -97,7 +97,7 @@ def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> st
     """
     none = np.flatnonzero(pictures == 0)
     if len(none):
-        listed = _listed([names[c] for c in none])
+        listed = _listed([names[int(c)] for c in none])
         return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
     if len(names) < 2:
         return ""
@@ -114,7 +114,7 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
     if len(class_ids) < 2:
         return ""
     least, mean = int(ap.argmin()), float(ap.mean())
-    return f"{names[class_ids[least]]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
+    return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
 
 
 def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:

@@ -46,7 +46,9 @@ def panels(results: pd.DataFrame, best: int | None) -> list[Panel]:
         series = {name: values for name, values in series.items() if np.isfinite(values).any()}
         if series:
             mark = float(best) if best is not None and best in epochs else None
-            drawn.append(Panel(title, line_chart(f"{title} over the epochs", epochs, series, x_label="epoch", mark=mark)))
+            drawn.append(
+                Panel(title, line_chart(f"{title} over the epochs", epochs, series, x_label="epoch", mark=mark))
+            )
     return drawn
 
 
