@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+NODE_MODULES = Path(os.environ.get("TESSERA_TEST_NODE", "~/.cache/tessera-tests/node")).expanduser() / "node_modules"
 PATIENCE_S = 120  # for one answer, on a machine that is busy
 # Names lead nowhere; root has no sandbox.
 FLAGS = (
@@ -101,10 +102,15 @@ class Tab:
                 self.requested.append(address)
 
 
+def installed_browser() -> str | None:
+    """The program; None where there is none."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
 @contextmanager
 def opened(page: Path) -> Iterator[Tab]:
     """The tab that shows a file; skips the test without a browser."""
-    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    browser = installed_browser()
     if browser is None:
         pytest.skip("needs chromium-headless-shell: .ci/run installs it where it can")
     (their_end, commands), (answers, other_end) = os.pipe(), os.pipe()

@@ -6,7 +6,6 @@ import base64
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +95,7 @@ class _Crop(NamedTuple):
 _NO_CROP = _Crop("", 0, 0, [])
 
 
-def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: AbstractSet[int]) -> list[int]:
+def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: frozenset[int]) -> list[int]:
     """Which errors are shown, by cost: the worst of all, of each kind, of each cell of the matrix; then the next worst.
 
     Args:
@@ -126,20 +125,20 @@ def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
     for row in sorted(range(len(items)), key=lambda row: -items[row].score):
         item = items[row]
         own = places[item.image] + item.object
-        if item.kind == Kind.WRONG_CLASS and errors.outcomes[own] == Kind.WRONG_CLASS:
+        if item.kind is Kind.WRONG_CLASS and errors.outcomes[own] == Kind.WRONG_CLASS:
             confused.setdefault((item.image, item.object), row)
     pairs = set(confused.values())
     cells = []
     for row, item in enumerate(items):
         predicted, true = (-1 if c is None else c for c in (item.predicted, item.true))
-        cells.append((predicted, true if row in pairs or item.kind == Kind.MISSED else -1))
+        cells.append((predicted, true if row in pairs or item.kind is Kind.MISSED else -1))
     return cells
 
 
 def gallery(facts: Facts) -> list[Shown]:
     """The errors that are shown, by cost."""
     cells = cells_of(facts.found.errors, facts.items)
-    rows = chosen(facts.items, cells, {-1, *most_confused(facts.found.errors.confusion).tolist()})
+    rows = chosen(facts.items, cells, frozenset({-1, *most_confused(facts.found.errors.confusion).tolist()}))
     crops = dict(_crops(facts, rows))
     return [_shown(facts, row, cells[row], crops.get(row, _NO_CROP)) for row in rows]
 
@@ -221,7 +220,7 @@ def _shown(facts: Facts, row: int, cell: Pair, crop: _Crop) -> Shown:
         in_words(*(None if c < 0 else facts.name(c) for c in cell)),
         next(name for above, name in _SIZES if side < above),
         readable(facts.index.path(item.image).name, 100),
-        _sentence(item.kind, predicted, true, is_found=item.kind == Kind.WRONG_CLASS and cell[1] < 0),
+        _sentence(item.kind, predicted, true, is_found=item.kind is Kind.WRONG_CLASS and cell[1] < 0),
         ", ".join(figures),
         place,
         *crop,

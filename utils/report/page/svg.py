@@ -40,9 +40,9 @@ def line_chart(
     finite = np.concatenate([np.zeros(0), *(column[np.isfinite(column)] for column in values.values())])
     low, high = _bounds(finite)
     places = np.log2(x) if in_powers else x
-    x_low, x_high = (
-        (float(places[0]), float(places[-1])) if len(x) > 1 else (float(places[0]) - 1, float(places[0]) + 1)
-    )
+    x_low, x_high = float(places[0]), float(places[-1])
+    if len(x) == 1:
+        x_low, x_high = x_low - 1, x_high + 1
 
     def across(place: float) -> float:
         return LEFT + (place - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
