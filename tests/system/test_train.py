@@ -72,7 +72,12 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     assert "Traceback" not in outcome.err
     report = (run / "report.html").read_text()
     assert f"Report: {run / 'report.html'}" in outcome.out
-    for said in ("Curves of the training", "uv run train.py --cfg yolov5n.yaml", "validated epochs", "shapes/labels/val"):
+    for said in (
+        "Curves of the training",
+        "uv run train.py --cfg yolov5n.yaml",
+        "validated epochs",
+        "shapes/labels/val",
+    ):
         assert said in report, said
 
     weights = ("--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
