@@ -58,7 +58,7 @@ class SharedStudy:
         self._folder, self._label, self._worker = folder, label, worker
         # A third of the training, and at least three epochs, are too early to tell.
         pruner = self._optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
-        with self.turn():
+        with self.turn(), _readable(folder / JOURNAL):
             storage = _open_journal(folder / JOURNAL, self._optuna)
             self.study = self._optuna.create_study(
                 storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
@@ -148,6 +148,20 @@ class SharedStudy:
                 shutil.rmtree(folder)
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever Optuna meets that trusts its journal is the user's error."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{path}: not a journal that a search has written ({one_line(f'{type(error).__name__}: {error}', 120)}). "
+            "Begin another search: leave --resume out."
+        ) from error
+
+
 class _InTurn:
     """Optuna's lock on its journal: every write is inside a turn, so there is nothing left to wait for."""
 
@@ -166,13 +180,5 @@ def _open_journal(path: Path, optuna: Any) -> Any:
         log.warning(f"{path}: its last line is torn, and removed.")
         with path.open("r+b") as file:
             file.truncate(whole)
-    try:
-        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_InTurn())
-        return optuna.storages.JournalStorage(backend)
-    except OSError:
-        raise
-    except Exception as error:  # whatever a reader meets that trusts its input
-        raise UserError(
-            f"{path}: not a journal that a search has written ({one_line(f'{type(error).__name__}: {error}', 120)}). "
-            "Begin another search: leave --resume out."
-        ) from error
+    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_InTurn())
+    return optuna.storages.JournalStorage(backend)

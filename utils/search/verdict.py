@@ -7,6 +7,7 @@ search has not seen, all of them with the same ones. What is left of a gain is j
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,7 @@ def gains(start: NDArray[np.float64], sets: NDArray[np.float64]) -> list[Gain]:
     return [Gain(float(mean), float(margin)) for mean in means[1:] - means[0]]
 
 
+@cache
 def critical(sets: int, freedom: int) -> float:
     """How many standard errors a difference from the start must be beyond, for `sets` comparisons at once.
 
