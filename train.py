@@ -95,8 +95,8 @@ def train(
             resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
             world.remember("saved", "yes")
         world.remember("run", str(run.folder))
-        progress, epochs, batches = state.progress, run.config.epochs, loader.batches_per_epoch
-        schedule = Schedule(run.hyp, epochs, batches, run.batch_size, run.config.cos_lr)
+        progress, batches = state.progress, loader.batches_per_epoch
+        schedule = Schedule(run.hyp, run.config.epochs, batches, run.batch_size, run.config.cos_lr)
         report_recipe(run, schedule, state.model.head)
 
         journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
@@ -113,12 +113,14 @@ def train(
         log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
 
         validation.before_training()
-        for epoch in state.epochs_left(epochs):
+        for epoch in state.epochs_left(run.config.epochs):
             started = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, run.config)
             state.model.train()
-            with EpochBar(f"{epoch}/{epochs - 1}", batches, world, criterion.names, progress.step_in_epoch) as bar:
+            with EpochBar(
+                f"{epoch}/{run.config.epochs - 1}", batches, world, criterion.names, progress.step_in_epoch
+            ) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.step_in_epoch)))
                 stream = world.accelerator.in_advance(journal.show_first(stream))
                 while progress.step_in_epoch < batches:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -194,8 +195,19 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
     assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
-    assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
-    assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]
+    assert "Trial 2, of 3" in more.err and "Trial 1" not in more.err
+    files = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
+    assert sorted(p.name for p in folder.iterdir()) == files
+
+
+@pytest.mark.slow
+def test_a_pruned_training_ends_on_all_ranks_together(data: Path, tmp_path: Path) -> None:
+    args = flags(data, tmp_path, "--epochs", "5", "--evolve", "9", "--objective=-recall")
+    outcome = jobs.train(tmp_path, 2, *args)
+    assert outcome.code == 0, outcome.said
+    table = pd.read_csv(tmp_path / "exp" / "evolve.csv")
+    assert len(table) == 9 and "pruned" in set(table["end"]) and len(set(table["lr0"])) == 9
+    assert outcome.err.count("Ended early") == (table["end"] == "pruned").sum()
 
 
 def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:

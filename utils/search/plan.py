@@ -122,8 +122,8 @@ class Plan:
         """Judge the sets, write the report and the set to use; return it in a line."""
         again = self._study.trials("COMPLETE") if self._sets else []
         standings = judge({(t.params["set"], t.params["seed"]): t.value for t in again}, len(self._sets))
-        mattered = knobs(self._trials.study, self._optuna)
-        report = Report(self._config.objective, self._ended(), self._sets, standings, mattered)
+        ended = self._ended()
+        report = Report(self._config.objective, ended, self._sets, standings, knobs(ended))
         with self._trials.turn():
             write_yaml(self._folder / BEST, (report.winner.hyp if report.winner else self.start).as_dict())
             write_whole(self._folder / REPORT, report.text().encode())

@@ -87,11 +87,12 @@ class Report:
     def _mattered(self) -> list[str]:
         lines = ["", "## Which hyperparameters mattered", ""]
         if self.knobs is None:
-            return [*lines, f"Too few trials were measured to tell; it takes {FEWEST} at least."]
+            return [*lines, f"Too few trials to tell; it takes {FEWEST} at least."]
         if not self.knobs:
             return [*lines, "None beyond chance."]
-        lines += ["| | share of the importance |", "| --- | --- |"]
-        return [*lines, *(f"| `{knob.name}` | {knob.share:.0%} |" for knob in self.knobs)]
+        lines += ["| | better | rank correlation |", "| --- | --- | --- |"]
+        words = {knob.name: "higher" if knob.correlation > 0 else "lower" for knob in self.knobs}
+        return [*lines, *(f"| `{knob.name}` | {words[knob.name]} | {knob.correlation:+.2f} |" for knob in self.knobs)]
 
 
 def _interval(gain: Gain) -> str:

@@ -47,7 +47,9 @@ def made(config: TrainConfig) -> Path:
     return folder
 
 
-def curve(config: TrainConfig, hyp: Hyp, watch: Watch, seconds: float = 0.0, slope: float = 0.1) -> Metrics:
+def curve(
+    config: TrainConfig, hyp: Hyp, world: World, watch: Watch, seconds: float = 0.0, slope: float = 0.1
+) -> Metrics:
     """A training whose worth grows over its epochs."""
     folder = made(config)
     final = worth(hyp, config.seed, slope)
@@ -65,7 +67,7 @@ def main(project: str, trials: int, seconds: float) -> None:
     config = TrainConfig(evolve=trials, epochs=4, project=project, name="shared", exist_ok=True)
 
     def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
-        return curve(config, hyp, watch, seconds)
+        return curve(config, hyp, world, watch, seconds)
 
     evolve(config, START, World(), train)
 
