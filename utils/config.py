@@ -306,8 +306,8 @@ class TrainConfig(Options):
             )
         if self.evolve and self.resume == "auto":
             raise ConfigError(
-                "--evolve with --resume auto: a search is not begun and continued by one command. Leave --resume out "
-                "to begin it; --resume with its folder, or bare for the newest, continues it."
+                "--evolve with --resume auto: a search is begun or joined by --name with --exist-ok. Give these in its "
+                "place; --resume with a folder, or bare for the newest search, continues one."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")

@@ -33,11 +33,6 @@ class Gain(NamedTuple):
         """Whether the whole interval is above 0."""
         return self.mean > self.margin
 
-    @property
-    def is_worse(self) -> bool:
-        """Whether the whole interval is below 0."""
-        return self.mean < -self.margin
-
 
 class Standing(NamedTuple):
     """How a set did when it was trained again.
