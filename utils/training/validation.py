@@ -23,6 +23,7 @@ from tessera.utils.report.journal import Journal
 from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.search.watch import Pruned, Watch
 from tessera.utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Validation:
         journal: keeps some pictures.
         profile: measures the time.
         interruption: whether this rank was asked to stop.
+        watch: what a search sees of the training; None outside of one.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Validation:
         journal: Journal,
         profile: NoProfile,
         interruption: Interruption,
+        watch: Watch | None = None,
     ) -> None:
         self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
         self._saver, self._journal, self._profile = saver, journal, profile
+        self._interruption, self._watch = interruption, watch
         # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
         self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked)
 
@@ -77,6 +81,7 @@ class Validation:
         Raises:
             UserError: on every rank, where last.pt could not be written.
             Interrupted: on every rank, where one was asked to stop; last.pt is written then.
+            Pruned: on every rank, where the search has seen enough.
         """
         world = self._run.world
         if self._run.config.noval and epoch + 1 < self._run.config.epochs:
@@ -94,6 +99,9 @@ class Validation:
                 self._saver.stop_validation()
         self._state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
+        if self._watch and self._watch.after_epoch(epoch, found):
+            self._interruption.act_at_once(f"after epoch {epoch}, the last of a training that the search ended early")
+            raise Pruned
         return found.metrics
 
     def of_best(self, spec: DatasetSpec) -> Metrics:
@@ -107,6 +115,8 @@ class Validation:
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
         sinks = self._journal.picture_sinks(index)
         found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
+        if self._watch:
+            self._watch.at_end(found)
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
@@ -115,7 +125,7 @@ class Validation:
             report_validation(
                 found, index, spec, run.folder, imgsz=run.imgsz, single_cls=single, verbose=verbose, plots=plots
             )
-            if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
+            if not self._watch:  # of a search's trainings no weights stay
                 tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
                 print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
                 print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")

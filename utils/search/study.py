@@ -1,0 +1,184 @@
+"""Trials that workers on any number of hosts share: an Optuna study in the journal of a search.
+
+Optuna has the samplers, the pruner and the format of the journal. Here is who takes which trial: all that is decided
+is decided in turns, under one lock, which the system takes from a worker that is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tessera.data.source.download import locked
+from tessera.utils.errors import UserError, tolerate
+from tessera.utils.machine.extras import import_extra
+from tessera.utils.search.folder import JOURNAL
+from tessera.utils.search.worker import Worker
+from tessera.utils.seeding import sample_rng
+from tessera.utils.text import one_line
+
+log = logging.getLogger(__name__)
+
+_TURN = ".turn"
+
+
+def load_optuna() -> Any:
+    """Optuna, silent but for warnings.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    optuna = import_extra("optuna", "tune", "--evolve")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+class SharedStudy:
+    """A study of the journal in the folder of a search.
+
+    Args:
+        folder: of the search.
+        label: of its trials; with the number of one the name of the folder it is trained in.
+        name: of the study in the journal.
+        worker: this process.
+        epochs: of a training; decides from when on it is compared with the others.
+
+    Raises:
+        UserError: the journal cannot be read.
+    """
+
+    def __init__(self, folder: Path, label: str, name: str, worker: Worker, epochs: int) -> None:
+        self._optuna = load_optuna()
+        self._folder, self._label, self._worker = folder, label, worker
+        # A third of the training, and at least three epochs, are too early to tell.
+        pruner = self._optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
+        with self.turn(), _readable(folder / JOURNAL):
+            storage = _open_journal(folder / JOURNAL, self._optuna)
+            self.study = self._optuna.create_study(
+                storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
+            )
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While inside, no other worker decides or writes anything."""
+        try:
+            with locked(self._folder / _TURN):
+                yield
+        except OSError as error:
+            raise UserError(
+                f"{self._folder}: the journal of the search cannot be locked, read or written "
+                f"({error.strerror or error}). Make room or fix its permissions, or choose another place with "
+                "--project; on a network's disk, one with locks."
+            ) from error
+
+    def name_of(self, trial: Any) -> str:
+        """Of the folder that a trial is trained in."""
+        return f"{self._label}{trial.number}"
+
+    def trials(self, *states: str) -> list[Any]:
+        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), by number."""
+        wanted = tuple(self._optuna.trial.TrialState[state] for state in states)
+        return list(self.study.get_trials(deepcopy=False, states=wanted))
+
+    def claim(self, budget: int, ranges: Mapping[str, Any], seed: int) -> Any | None:
+        """A trial for this worker, with values; None where `budget` trials are done, or are with other workers.
+
+        What a worker has left behind that is gone comes first.
+        """
+        with self.turn():
+            for trial in self.trials("RUNNING"):
+                if self._worker.is_gone(trial.user_attrs.get("worker", "")):
+                    log.warning(f"Trial {trial.number} was left by a worker that is gone; it is done again.")
+                    self._queue_again(trial)
+            if len(self.trials("RUNNING", "COMPLETE", "PRUNED")) >= budget:
+                return None
+            # A worker that goes on alone samples what an undisturbed one would have.
+            number = len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = self._optuna.samplers.TPESampler(
+                multivariate=True, constant_liar=True, seed=int(sample_rng(seed, number, 0, "evolve").integers(2**32))
+            )
+            trial = self.study.ask(dict(ranges))
+            trial.set_user_attr("worker", self._worker.name)
+            return trial
+
+    def report(self, trial: Any, epoch: int, value: float, *, prunes: bool) -> bool:
+        """Take in the value of an epoch; return whether the training is not worth going on with."""
+        with self.turn():
+            if not self._is_running(trial):
+                log.warning(f"Trial {trial.number}: others took this worker for gone, and do it again; it ends here.")
+                return True
+            trial.report(value, epoch)
+            return prunes and bool(trial.should_prune())
+
+    def finish(self, trial: Any, value: float | None, attributes: Mapping[str, Any]) -> None:
+        """End a trial, with its value or as one that was pruned; not where others do it again meanwhile."""
+        with self.turn():
+            if self._is_running(trial):
+                for key, attribute in attributes.items():
+                    trial.set_user_attr(key, attribute)
+                state = self._optuna.trial.TrialState["PRUNED" if value is None else "COMPLETE"]
+                self.study.tell(trial, value, state=state)
+        self._remove_files(trial)
+
+    def give_back(self, trial: Any) -> None:
+        """Leave a trial to whoever comes next."""
+        with self.turn():
+            if self._is_running(trial):
+                self._queue_again(trial)
+
+    def _is_running(self, trial: Any) -> bool:
+        return trial.number in {other.number for other in self.trials("RUNNING")}
+
+    def _queue_again(self, trial: Any) -> None:
+        self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        self.study.enqueue_trial(trial.params)
+        self._remove_files(trial)
+
+    def _remove_files(self, trial: Any) -> None:
+        """Nothing stays of a training; what a network's disk holds on to does not end a search."""
+        folder = self._folder / self.name_of(trial)
+        if folder.is_dir():
+            with tolerate(f"removing {folder}"):
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever Optuna meets that trusts its journal is the user's error."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{path}: not a journal that a search has written ({one_line(f'{type(error).__name__}: {error}', 120)}). "
+            "Begin another search: leave --resume out."
+        ) from error
+
+
+class _InTurn:
+    """Optuna's lock on its journal: every write is inside a turn, so there is nothing left to wait for."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+def _open_journal(path: Path, optuna: Any) -> Any:
+    """The journal as Optuna's storage; a last line that a full disk or a power cut has torn is removed."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        log.warning(f"{path}: its last line is torn, and removed.")
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_InTurn())
+    return optuna.storages.JournalStorage(backend)
