@@ -8,6 +8,7 @@ import sys
 from tessera.utils.errors import did_you_mean
 from tessera.utils.flags.program import IS_CLONE
 from tessera.utils.flags.version import version_line
+from tessera.utils.streams import keep_streams
 from tessera.utils.text import shown
 
 COMMANDS = ("train", "val", "detect", "export")
@@ -19,18 +20,19 @@ USAGE = (
 
 def main() -> int:
     """Run the command that the first argument names, as if its file had been started; returns the exit code."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else None
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     if asked in COMMANDS:
         del sys.argv[1]
         runpy.run_module(f"tessera.commands.{asked}", run_name="__main__", alter_sys=True)
-    elif asked in ("-h", "--help"):
+        return 0
+    keep_streams()
+    if asked in ("-h", "--help"):
         print(USAGE)
     elif asked == "--version":
         print(version_line())
     else:
-        problem = (
-            f"no command is called {shown(asked)}.{did_you_mean(asked, COMMANDS)}" if asked else "no command is given."
-        )
+        hint = did_you_mean(asked, COMMANDS)
+        problem = f"no command is called {shown(asked)}.{hint}" if asked else "no command is given."
         print(f"error: {problem}\n{USAGE}", file=sys.stderr)
         return 2
     return 0
