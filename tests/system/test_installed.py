@@ -147,7 +147,7 @@ def test_a_working_directory_that_cannot_be_written_is_one_message(command: str,
     weights, data = checkpoint(tmp_path / "best.pt", ANCHORED), make_data(tmp_path)
     flags = {
         "train": ("--data", str(data), "--epochs", "1"),
-        "val": ("--weights", str(weights), "--data", str(data), "--workers", "0"),
+        "val": ("--weights", str(weights), "--data", str(data), "--single-cls"),
         "detect": ("--weights", str(weights), "--source", str(tmp_path / "shapes" / "images" / "val")),
     }
     done = run(python, Path("/sys"), "tessera", command, *flags[command], *ON_CPU, code=1)
