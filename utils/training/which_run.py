@@ -69,7 +69,8 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
         if auto and _is_done(resumed.checkpoint, config):
             log.info(
                 f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. "
-                f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
+                f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
+                "patience had run out."
             )
             return None
         check_batch_size(config.batch_size, world.size)
