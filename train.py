@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.flags.program import called
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -149,7 +150,9 @@ def train(
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {state.stopper.patience}.")
                 break
-        interruption.act_at_once(f"after the last epoch, whose checkpoint is saved; val.py measures {saver.best}")
+        interruption.act_at_once(
+            f"after the last epoch, whose checkpoint is saved; {called('val.py')} measures {saver.best}"
+        )
         world.set_activity("measuring the best epoch")
         return validation.of_best(data.spec)
 

@@ -97,7 +97,7 @@ def test_files_modules_and_targets_are_there(path: Path) -> None:
 
 def test_every_command_of_the_readme_is_understood() -> None:
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^(?!`).*\b(train|val|detect|export)\.py (--[^#\n]*)", text, flags=re.MULTILINE)
+    commands = re.findall(r"^(?!`).*\b(train|val|detect|export)(?:\.py)? (--[^#\n]*)", text, flags=re.MULTILINE)
     assert len(commands) >= 9
     for command, flags in commands:
         config = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}[command]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import tessera
+
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"data", "models", "utils", "train", "val", "detect", "export"}  # tessera.… is their only name
 EVERY_MODULE = """
@@ -96,8 +98,21 @@ def test_a_command_by_its_file_and_by_its_name_is_the_same(project: Path, comman
     assert "--weights" in by_file
 
 
-@pytest.mark.parametrize("words", [(), ("trian",)])
-def test_a_command_that_is_none_is_an_error(project: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "error: no command is given.\n"),
+        (("trian",), "error: no command is called 'trian'. Did you mean 'train'?\n"),
+        (("--epochs", "3"), "error: no command is called '--epochs'.\n"),
+    ],
+)
+def test_a_command_that_is_none_is_an_error(project: Path, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         python(project, "-m", "tessera", *words)
-    assert "{train,val,detect,export}" in caught.value.stderr and "Traceback" not in caught.value.stderr
+    assert caught.value.returncode == 2
+    assert caught.value.stderr.startswith(f"{said}usage: python -m tessera {{train,val,detect,export}} [flags]\n")
+
+
+def test_the_version_is_told_without_a_command(project: Path) -> None:
+    line = python(project, "-m", "tessera", "--version").stdout
+    assert line.startswith(f"tessera {tessera.__version__}") and ", torch " in line and line.count("\n") == 1

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tessera.utils.environment import REPO
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
 from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
+from tessera.utils.flags.program import HOME
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
-HYPS_DIR = REPO / "data" / "hyps"
+HYPS_DIR = HOME / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
 Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
 OptimizerName = Literal["SGD", "Adam", "AdamW"]

@@ -13,7 +13,8 @@ from tessera.data.source.shapes import write_shapes
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
-from tessera.utils.environment import REPO, datasets_dir
+from tessera.utils.environment import datasets_dir
+from tessera.utils.flags.program import HOME
 from tessera.utils.ranks.world import World
 from tessera.utils.search.evolve import evolve
 from tests.data.make import write_image
@@ -69,7 +70,7 @@ def _hyp(folder: Path) -> tuple[str, Callable[[Path], object]]:
 
 
 def _model(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    return (REPO / "models" / "yolov5n.yaml").read_text(), DetectionModel
+    return (HOME / "models" / "yolov5n.yaml").read_text(), DetectionModel
 
 
 def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:

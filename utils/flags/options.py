@@ -11,14 +11,16 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import check_path
 from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
+from tessera.utils.flags.program import called
 from tessera.utils.flags.published import published_table
+from tessera.utils.flags.version import version_line
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -130,16 +132,19 @@ class Options:
         """
         idle = " ".join(without_effect(cls.program))
         parser = _Parser(
-            prog=cls.program,
+            prog=called(cls.program),
             argument_default=argparse.SUPPRESS,
             description=cls.__doc__,
             epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}",
         )
+        answer: dict[str, Any] = {"action": _Answer, "dest": argparse.SUPPRESS, "nargs": 0}
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
             if f.name == "weights":
                 listed = "list the published weights that can be given by name, and end"
-                parser.add_argument("--list-weights", action=_ListWeights, dest=argparse.SUPPRESS, nargs=0, help=listed)
+                parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
+        told = "print the versions of this program, Python and torch, and the device, and end"
+        parser.add_argument("--version", const=version_line, help=told, **answer)
         words, former = parted(cls.program, argv)
         return {**meaning(cls.program, former)[0], **vars(parser.parse_args(words))}
 
@@ -220,13 +225,14 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
 
 
-class _ListWeights(argparse.Action):
-    """Answers as --help does, and is no field of a configuration either."""
+class _Answer(argparse.Action):
+    """Prints what the function `const` returns and ends, as --help does, and is no field of a configuration either."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        print(published_table())
+        answer: Callable[[], str] = self.const
+        print(answer())
         parser.exit()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import tessera
 from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.environment import REPO
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.rendezvous import by_value
@@ -148,11 +148,11 @@ def _disagreement(found: Mapping[str, str]) -> UserError:
 
 
 def code_version() -> str:
-    """Hash of the program's own files."""
-    files = sorted(
-        (*REPO.glob("*.py"), *(p for folder in ("data", "models", "utils") for p in (REPO / folder).rglob("*.py")))
-    )
-    return _short(b"".join(path.read_bytes() for path in files))
+    """Hash of the program's own files: the same in a clone and where they are installed."""
+    package = Path(tessera.__file__).parent
+    folders = [package / name for name in ("commands", "data", "models", "utils")]  # in a clone they are links
+    files = sorted(path.relative_to(package) for folder in folders for path in folder.rglob("*.py"))
+    return _short(b"".join((package / path).read_bytes() for path in files))
 
 
 def _short(content: bytes) -> str:

@@ -18,6 +18,7 @@ from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.validation import report_validation, table_header, validation_line
@@ -127,8 +128,8 @@ class Validation:
             )
             if not self._watch:  # of a search's trainings no weights stay
                 tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
-                print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
-                print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
+                print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
+                print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best)
         run.world.barrier()
         return found.metrics
