@@ -137,11 +137,14 @@ class SharedStudy:
 
     def _queue_again(self, trial: Any, *, failed: bool = False) -> None:
         """Queue a copy of a trial, then end it: whoever is killed between the two leaves it for another turn."""
-        if trial.number not in {other.user_attrs.get("copy_of") for other in self.trials()}:
-            failures = trial.user_attrs.get("failures", 0) + failed
-            changed = {"copy_of": trial.number, "failures": failures, "worker": None}
-            self.study.enqueue_trial(trial.params, user_attrs={**trial.user_attrs, **changed})
-        self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        trials = self.trials()
+        left = trials[trial.number]
+        if left.number not in {other.user_attrs.get("copy_of") for other in trials}:
+            values = {**left.params, **left.system_attrs.get("fixed_params", {})}  # it may have been killed in between
+            failures = left.user_attrs.get("failures", 0) + failed
+            changed = {"copy_of": left.number, "failures": failures, "worker": None}
+            self.study.enqueue_trial(values, user_attrs={**left.user_attrs, **changed})
+        self.study.tell(left.number, state=self._optuna.trial.TrialState.FAIL)
         self._remove_files(trial)
 
     def _remove_files(self, trial: Any) -> None:

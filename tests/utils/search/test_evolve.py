@@ -247,6 +247,20 @@ def test_a_worker_that_is_killed_while_it_gives_a_training_back_loses_none(
     assert len(table(tmp_path / "exp")) == 2
 
 
+def test_a_worker_that_is_killed_while_it_takes_the_start_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optuna.trial.Trial, "_suggest", killed)
+        search(tmp_path, 2)
+    search(tmp_path, 2, resume="newest")
+    first = table(tmp_path / "exp")[0]
+    assert [float(first[key]) for key in START.as_dict()] == list(START.as_dict().values())
+
+
 def test_workers_that_begin_a_search_at_once_join_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second looks while the first is between looking and writing; on some disks it sees what that one tries."""
     config = TrainConfig(evolve=1, project=str(tmp_path), exist_ok=True)
