@@ -54,7 +54,6 @@ from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.journal import EpochFigures, Journal
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.study import load_optuna
 from tessera.utils.search.watch import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.training.data import open_loaders, read_data, reweight
@@ -186,12 +185,7 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
 
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
-    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own; every rank.
-
-    Raises:
-        MissingExtra: Optuna is not installed.
-    """
-    world.from_main(lambda: load_optuna() and None)
+    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own; every rank."""
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = world.from_main(lambda: read_weights(config, None))

@@ -45,11 +45,9 @@ class Objective:
     """A formula, checked.
 
     Attributes:
-        text: as it was given.
         figures: by the names that the formula has for them.
     """
 
-    text: str
     figures: dict[str, Figure]
     _formula: ast.expr
 
@@ -89,7 +87,7 @@ def parse_objective(text: str) -> Objective:
     _check(formula, figures, where)
     if not used:
         raise ConfigError(f"{where}: no figure in it, so that every training is worth the same; {_EXPECTED}")
-    return Objective(text, {name: figures[name] for name in figures if name in used}, formula)
+    return Objective({name: figures[name] for name in figures if name in used}, formula)
 
 
 def _share(match: re.Match[str], where: str) -> float:

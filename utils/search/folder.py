@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tessera.data.source.download import locked
 from tessera.utils.checkpoints.folder import new_run, write_flags
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
@@ -69,19 +71,39 @@ def _named_search(config: TrainConfig, world: World) -> Iterator[Path]:
             raise
 
 
+@contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """While inside, no other worker of the search decides or writes anything.
+
+    Raises:
+        UserError: the disk has no locks, or cannot be written.
+    """
+    try:
+        with locked(folder / ".turn"):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the journal of the search cannot be locked, read or written ({error.strerror or error}). Make "
+            "room or fix its permissions, or choose another place with --project; on a network's disk, one with locks."
+        ) from error
+
+
 def _begin(config: TrainConfig, folder: Path) -> None:
     """Make a folder that of a search; of several workers that start at once, each may."""
-    if (folder / JOURNAL).is_file():
-        _require_same_training(config, folder)
-        log.info(f"Joining the search in {folder}")
-        return
-    if any(folder.iterdir()):
-        raise UserError(
-            f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Give another --name, or "
-            "leave --exist-ok out."
-        )
-    (folder / JOURNAL).touch()
-    write_flags(folder / FLAGS, config)
+    with turn(folder):
+        if not (folder / JOURNAL).is_file():
+            # Hidden files are locks; some disks show for a moment what other workers write to see whether they can.
+            ignored = (".", tempfile.gettempprefix(), FLAGS)
+            if any(not path.name.startswith(ignored) for path in folder.iterdir()):
+                raise UserError(
+                    f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Give another "
+                    "--name, or leave --exist-ok out."
+                )
+            write_flags(folder / FLAGS, config)
+            (folder / JOURNAL).touch()  # whoever finds it finds the flags
+            return
+    _require_same_training(config, folder)
+    log.info(f"Joining the search in {folder}")
 
 
 def _project(config: TrainConfig) -> str:
@@ -118,10 +140,7 @@ def _require_same_training(config: TrainConfig, folder: Path) -> None:
     Raises:
         UserError: names the first that differs.
     """
-    path = folder / FLAGS
-    if not path.is_file():  # another worker is about to write it
-        return
-    before: dict[str, Any] = read_yaml(path, "the flags of a search").values
+    before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
     for key, now in config.as_dict().items():
         if key not in _FREE and before.get(key, now) != now:
             raise UserError(

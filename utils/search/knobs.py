@@ -31,17 +31,18 @@ class Knob(NamedTuple):
 def knobs(trials: Sequence[Row]) -> list[Knob] | None:
     """The hyperparameters that mattered, most first; None with too few trials.
 
-    A rank correlation of each with the worth of a trial, which takes in the trials that were pruned: they are below all
-    others. As a search goes on its trials get better, and all its values drift to where the good ones were, those
-    without an effect too: so what goes with the number of the trial (a parabola) is taken out of both. What is left
-    counts where it is above the highest that any has in 95 % of shuffles. (Optuna's PED-ANOVA found less, and more that
-    is not there.) What is best in the middle of its range is not seen.
+    A rank correlation of each with the worth of a trial. This takes in the trials that were pruned, below all that were
+    measured, and those that diverged, below these. As a search goes on its trials get better, and all its values drift
+    to where the good ones were, those without an effect too: so what goes with the number of the trial (a parabola) is
+    taken out of both. What is left counts where it is above the highest that any has in 95 % of shuffles. (Optuna's
+    PED-ANOVA found less, and more that is not there.) What is best in the middle of its range is not seen.
     """
     values = {f.name: [getattr(row.hyp, f.name) for row in trials] for f in dataclasses.fields(Hyp)}
     names = [name for name, column in values.items() if len(set(column)) > 1]
     if len(trials) < FEWEST or not names:
         return None
-    worth = [(row.end == "measured", -np.inf if row.objective is None else row.objective) for row in trials]
+    ends = ("diverged", "pruned", "measured")
+    worth = [(ends.index(row.end), -np.inf if row.objective is None else row.objective) for row in trials]
     order = sorted(range(len(trials)), key=lambda i: worth[i])
     numbers = np.arange(len(trials)) / len(trials)
     drift = np.stack((np.ones(len(trials)), numbers, numbers**2), 1)

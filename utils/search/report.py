@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from tessera.utils.search.folder import BEST
 from tessera.utils.search.knobs import FEWEST, Knob
 from tessera.utils.search.table import Row
-from tessera.utils.search.verdict import Gain, Standing
+from tessera.utils.search.verdict import SEEDS, Gain, Standing
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,28 @@ class Report:
 
     @property
     def winner(self) -> Row | None:
-        """The set that is better than the start, of several the one that gains most; None where none is."""
-        better = [(gain.mean, row) for row, gain in self._compared() if gain.is_better]
-        return max(better, key=lambda pair: pair[0])[1] if better else None
+        """The set to use: of those better than the start the best; None where there is none, and the start stays.
+
+        Where a training of the start diverged, the best of the sets of which none did.
+        """
+        lost = self.standings[0].diverged
+        good = [(s.mean, row) for row, s in self._stand() if (s.gain.is_better if s.gain else lost and not s.diverged)]
+        return max(good, key=lambda pair: pair[0])[1] if good else None
 
     def summary(self) -> str:
         """The verdict, in a line."""
         if not self.sets:
-            return f"Nothing to compare: no trial but the start's has a result. {BEST} has the start."
-        if self.winner is None:
-            return f"Not better: no set gains more over the start than chance would give it. {BEST} has the start."
-        (gain,) = (gain for row, gain in self._compared() if row is self.winner)
-        return f"Better: trial {self.winner.number} gains {_interval(gain)} over the start. {BEST} has its set."
+            return f"Nothing to compare: no set but the start has a result. {BEST} has the start."
+        start, winner = self.standings[0], self.winner
+        if start.diverged:
+            others = f"trial {winner.number} with none" if winner else "every set with some"
+            why = f"the start diverged with {start.diverged} of {SEEDS} seeds, {others}"
+        elif winner:
+            (gain,) = (s.gain for row, s in self._stand() if row is winner and s.gain)
+            why = f"trial {winner.number} gains {_interval(gain)} over the start"
+        else:
+            why = "no set gains more over the start than chance would give it"
+        return f"Better: {why}. {BEST} has its set." if winner else f"Not better: {why}. {BEST} has the start."
 
     def text(self) -> str:
         """The whole page."""
@@ -58,8 +69,8 @@ class Report:
         ]
         return "\n".join([*lines, *self._again(), *self._mattered()]) + "\n"
 
-    def _compared(self) -> list[tuple[Row, Gain]]:
-        return [(row, s.gain) for row, s in zip(self.sets, self.standings[1:], strict=True) if s.gain is not None]
+    def _stand(self) -> list[tuple[Row, Standing]]:
+        return list(zip(self.sets, self.standings[1:], strict=True))
 
     def _again(self) -> list[str]:
         """The table of the sets that were trained again."""
@@ -75,14 +86,9 @@ class Report:
             "",
             "| set | in the search | again | gain | |",
             "| --- | --- | --- | --- | --- |",
-            f"| start | | {self.standings[0].mean:.4f} | | |",
+            f"| start | | {_again(self.standings[0])} |",
         ]
-        for row, standing in zip(self.sets, self.standings[1:], strict=True):
-            gain = standing.gain
-            word = "diverged" if gain is None else ("better" if gain.is_better else "not better")
-            cells = f"{row.objective:.4f} | {standing.mean:.4f} | {_interval(gain) if gain else ''}"
-            lines.append(f"| trial {row.number} | {cells} | {word} |")
-        return lines
+        return [*lines, *(f"| trial {row.number} | {row.objective:.4f} | {_again(s)} |" for row, s in self._stand())]
 
     def _mattered(self) -> list[str]:
         lines = ["", "## Which hyperparameters mattered", ""]
@@ -93,6 +99,16 @@ class Report:
         lines += ["| | better | rank correlation |", "| --- | --- | --- |"]
         words = {knob.name: "higher" if knob.correlation > 0 else "lower" for knob in self.knobs}
         return [*lines, *(f"| `{knob.name}` | {words[knob.name]} | {knob.correlation:+.2f} |" for knob in self.knobs)]
+
+
+def _again(standing: Standing) -> str:
+    """Mean, gain and a word: the last three cells of a set's line."""
+    mean, diverged, gain = standing
+    word = f"diverged with {diverged} of {SEEDS} seeds" if diverged else ""
+    if gain is not None:
+        word = "better" if gain.is_better else "not better"
+    figures = "" if math.isnan(mean) else f"{mean:.4f}", _interval(gain) if gain else ""
+    return " | ".join((*figures, word))
 
 
 def _interval(gain: Gain) -> str:

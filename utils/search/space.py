@@ -40,10 +40,11 @@ def ranges(start: Hyp, optuna: Any) -> dict[str, Any]:
 
 
 def hyp_of(start: Hyp, values: Mapping[str, float]) -> Hyp:
-    """The start with other values, each rounded to five digits."""
+    """The start with other values, each rounded to five digits; the start's own stay as they are."""
     metadata = {f.name: f.metadata for f in dataclasses.fields(Hyp)}
     rounded = {
         key: min(max(float(f"{value:.5g}"), metadata[key]["low"]), metadata[key]["high"])
         for key, value in values.items()
+        if value != getattr(start, key)
     }
     return dataclasses.replace(start, **rounded)

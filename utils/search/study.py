@@ -7,6 +7,7 @@ is decided in turns, under one lock, which the system takes from a worker that i
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,17 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tessera.data.source.download import locked
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.search.folder import JOURNAL
+from tessera.utils.search.folder import JOURNAL, turn
 from tessera.utils.search.worker import Worker
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line
 
 log = logging.getLogger(__name__)
 
-_TURN = ".turn"
+_MOST_FAILURES = 3  # of one training
 
 
 def load_optuna() -> Any:
@@ -43,6 +43,7 @@ class SharedStudy:
     """A study of the journal in the folder of a search.
 
     Args:
+        optuna: the module.
         folder: of the search.
         label: of its trials; with the number of one the name of the folder it is trained in.
         name: of the study in the journal.
@@ -53,38 +54,32 @@ class SharedStudy:
         UserError: the journal cannot be read.
     """
 
-    def __init__(self, folder: Path, label: str, name: str, worker: Worker, epochs: int) -> None:
-        self._optuna = load_optuna()
-        self._folder, self._label, self._worker = folder, label, worker
+    def __init__(self, optuna: Any, folder: Path, label: str, name: str, worker: Worker, epochs: int) -> None:
+        self._optuna, self._folder, self._label, self._worker = optuna, folder, label, worker
         # A third of the training, and at least three epochs, are too early to tell.
-        pruner = self._optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
-        with self.turn(), _readable(folder / JOURNAL):
-            storage = _open_journal(folder / JOURNAL, self._optuna)
-            self.study = self._optuna.create_study(
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
+        with self.turn():
+            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=_InTurn())
+            storage = optuna.storages.JournalStorage(backend)
+            self.study = optuna.create_study(
                 storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
             )
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """While inside, no other worker decides or writes anything."""
-        try:
-            with locked(self._folder / _TURN):
-                yield
-        except OSError as error:
-            raise UserError(
-                f"{self._folder}: the journal of the search cannot be locked, read or written "
-                f"({error.strerror or error}). Make room or fix its permissions, or choose another place with "
-                "--project; on a network's disk, one with locks."
-            ) from error
+        with turn(self._folder), _readable(self._folder / JOURNAL):
+            _mend(self._folder / JOURNAL)
+            yield
 
     def name_of(self, trial: Any) -> str:
         """Of the folder that a trial is trained in."""
         return f"{self._label}{trial.number}"
 
     def trials(self, *states: str) -> list[Any]:
-        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), by number."""
+        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), or in any, by number."""
         wanted = tuple(self._optuna.trial.TrialState[state] for state in states)
-        return list(self.study.get_trials(deepcopy=False, states=wanted))
+        return list(self.study.get_trials(deepcopy=False, states=wanted or None))
 
     def claim(self, budget: int, ranges: Mapping[str, Any], seed: int) -> Any | None:
         """A trial for this worker, with values; None where `budget` trials are done, or are with other workers.
@@ -93,13 +88,14 @@ class SharedStudy:
         """
         with self.turn():
             for trial in self.trials("RUNNING"):
-                if self._worker.is_gone(trial.user_attrs.get("worker", "")):
+                worker = trial.user_attrs.get("worker")
+                if worker is None or self._worker.is_gone(worker):  # None: it was killed in this turn
                     log.warning(f"Trial {trial.number} was left by a worker that is gone; it is done again.")
                     self._queue_again(trial)
-            if len(self.trials("RUNNING", "COMPLETE", "PRUNED")) >= budget:
+            number = len(self.trials("RUNNING", "COMPLETE", "PRUNED"))
+            if number >= budget:
                 return None
-            # A worker that goes on alone samples what an undisturbed one would have.
-            number = len(self.study.get_trials(deepcopy=False))
+            # By what is not done again: a search that was stopped samples what an undisturbed one would have.
             self.study.sampler = self._optuna.samplers.TPESampler(
                 multivariate=True, constant_liar=True, seed=int(sample_rng(seed, number, 0, "evolve").integers(2**32))
             )
@@ -108,7 +104,7 @@ class SharedStudy:
             return trial
 
     def report(self, trial: Any, epoch: int, value: float, *, prunes: bool) -> bool:
-        """Take in the value of an epoch; return whether the training is not worth going on with."""
+        """Take in the value of an epoch; return whether the training is to end here."""
         with self.turn():
             if not self._is_running(trial):
                 log.warning(f"Trial {trial.number}: others took this worker for gone, and do it again; it ends here.")
@@ -126,18 +122,29 @@ class SharedStudy:
                 self.study.tell(trial, value, state=state)
         self._remove_files(trial)
 
-    def give_back(self, trial: Any) -> None:
-        """Leave a trial to whoever comes next."""
+    def give_back(self, trial: Any, *, failed: bool) -> None:
+        """Leave a trial to whoever comes next; one that has `failed` for the third time ends, as diverged."""
+        if failed and trial.user_attrs.get("failures", 0) + 1 == _MOST_FAILURES:
+            log.warning(f"Trial {trial.number} has failed {_MOST_FAILURES} times: it counts as diverged from now on.")
+            self.finish(trial, None, {"end": "diverged"})
+            return
         with self.turn():
             if self._is_running(trial):
-                self._queue_again(trial)
+                self._queue_again(trial, failed=failed)
 
     def _is_running(self, trial: Any) -> bool:
         return trial.number in {other.number for other in self.trials("RUNNING")}
 
-    def _queue_again(self, trial: Any) -> None:
-        self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-        self.study.enqueue_trial(trial.params)
+    def _queue_again(self, trial: Any, *, failed: bool = False) -> None:
+        """Queue a copy of a trial, then end it: whoever is killed between the two leaves it for another turn."""
+        trials = self.trials()
+        left = trials[trial.number]
+        if left.number not in {other.user_attrs.get("copy_of") for other in trials}:
+            values = {**left.params, **left.system_attrs.get("fixed_params", {})}  # it may have been killed in between
+            failures = left.user_attrs.get("failures", 0) + failed
+            changed = {"copy_of": left.number, "failures": failures, "worker": None}
+            self.study.enqueue_trial(values, user_attrs={**left.user_attrs, **changed})
+        self.study.tell(left.number, state=self._optuna.trial.TrialState.FAIL)
         self._remove_files(trial)
 
     def _remove_files(self, trial: Any) -> None:
@@ -153,7 +160,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Whatever Optuna meets that trusts its journal is the user's error."""
     try:
         yield
-    except OSError:
+    except (OSError, UserError):
         raise
     except Exception as error:
         raise UserError(
@@ -172,13 +179,13 @@ class _InTurn:
         return None
 
 
-def _open_journal(path: Path, optuna: Any) -> Any:
-    """The journal as Optuna's storage; a last line that a full disk or a power cut has torn is removed."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+def _mend(path: Path) -> None:
+    """Remove a last line that a full disk or a power cut has torn, before another is written behind it."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read() in (b"", b"\n"):
+            return
         log.warning(f"{path}: its last line is torn, and removed.")
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_InTurn())
-    return optuna.storages.JournalStorage(backend)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+SEEDS = 3  # with which a set is trained again
 LEVEL = 0.95  # of the intervals of all sets together
 _ROUNDS = 200_000
 
@@ -39,26 +40,33 @@ class Standing(NamedTuple):
 
     Attributes:
         mean: of its values; NaN where it has none.
-        gain: over the start; None of the start itself, and where the trainings of either diverged.
+        diverged: how many of its trainings did.
+        gain: over the start; None of the start itself, and where a training of either diverged.
     """
 
     mean: float
-    gain: Gain | None
+    diverged: int
+    gain: Gain | None = None
 
 
 def judge(values: Mapping[tuple[int, int], float], sets: int) -> list[Standing]:
     """How the start, set 0, and the sets from 1 on stand.
 
     Args:
-        values: by set and seed; a training that diverged has none.
+        values: by set and seed, from 1; a training that diverged has none.
         sets: how many there are beside the start.
     """
-    seeds = sorted(seed for number, seed in values if number == 0)
-    table = np.array([[values.get((number, seed), np.nan) for seed in seeds] for number in range(sets + 1)])
-    whole = [number for number in range(1, sets + 1) if seeds and np.isfinite(table[number]).all()]
-    found = dict(zip(whole, gains(table[0], table[whole]), strict=True)) if whole else {}
-    means = [[value for (which, _), value in values.items() if which == number] for number in range(sets + 1)]
-    return [Standing(float(np.mean(m)) if m else np.nan, found.get(number)) for number, m in enumerate(means)]
+    table = np.array([[values.get((s, k), np.nan) for k in range(1, SEEDS + 1)] for s in range(sets + 1)])
+    measured = np.isfinite(table)
+    found = [
+        Standing(float(row[there].mean()) if there.any() else np.nan, int((~there).sum()))
+        for row, there in zip(table, measured, strict=True)
+    ]
+    whole = [s for s in range(1, sets + 1) if measured[s].all()]
+    if whole and measured[0].all():
+        for s, gain in zip(whole, gains(table[0], table[whole]), strict=True):
+            found[s] = found[s]._replace(gain=gain)
+    return found
 
 
 def gains(start: NDArray[np.float64], sets: NDArray[np.float64]) -> list[Gain]:

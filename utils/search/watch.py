@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.objective import Figure, Objective
 from tessera.utils.ranks.world import World
+from tessera.utils.types import Metrics
 
 
 class Pruned(Exception):
@@ -26,27 +27,30 @@ class Watch:
         report: takes an epoch and its value on rank 0, and says whether the training is to end.
 
     Attributes:
-        value: of the last validation, of the best epoch's in the end; NaN before the first. On rank 0.
-        figures: fitness, precision, recall, mAP50 and mAP50-95 of the same validation; () where they are not finite.
+        metrics: of the last validation; None before the first.
+        value: of the objective then, NaN before; on rank 0.
     """
 
     def __init__(self, world: World, objective: Objective, report: Callable[[int, float], bool]) -> None:
         self._world, self._objective, self._report = world, objective, report
-        self.value, self.figures = math.nan, tuple[float, ...]()
+        self.metrics: Metrics | None = None
+        self.value = math.nan
 
     def after_epoch(self, epoch: int, found: Evaluation) -> bool:
         """Take in the validation of an epoch; return, on every rank, whether the training ends here."""
-        return self._world.from_main(lambda: self._report(epoch, self._note(found)))
+        self.metrics = found.metrics
+        return self._world.from_main(lambda: self._report(epoch, self._worth(found)))
 
-    def at_end(self, found: Evaluation) -> None:
-        """Take in the validation of the best epoch; every rank."""
-        self._world.from_main(lambda: self._note(found))
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """Fitness, precision, recall, mAP50 and mAP50-95 of the last validation; () where they are not finite."""
+        if (found := self.metrics) is None:
+            return ()
+        figures = (found.fitness, found.precision, found.recall, found.map50, found.map)
+        return figures if all(map(math.isfinite, figures)) else ()
 
-    def _note(self, found: Evaluation) -> float:
-        metrics = found.metrics
-        figures = (metrics.fitness, metrics.precision, metrics.recall, metrics.map50, metrics.map)
+    def _worth(self, found: Evaluation) -> float:
         self.value = self._objective.value(lambda figure: measure(found, figure))
-        self.figures = figures if all(map(math.isfinite, figures)) else ()
         return self.value
 
 

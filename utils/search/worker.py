@@ -1,8 +1,7 @@
-"""The sign of life of a worker: whoever is killed cannot say so, but stops giving it."""
+"""The heartbeat of a worker: whoever is killed cannot say so, but its heart stops."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -11,16 +10,15 @@ from pathlib import Path
 
 from tessera.utils.errors import tolerate
 
-FOLDER = "workers"
 BEAT_S = 15.0
-GONE_S = 180.0  # without a sign; beyond what a network's disk keeps in its caches
+GONE_S = 180.0  # without a beat; beyond what a network's disk keeps in its caches
 
 
 class Worker:
-    """One of the processes that do the trainings of a search; a context manager that gives a sign of life inside.
+    """One of the processes that do the trainings of a search.
 
-    The sign is the time of a file in the folder of the search. Signs are compared with one another, so only the clock
-    of the disk counts, not those of the hosts.
+    Its heartbeat is the time of a hidden file in the folder of the search. These are compared with one another, so only
+    the clock of the disk counts, not those of the hosts.
 
     Args:
         search: folder of the search.
@@ -30,40 +28,38 @@ class Worker:
         name: of this worker.
     """
 
-    def __init__(self, search: Path, earlier: str = "") -> None:
+    def __init__(self, search: Path, earlier: str) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self._folder, self._earlier, self._over = search / FOLDER, earlier, threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="sign of life", daemon=True)
+        self._search, self._earlier, self._over = search, earlier, threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    def __enter__(self) -> Worker:
-        self._folder.mkdir(exist_ok=True)
-        self._own.touch()
+    def begin(self) -> None:
+        """Begin the heartbeat."""
+        self._file(self.name).touch()
         if self._earlier:
-            (self._folder / self._earlier).unlink(missing_ok=True)
+            self._file(self._earlier).unlink(missing_ok=True)
         self._thread.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
+        """End it: from now on this worker is gone."""
         self._over.set()
         self._thread.join()
-        self._own.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others are at work
-            self._folder.rmdir()
+        self._file(self.name).unlink(missing_ok=True)
 
     def is_gone(self, name: str) -> bool:
-        """Whether another worker has ended, or has given no sign for three minutes."""
-        self._own.touch()
+        """Whether another worker has ended, or has had no heartbeat for three minutes."""
+        own = self._file(self.name)
+        own.touch()
         try:
-            sign = (self._folder / name).stat().st_mtime
+            last = self._file(name).stat().st_mtime
         except FileNotFoundError:
             return True
-        return self._own.stat().st_mtime - sign > GONE_S
+        return own.stat().st_mtime - last > GONE_S
 
-    @property
-    def _own(self) -> Path:
-        return self._folder / self.name
+    def _file(self, name: str) -> Path:
+        return self._search / f".worker-{name}"
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
-            with tolerate("this worker's sign of life"):
-                self._own.touch()
+            with tolerate("this worker's heartbeat"):
+                self._file(self.name).touch()

@@ -108,16 +108,19 @@ class Validation:
     def of_best(self, spec: DatasetSpec) -> Metrics:
         """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies.
 
+        Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
+
         Args:
             spec: of the dataset, whose label files the errors lead to.
         """
+        if self._watch:
+            assert self._watch.metrics, "the last epoch is always measured"
+            return self._watch.metrics
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
         sinks = self._journal.picture_sinks(index)
         found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
-        if self._watch:
-            self._watch.at_end(found)
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
@@ -126,10 +129,9 @@ class Validation:
             report_validation(
                 found, index, spec, run.folder, imgsz=run.imgsz, single_cls=single, verbose=verbose, plots=plots
             )
-            if not self._watch:  # of a search's trainings no weights stay
-                tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
-                print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
-                print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
+            tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
+            print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
+            print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best)
         run.world.barrier()
         return found.metrics

@@ -33,11 +33,15 @@ def found(worth: float) -> Evaluation:
     return Evaluation(metrics, None, None, None)  # type: ignore[arg-type]
 
 
+def distance(hyp: Hyp) -> float:
+    """From what is best: twice the learning rate and the box gain that a search begins with."""
+    return abs(math.log(hyp.lr0 / START.lr0 / 2)) + abs(math.log(hyp.box / START.box / 2))
+
+
 def worth(hyp: Hyp, seed: int, slope: float = 0.1) -> float:
-    """Best at twice the learning rate and the box gain that a search begins with, which gains 2 × `slope` · log 2."""
+    """The best gains 2 × `slope` · log 2 over the start."""
     rng = np.random.default_rng([seed, *(int(value * 1e6) for value in (hyp.lr0, hyp.box, hyp.hsv_s))])
-    distance = abs(math.log(hyp.lr0 / START.lr0 / 2)) + abs(math.log(hyp.box / START.box / 2))
-    return 0.5 - slope * distance + rng.normal(0, NOISE)
+    return 0.5 - slope * distance(hyp) + rng.normal(0, NOISE)
 
 
 def made(config: TrainConfig) -> Path:
@@ -58,8 +62,8 @@ def curve(
         (folder / "results.csv").write_text(f"{epoch}\n")
         if watch.after_epoch(epoch, found(final * (1 - 0.5 ** (epoch + 1)))):
             raise Pruned
-    watch.at_end(found(final))
-    return found(final).metrics
+    assert watch.metrics
+    return watch.metrics
 
 
 def main(project: str, trials: int, seconds: float) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from tessera.utils.search.report import Report
+from tessera.utils.search.table import Row
 from tessera.utils.search.verdict import Gain, critical, gains, judge
+from tests.utils.search.searches import START
 
 SEARCHES, TRIALS, SETS, SEEDS, NOISE, BY_SEED = 1000, 20, 3, 3, 0.01, 0.02
 
@@ -56,20 +61,30 @@ def test_critical_values_are_dunnetts(sets: int, freedom: int, published: float)
 def test_what_diverged_is_not_judged() -> None:
     values = {(number, seed): 0.1 * number + 0.001 * (seed == number) for number in range(3) for seed in (1, 2, 3)}
     start, first, second = judge(values, 2)
-    assert start.gain is None and first.gain is not None and second.gain is not None
+    assert start == (0, 0, None) and first.gain is not None and second.gain is not None
     assert second.gain.is_better and second.gain.mean == pytest.approx(0.2, abs=0.001)
 
     del values[1, 2]
     start, first, second = judge(values, 2)
-    assert first.gain is None and first.mean == pytest.approx(0.1, abs=0.001)
+    assert first.gain is None and first.diverged == 1 and first.mean == pytest.approx(0.1, abs=0.001)
     assert second.gain is not None and second.gain.is_better
 
     for seed in (2, 3):
         del values[0, seed]
-    _, _, second = judge(values, 2)
-    assert second.gain is not None and second.gain.margin == np.inf, "one seed says nothing"
-    assert not second.gain.is_better
-    assert judge({}, 1)[1].gain is None and judge({}, 0)[0].gain is None
+    start, first, second = judge(values, 2)
+    assert [s.diverged for s in (start, first, second)] == [2, 1, 0] and second.gain is None
+    report = Report("map", (), [Row(7, "measured", 0.4, (), START), Row(9, "measured", 0.3, (), START)], [], None)
+    report = dataclasses.replace(report, standings=[start, first, second])
+    assert report.winner is report.sets[1]
+    assert report.summary().startswith("Better: the start diverged with 2 of 3 seeds, trial 9 with none.")
+    report = dataclasses.replace(report, standings=[start, first, *judge({}, 0)])
+    assert report.winner is None and "Not better: the start diverged with 2 of 3 seeds, every set with" in report.text()
+    assert "| trial 9 | 0.3000 |  |  | diverged with 3 of 3 seeds |" in report.text()
+
+
+def test_one_seed_says_nothing() -> None:
+    (gain,) = gains(np.zeros(1), np.ones((1, 1)))
+    assert gain == Gain(1, np.inf) and not gain.is_better
 
 
 def test_equal_sets_are_not_better() -> None:

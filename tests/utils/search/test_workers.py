@@ -44,7 +44,7 @@ def test_two_workers_share_a_journal_and_one_outlives_the_other(tmp_path: Path) 
         (lost,) = (
             t for t in trials(folder) if t.state.name == "RUNNING" and f"-{a.process.pid}-" in t.user_attrs["worker"]
         )
-        (sign,) = (folder / "workers").glob(f"*-{a.process.pid}-*")
+        (sign,) = folder.glob(f".worker-*-{a.process.pid}-*")
         an_hour_ago = time.time() - 3600
         os.utime(sign, (an_hour_ago, an_hour_ago))
         outcome = b.wait()
@@ -57,10 +57,12 @@ def test_two_workers_share_a_journal_and_one_outlives_the_other(tmp_path: Path) 
     assert [t.params for t in ended].count(lost.params) == 2, "the lost trial was done again"
     assert len({t.user_attrs["worker"] for t in ended}) == 2
     again = trials(folder, f"the best of {TRIALS}")
-    assert sorted((t.params["set"], t.params["seed"]) for t in again) == [(s, k) for s in range(4) for k in (1, 2, 3)]
+    assert sorted((t.user_attrs["set"], t.user_attrs["seed"]) for t in again) == [
+        (s, k) for s in range(4) for k in (1, 2, 3)
+    ]
     with (folder / "evolve.csv").open() as file:
         assert len(list(csv.DictReader(file))) == TRIALS
-    left = sorted(path.name for path in folder.iterdir() if path.name != "workers")
+    left = sorted(path.name for path in folder.iterdir() if path != sign)
     assert left == FILES
 
 
