@@ -199,7 +199,7 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: Compar
     for number, run in enumerate(runs):
         for other in runs[:number]:
             if run.sha256 == other.sha256:
-                log.warning(f"{other.called} and {run.called} are the same file: no difference is to be expected.")
+                log.warning(f"{other.called} and {run.called} are the same file.")
 
 
 def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: World) -> Measured:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures
 from tessera.utils.evaluation.comparison.differences import ClassDifference, Difference
+from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
 from tessera.utils.report.console import print_lines
 from tessera.utils.text import one_line, strict_json, table_row
 
 _CLASSES = 20  # that the table shows without --verbose
-_LEVEL = 0.05
 
 
 def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
@@ -57,7 +57,7 @@ def _described(one: RunFigures) -> str:
 
 def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
     """With `--verbose` every class; else those that differ beyond chance."""
-    beyond = [one for one in found.differences.classes if one.p_holm < _LEVEL]
+    beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
     shown = found.differences.classes if verbose else sorted(beyond, key=_size)[:_CLASSES]
     for one in shown:
         yield _interval_row(found.names[one.class_id], one.ap._replace(p=one.p_holm))

@@ -1,11 +1,13 @@
 """B − A: of mAP and of each class, with interval and p-value.
 
-One run a side: the interval is that of a paired bootstrap over the images, the p-value that of swapped images
-(swaps.py). Several runs a side: the difference of their means varies with the images, as a bootstrap of those means
-shows, and with the trainings, as the runs of a side show. The two variances add up, and the interval and p-value are
-Student's t with Satterthwaite's degrees of freedom, because two or three runs that are resampled themselves would
-promise far too narrow an interval. A part of what separates two runs is that of the images again, so this errs on the
-wide side.
+One run a side: both come from what swapped images do (swaps.py), and so agree: the interval reaches as far as chance
+does in 95 % of the rounds, and leaves 0 out where p is below 0.05. A bootstrap does not do here: a class on one image
+is in a resampled set as it is or not at all, so that its share of the noise is missing and the interval is lopsided.
+
+Several runs a side: the difference of their means varies with the images, as a paired bootstrap of those means shows,
+and with the trainings, as the runs of a side show. The two variances add up, and the interval and p-value are Student's
+t with Satterthwaite's degrees of freedom: two or three runs that are resampled themselves promise far too narrow an
+interval. A part of what separates two runs is that of the images again, so this errs on the wide side.
 
 Legend: N images, C classes that have objects, K runs of a side, R rounds, F = 2 + C figures: mAP50, mAP50-95, the APs.
 """
@@ -20,15 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking
-from tessera.utils.evaluation.bootstrap import LEVEL as WITHIN
 from tessera.utils.evaluation.bootstrap import ClassPrecisions, class_precisions, resampled
-from tessera.utils.evaluation.comparison.significance import holm, student_quantile, student_tail, swap_p
+from tessera.utils.evaluation.comparison.significance import (
+    LEVEL,
+    holm,
+    student_quantile,
+    student_tail,
+    swap_p,
+    swap_reach,
+)
 from tessera.utils.evaluation.comparison.swaps import swapped_sides
 from tessera.utils.evaluation.match_state import MatchState
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap
-_TAIL = (1 - WITHIN) / 2
 
 Floats = NDArray[np.float64]
 
@@ -87,13 +94,6 @@ class Differences(NamedTuple):
     seed_variance: float
 
 
-class _Side(NamedTuple):
-    """Figures of K runs as measured, (K, F), and of resampled images, (K, F, R)."""
-
-    measured: Floats
-    resampled: Floats
-
-
 class _Spread(NamedTuple):
     """Variances (F,) of the differences by images and by trainings; bounds and p-values (F,)."""
 
@@ -117,12 +117,13 @@ def differences(
     assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
     images = _images_of_classes(ranking)
     counts = np.array([ranking.n_images, ranking.n_images, *images])
-    side_a, side_b = _side(a), _side(b)
+    measured_a, measured_b = _measured(a), _measured(b)
     if matches is not None:
-        spread = _of_one_run(side_a, side_b, matches, counts)
+        spread = _of_one_run(measured_b[0] - measured_a[0], matches, counts)
     else:
-        spread = _of_several_runs(side_a, side_b, counts)
-    means = side_a.measured.mean(0), side_b.measured.mean(0)
+        moved = _resampled_mean(b) - _resampled_mean(a)
+        spread = _of_several_runs(measured_a, measured_b, np.nanvar(moved, axis=1, ddof=1), counts)
+    means = measured_a.mean(0), measured_b.mean(0)
     columns = (*means, means[1] - means[0], spread.low, spread.high, spread.p)
     map50, overall, *classes = (Difference(*row) for row in np.stack(columns, 1).tolist())
     corrected = holm(spread.p[2:]).tolist()
@@ -145,12 +146,15 @@ def _images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
     return np.bincount(pairs // ranking.n_images, minlength=len(objects))
 
 
-def _side(rankings: Sequence[Ranking]) -> _Side:
-    ones = [np.ones((rankings[0].n_images, 1), np.float32)]
-    return _Side(
-        np.stack([_figures(class_precisions(ranking, ones))[:, 0] for ranking in rankings]),
-        np.stack([_figures(resampled(ranking, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)) for ranking in rankings]),
-    )
+def _measured(side: Sequence[Ranking]) -> Floats:
+    """Figures of each run, (K, F)."""
+    ones = [np.ones((side[0].n_images, 1), np.float32)]
+    return np.stack([_figures(class_precisions(ranking, ones))[:, 0] for ranking in side])
+
+
+def _resampled_mean(side: Sequence[Ranking]) -> Floats:
+    """Mean figures of the runs on resampled images, (F, R); the same images for every side."""
+    return np.mean([_figures(resampled(run, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)) for run in side], axis=0)
 
 
 def _figures(found: ClassPrecisions) -> Floats:
@@ -159,21 +163,19 @@ def _figures(found: ClassPrecisions) -> Floats:
 
 
 def _of_one_run(
-    a: _Side, b: _Side, matches: tuple[Sequence[MatchState], Sequence[MatchState]], images: NDArray[np.int64]
+    observed: Floats, matches: tuple[Sequence[MatchState], Sequence[MatchState]], images: NDArray[np.int64]
 ) -> _Spread:
-    moved = b.resampled[0] - a.resampled[0]
-    low, high = np.nanquantile(moved, (_TAIL, 1 - _TAIL), axis=1)
     swapped_a, swapped_b = map(_figures, swapped_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
-    observed = b.measured[0] - a.measured[0]
-    rows = zip(observed.tolist(), swapped_b - swapped_a, images.tolist(), strict=True)
-    by_images = np.nanvar(moved, axis=1, ddof=1)
-    return _Spread(by_images, np.zeros_like(by_images), low, high, np.array([swap_p(*row) for row in rows]))
+    swapped = swapped_b - swapped_a
+    by_images = (swapped**2).mean(1)
+    reach = swap_reach(swapped)
+    p = np.array([swap_p(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
+    return _Spread(by_images, np.zeros_like(by_images), observed - reach, observed + reach, p)
 
 
-def _of_several_runs(a: _Side, b: _Side, images: NDArray[np.int64]) -> _Spread:
-    observed = b.measured.mean(0) - a.measured.mean(0)
-    by_images = np.nanvar(b.resampled.mean(0) - a.resampled.mean(0), axis=1, ddof=1)
-    several = [side.measured for side in (a, b) if len(side.measured) > 1]
+def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np.int64]) -> _Spread:
+    observed = b.mean(0) - a.mean(0)
+    several = [side for side in (a, b) if len(side) > 1]
     if len(several) == 2:
         parts = [(runs.var(0, ddof=1) / len(runs), len(runs) - 1) for runs in several]
     else:  # the trainings of the side with one run are taken to vary as those of the other
@@ -185,7 +187,7 @@ def _of_several_runs(a: _Side, b: _Side, images: NDArray[np.int64]) -> _Spread:
     for f in np.flatnonzero((total > 0) & (images > 1)).tolist():  # a class on one image says nothing of others
         spent = by_images[f] ** 2 / (images[f] - 1) + sum(variance[f] ** 2 / free for variance, free in parts)
         freedom, error = max(int(total[f] ** 2 / spent), 1), math.sqrt(total[f])
-        reach = error * student_quantile(1 - WITHIN, freedom)
+        reach = error * student_quantile(LEVEL, freedom)
         low[f], high[f] = observed[f] - reach, observed[f] + reach
         p[f] = student_tail(observed[f] / error, freedom)
     return _Spread(by_images, by_seeds, low, high, p)

@@ -35,6 +35,16 @@ def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
     return float(min(p, max(tail, 2.0 ** (1 - images))))
 
 
+def swap_reach(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far from 0 a difference (n,) must be for a `swap_p` below `LEVEL`: beyond this.
+
+    Args:
+        swapped: (n, R) differences with random images swapped.
+    """
+    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # so many rounds may be as far
+    return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
+
+
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
     """p-values (n,) so corrected that among all of them a false one below a level is as rare as it says (Holm 1979)."""
     order = np.argsort(p, kind="stable")
