@@ -67,7 +67,7 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --batch-size or a smaller --imgsz, or f
 
 
 class Opened(NamedTuple):
-    """A run of a side: how messages call it, its file, that file's SHA-256 and megabytes, and what computes."""
+    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes."""
 
     called: str
     file: Path
@@ -134,8 +134,8 @@ def rankings(side: Sequence[Measured]) -> list[Ranking]:
 
 def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opened:
     """Open what names a run of a side; messages say which side it is."""
-    with about(f"--{side} {name}"):
-        file, digest, size = world.from_main(lambda: described(name))
+    with about(side, name):
+        file = world.from_main(lambda: resolve_run(name))
         model = open_model(
             str(file),
             world,
@@ -144,17 +144,12 @@ def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opene
             end2end=config.end2end,
             trust_file=config.trust_file,
         )
-    return Opened(f"--{side} {name}", file, digest, size, model)
-
-
-def described(name: str) -> tuple[Path, str, float]:
-    """The file that names a run, its SHA-256 and its megabytes, with those of the files that belong to it."""
-    file = resolve_run(name)
-    return file, sha256(file), size_of(file) / 1e6
+    digest, size = world.from_main(lambda: (sha256(file), size_of(file)))
+    return Opened(f"--{side} {name}", file, digest, size / 1e6, model)
 
 
 @contextmanager
-def about(run: str) -> Iterator[None]:
+def about(side: str, name: str) -> Iterator[None]:
     """Inside, a mistake about `--weights` is one about a run of a side."""
     try:
         yield
@@ -162,7 +157,8 @@ def about(run: str) -> Iterator[None]:
         raise
     except UserError as error:
         kind = ConfigError if isinstance(error, ConfigError) else UserError
-        raise kind(f"{run}: {str(error).removeprefix('--weights ')}", reporter=error.reporter) from error
+        said = str(error).removeprefix("--weights ").removeprefix(f"{name}: ")
+        raise kind(f"--{side} {name}: {said}", reporter=error.reporter) from error
 
 
 def trained_on(runs: Sequence[Opened], config: CompareConfig) -> str:

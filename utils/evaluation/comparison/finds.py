@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, Regions, pairwise_iou, region_cover, to_host
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Regions, match_image, to_host
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Detections
-
-IOU = float(IOU_THRESHOLDS[0])
 
 
 class Finds(NamedTuple):
@@ -63,17 +61,15 @@ class FindSink(Sink):
 def finds_of(
     detections: Detections, target_boxes: NDArray[np.float32], target_classes: NDArray[np.int32], regions: Regions
 ) -> Finds:
-    """Match an image's detections with its objects at IoU 0.5, by the rules of `match_image`."""
-    scores = to_host(detections.scores).astype(np.float32, copy=False)
-    order = np.argsort(-scores, kind="stable")
-    boxes, classes = to_host(detections.boxes_xyxy)[order], to_host(detections.classes)[order].astype(np.int32)
-    iou = pairwise_iou(boxes, target_boxes)
-    iou[(classes[:, None] != target_classes) | (iou < IOU)] = 0
-    right, found = np.zeros(len(order), np.bool_), np.zeros(len(target_classes), np.bool_)
-    for row in np.flatnonzero(iou.any(1)):
-        offers = np.where(found, 0.0, iou[row])
-        best = len(offers) - 1 - int(offers[::-1].argmax())  # of equal ones the last
-        if offers[best] > 0:
-            right[row] = found[best] = True
-    wrong = ~right & (region_cover(detections, regions)[order] < IOU)
-    return Finds(boxes.astype(np.float32, copy=False), scores[order], classes, wrong, found)
+    """Match an image's detections with its objects at IoU 0.5."""
+    matches = match_image(detections, target_boxes, target_classes, regions)
+    order = np.argsort(-to_host(detections.scores), kind="stable")
+    found = np.zeros(len(target_classes), np.bool_)
+    found[matches.objects[matches.kinds == Kind.CORRECT]] = True
+    return Finds(
+        to_host(detections.boxes_xyxy)[order].astype(np.float32, copy=False),
+        matches.scores,
+        matches.classes,
+        np.isin(matches.kinds, FALSE_KINDS),
+        found,
+    )

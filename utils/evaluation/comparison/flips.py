@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.comparison.finds import IOU, Finds
-from tessera.utils.evaluation.matching import pairwise_iou
+from tessera.utils.evaluation.comparison.finds import Finds
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, pairwise_iou
 from tessera.utils.types import DatasetIndex
 
 SHOWN = 8  # images that B worsens most, and as many that it improves most
@@ -109,7 +109,7 @@ def _alone(a: Finds, b: Finds) -> tuple[NDArray[np.int64], NDArray[np.int64], in
     """Wrong finds of each side without a like on the other, and how many have one; A's surest choose first."""
     rows_a, rows_b = np.flatnonzero(a.wrong), np.flatnonzero(b.wrong)
     iou = pairwise_iou(a.boxes_xyxy[rows_a], b.boxes_xyxy[rows_b])
-    iou[(a.classes[rows_a][:, None] != b.classes[rows_b]) | (iou < IOU)] = 0
+    iou[(a.classes[rows_a][:, None] != b.classes[rows_b]) | (iou < IOU_THRESHOLDS[0])] = 0
     paired_a, paired_b = np.zeros(len(rows_a), np.bool_), np.zeros(len(rows_b), np.bool_)
     for row in np.flatnonzero(iou.any(1)):
         offers = np.where(paired_b, 0.0, iou[row])

@@ -4,7 +4,8 @@ If A and B are equally good, it does not matter which of the two measured an ima
 Good 2005). No swap changes which objects there are, so a class on two images has its few outcomes, and no more.
 
 Scores of two models need not mean the same: one may be sure at 0.9, the other at 0.3. A detection enters with its place
-among those of its side and class instead, which changes no side's average precision.
+among all of its side instead, which changes no side's average precision. Not with that in its class: of a rare class it
+says too little, and more than 5 % of equal sides were told apart.
 
 Legend: N images, C classes that have objects, D detections of a side, R rounds.
 """
@@ -61,13 +62,10 @@ def swapped_sides(
 
 
 def _by_place(states: Sequence[MatchState]) -> list[MatchState]:
-    """The states of a side with scores that say the place alone: 0, -1, -2 … in each class."""
-    counts = [state.detection_counts.astype(np.int64) for state in states]
-    classes = np.concatenate([np.repeat(np.arange(len(each)), each) for each in counts])
+    """The states of a side with scores that say the place alone: 0, -1, -2 …"""
+    classes = np.concatenate([np.repeat(np.arange(len(s.class_ids)), s.detection_counts) for s in states])
     images = np.concatenate([state.images[state.detection_images] for state in states])
-    order = np.lexsort((images, -np.concatenate([state.scores for state in states]), classes))
-    of_class = np.sum(counts, axis=0)
-    places = np.empty(len(classes), np.float32)
-    places[order] = np.arange(len(classes)) - np.repeat(np.cumsum(of_class) - of_class, of_class)
+    places = np.empty(len(images), np.float32)
+    places[np.lexsort((images, classes, -np.concatenate([s.scores for s in states])))] = np.arange(len(images))
     ends = np.cumsum([len(state.scores) for state in states])[:-1]
     return [replace(state, scores=-own) for state, own in zip(states, np.split(places, ends), strict=True)]
