@@ -90,7 +90,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     opened = [[open_run(side, name, config, world) for name in getattr(config, side)] for side in ("a", "b")]
     everyone = [run for side in opened for run in side]
     with torch_distributed_zero_first(world.local_rank, world) as verified:
-        spec = read_dataset(config.data, everyone[0].called, trained_on(everyone, config))
+        spec = read_dataset(config.data, *trained_on(everyone, config))
         index = build_index(spec, config.task, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index):
         log.warning(text)
@@ -120,8 +120,8 @@ def compare(config: CompareConfig, world: World) -> Comparison:
                 find_flips(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
-            report_comparison(found, folder, verbose=config.verbose)
             write_flips(folder, index, found.flips, finds_a, finds_b)
+            report_comparison(found, folder, verbose=config.verbose)
             return found
 
         return world.from_main(joined)
@@ -161,8 +161,8 @@ def about(side: str, name: str) -> Iterator[None]:
         raise kind(f"--{side} {name}: {said}", reporter=error.reporter) from error
 
 
-def trained_on(runs: Sequence[Opened], config: CompareConfig) -> str:
-    """The dataset that the runs were trained on; "" where they do not say.
+def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]:
+    """The run that says on which dataset the runs were trained, and that; "" where none does.
 
     Raises:
         ConfigError: they were trained on different ones, and `--data` does not say which to take.
@@ -171,7 +171,7 @@ def trained_on(runs: Sequence[Opened], config: CompareConfig) -> str:
     if len(said) > 1 and not config.data:
         each = ", ".join(f"{called} on {data}" for data, called in reversed(said.items()))
         raise ConfigError(f"--data: none given, and the runs were trained on different datasets: {each}. Give --data.")
-    return next(iter(said), "")
+    return next(((called, data) for data, called in said.items()), (runs[0].called, ""))
 
 
 def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: CompareConfig) -> None:

@@ -22,9 +22,9 @@ COMPARE = ROOT / "compare.py"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Two runs of a little detector that differ in their seed, and their dataset."""
     folder = tmp_path_factory.mktemp("runs")
-    data = make_data(folder, train=16, val=9)
+    data = make_data(folder, train=8, val=9)
     for seed in ("1", "2"):
-        more = ("--epochs", "3", "--seed", seed, "--name", f"seed{seed}", "--noval")
+        more = ("--epochs", "1", "--seed", seed, "--name", f"seed{seed}", "--noval")
         assert train.main(flags(data, folder / "runs", *more)) == 0
     return folder / "runs" / "seed1", folder / "runs" / "seed2", data
 
