@@ -110,7 +110,9 @@ def test_a_command_that_is_none_is_an_error(project: Path, words: tuple[str, ...
     with pytest.raises(subprocess.CalledProcessError) as caught:
         python(project, "-m", "tessera", *words)
     assert caught.value.returncode == 2
-    assert caught.value.stderr.startswith(f"{said}usage: python -m tessera {{train,val,detect,export,compare}} [flags]\n")
+    assert caught.value.stderr.startswith(
+        f"{said}usage: python -m tessera {{train,val,detect,export,compare}} [flags]\n"
+    )
 
 
 def test_the_version_is_told_without_a_command(project: Path) -> None:

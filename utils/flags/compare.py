@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.measuring import MeasuringConfig
 from tessera.utils.flags.options import option
+from tessera.utils.flags.program import called
 from tessera.utils.flags.requirement import Requirement, parsed_requirement
 
 _SIDE = "runs, checkpoints or exported files of one kind, such as the same training with other seeds"
@@ -31,19 +32,21 @@ class CompareConfig(MeasuringConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        program = called(self.program)
         if self.models:
-            if self.a or self.b or len(self.models) != 2:
+            count = len(self.models)
+            if self.a or self.b or count != 2:
                 beside = " beside --a and --b" if self.a or self.b else ""
                 raise ConfigError(
-                    f"compare.py: found {len(self.models)} MODEL{'S' * (len(self.models) > 1)}{beside}, expected two, "
-                    "A and B; several of a side are given as --a a1.pt a2.pt --b b1.pt b2.pt."
+                    f"{program}: found {count} MODEL{'S' * (count > 1)}{beside}, expected two, A and B; several of a "
+                    "side are given as --a a1.pt a2.pt --b b1.pt b2.pt."
                 )
             for side, model in zip(("a", "b"), self.models, strict=True):
                 object.__setattr__(self, side, (model,))
             object.__setattr__(self, "models", ())
         if not (self.a and self.b):
             missing = "nothing to compare" if not (self.a or self.b) else f"no --{'b' if self.a else 'a'}"
-            raise ConfigError(f"compare.py: {missing}. Give two models: compare.py A B, or --a A --b B.")
+            raise ConfigError(f"{program}: {missing}. Give two models: {program} A B, or --a A --b B.")
         _ = self.requirements
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from tessera.utils.evaluation.comparison.differences import ClassDifference, Dif
 from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
+from tessera.utils.flags.requirement import Requirement
 from tessera.utils.report.console import print_lines
 from tessera.utils.text import one_line, strict_json, table_row
+
+log = logging.getLogger(__name__)
 
 _CLASSES = 20  # that the table shows without --verbose
 
@@ -24,6 +28,8 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
     """
     write_whole(run / "compare.json", f"{strict_json(found.as_dict())}\n".encode())
     print_lines(*_lines(found, verbose), f"Results in {run}")
+    for asked in found.unmet:
+        log.error(f"{_named(asked)}: not met, found {found.value(asked):+.4f}")
 
 
 def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
@@ -43,11 +49,15 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
         f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} found by both, "
         f"{flips.lost:,} by A alone, {flips.gained:,} by B alone, {flips.neither:,} by none"
     )
-    yield (f"Wrong finds: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone")
+    yield f"Wrong finds: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
     yield found.verdict
     for asked in found.requirements:
-        met = "not met" if asked in found.unmet else "met"
-        yield f'--require "{one_line(asked.text, 80)}": {met}, found {found.value(asked):+.4f}'
+        if asked not in found.unmet:
+            yield f"{_named(asked)}: met, found {found.value(asked):+.4f}"
+
+
+def _named(asked: Requirement) -> str:
+    return f'--require "{one_line(asked.text, 80)}"'
 
 
 def _described(one: RunFigures) -> str:
