@@ -15,7 +15,7 @@ test:
 	uv run pytest
 
 test-slow:
-	uv run pytest -m "slow and not gpu"
+	uv run --group slow pytest -m "slow and not gpu"
 
 build:
 	rm -rf dist

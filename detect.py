@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.program import called
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -83,7 +84,9 @@ class Summary(NamedTuple):
 def detect(config: DetectConfig, world: World) -> Summary:
     """Find objects in config.source; print and write what the flags ask for."""
     if world.size > 1:
-        raise ConfigError("detect.py is one process: start it without a launcher, once for each part of the pictures.")
+        raise ConfigError(
+            f"{called('detect.py')} is one process: start it without a launcher, once for each part of the pictures."
+        )
     if not config.source:
         raise ConfigError(
             "--source: found nothing, expected a picture, a video, a folder, a glob, an address, a camera."

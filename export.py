@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.program import called
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -48,7 +49,7 @@ def export(config: ExportConfig, world: World) -> list[Path]:
     """
     setup_logging(world.rank, world.size)
     if world.size > 1:
-        raise ConfigError("export.py is one process: start it without a launcher.")
+        raise ConfigError(f"{called('export.py')} is one process: start it without a launcher.")
     formats = chosen(config.include)
     for one in formats:
         one.require(config)

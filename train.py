@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.flags.program import called
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -53,6 +54,7 @@ from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.journal import EpochFigures, Journal
 from tessera.utils.search.evolve import evolve
+from tessera.utils.search.watch import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.training.data import open_loaders, read_data, reweight
 from tessera.utils.training.start import open_run
@@ -63,13 +65,16 @@ from tessera.utils.types import Metrics
 log = logging.getLogger(__name__)
 
 
-def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None) -> Metrics:
+def train(
+    asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None, watch: Watch | None = None
+) -> Metrics:
     """Train, validate and save, epoch by epoch; every rank calls this.
 
     Args:
         asked, hyp: frozen; the same on every rank. Without `hyp` the model's own for the length of the run.
         world: this rank.
         resumed: what to resume; None = a fresh run.
+        watch: what a search sees of it; None outside of one.
 
     Returns:
         The metrics of the best epoch.
@@ -77,6 +82,7 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
     Raises:
         UserError: something is wrong with the data, the weights or the folders.
         Interrupted: on every rank, where one was asked to stop; the message says what was saved.
+        Pruned: on every rank, where the search has seen enough.
     """
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption("before the first step was done"))
@@ -89,8 +95,8 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
             resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
             world.remember("saved", "yes")
         world.remember("run", str(run.folder))
-        progress, epochs, batches = state.progress, run.config.epochs, loader.batches_per_epoch
-        schedule = Schedule(run.hyp, epochs, batches, run.batch_size, run.config.cos_lr)
+        progress, batches = state.progress, loader.batches_per_epoch
+        schedule = Schedule(run.hyp, run.config.epochs, batches, run.batch_size, run.config.cos_lr)
         report_recipe(run, schedule, state.model.head)
 
         journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
@@ -102,17 +108,19 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
         saver = stack.enter_context(
             Saver(run, state, data.train_hash, data.spec.pixels, interruption, lambda: guard.note(step.settle()).stop)
         )
-        validation = Validation(run, state, val_loader, criterion, saver, journal, profile, interruption)
+        validation = Validation(run, state, val_loader, criterion, saver, journal, profile, interruption, watch)
         preflight(world, run.folder)
         log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
 
         validation.before_training()
-        for epoch in state.epochs_left(epochs):
+        for epoch in state.epochs_left(run.config.epochs):
             started = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, run.config)
             state.model.train()
-            with EpochBar(f"{epoch}/{epochs - 1}", batches, world, criterion.names, progress.step_in_epoch) as bar:
+            with EpochBar(
+                f"{epoch}/{run.config.epochs - 1}", batches, world, criterion.names, progress.step_in_epoch
+            ) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.step_in_epoch)))
                 stream = world.accelerator.in_advance(journal.show_first(stream))
                 while progress.step_in_epoch < batches:
@@ -141,7 +149,9 @@ def train(asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun
             if stop:
                 log.info(f"Stopped early: no better epoch in the last {state.stopper.patience}.")
                 break
-        interruption.act_at_once(f"after the last epoch, whose checkpoint is saved; val.py measures {saver.best}")
+        interruption.act_at_once(
+            f"after the last epoch, whose checkpoint is saved; {called('val.py')} measures {saver.best}"
+        )
         world.set_activity("measuring the best epoch")
         return validation.of_best(data)
 

@@ -1,25 +1,42 @@
-"""`python -m tessera train --data shapes.yaml`: a command by its name, with the flags of `python train.py`."""
+"""`tessera train --data shapes.yaml`, or `python -m tessera train …`: a command by its name."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 
-COMMANDS = ("train", "val", "detect", "export")
+from tessera.utils.errors import did_you_mean
+from tessera.utils.flags.program import IS_CLONE
+from tessera.utils.flags.version import version_line
+from tessera.utils.streams import keep_streams
+from tessera.utils.text import shown
+
+COMMANDS = ("train", "val", "detect", "export", "compare")
+USAGE = (
+    f"usage: {'python -m ' if IS_CLONE else ''}tessera {{{','.join(COMMANDS)}}} [flags]\n"
+    "--help after a command lists its flags; --version says which Tessera this is."
+)
 
 
-def main() -> None:
-    """Run the command that the first argument names, as if its file had been started."""
-    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        asked = sys.argv[1] if len(sys.argv) > 1 else None
-        wanted = f"usage: python -m tessera {{{','.join(COMMANDS)}}} [flags]; --help after a command lists its flags"
-        if asked in ("-h", "--help"):
-            print(wanted)
-            return
-        sys.exit(f"error: {'no command is given' if asked is None else f'no command is called {asked!r}'}\n{wanted}")
-    command = sys.argv.pop(1)
-    runpy.run_module(f"tessera.commands.{command}", run_name="__main__", alter_sys=True)
+def main() -> int:
+    """Run the command that the first argument names, as if its file had been started; returns the exit code."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    if asked in COMMANDS:
+        del sys.argv[1]
+        runpy.run_module(f"tessera.commands.{asked}", run_name="__main__", alter_sys=True)
+        return 0
+    keep_streams()
+    if asked in ("-h", "--help"):
+        print(USAGE)
+    elif asked == "--version":
+        print(version_line())
+    else:
+        hint = did_you_mean(asked, COMMANDS)
+        problem = f"no command is called {shown(asked)}.{hint}" if asked else "no command is given."
+        print(f"error: {problem}\n{USAGE}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

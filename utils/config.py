@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tessera.utils.environment import REPO
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
+from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
+from tessera.utils.flags.program import HOME
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
-HYPS_DIR = REPO / "data" / "hyps"
+HYPS_DIR = HOME / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
 Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
@@ -247,7 +248,8 @@ class TrainConfig(Options):
     noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
     noplots: bool = option(False, "make no pictures", kind=bool)
     noreport: bool = option(False, "write no report.html", kind=bool)
-    evolve: int = option(0, "search hyperparameters for N generations (bare: 300)", kind=int, low=0, bare=300)
+    evolve: int = option(0, "search hyperparameters in N trainings (bare: 300)", kind=int, low=0, bare=300)
+    objective: str = option("fitness", 'what --evolve raises, such as map, recall@p=0.95 or "map - 0.01*ms"')
     cache: CacheMode = option(
         "none",
         "keep decoded images in ram (bare) or on disk",
@@ -305,11 +307,17 @@ class TrainConfig(Options):
             )
         if self.evolve and self.resume == "auto":
             raise ConfigError(
-                "--evolve with --resume auto: a search is not begun and continued by one command. Leave --resume out "
-                "to begin it; --resume with its folder, or bare for the newest, continues it."
+                "--evolve with --resume auto: a search is begun or joined by --name with --exist-ok. Give these in its "
+                "place; --resume with a folder, or bare for the newest search, continues one."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
+        if self.objective != TrainConfig.objective and not self.evolve:
+            raise ConfigError(
+                f"--objective {shown(self.objective)} without --evolve: one training raises nothing. Add --evolve N, "
+                "or leave --objective out."
+            )
+        parse_objective(self.objective)
         _ = self.logger_names
 
     @property

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import user_path
+from tessera.utils.flags.program import BASE
 from tessera.utils.text import shown
 
-REPO = Path(__file__).resolve().parent.parent
 _MAX_PIXELS = 1 << 28
 _PORTS = 2**16 - 1
 _MOST_SECONDS = 1e7  # as milliseconds it still fits into 64 bits many times over
@@ -22,7 +22,7 @@ _MOST_SECONDS = 1e7  # as milliseconds it still fits into 64 bits many times ove
 
 def datasets_dir() -> Path:
     """Folder that datasets are looked up in and downloaded to (TESSERA_DATASETS)."""
-    return user_path(os.environ.get("TESSERA_DATASETS") or REPO / "datasets", "TESSERA_DATASETS")
+    return user_path(os.environ.get("TESSERA_DATASETS") or BASE / "datasets", "TESSERA_DATASETS")
 
 
 def cache_dir() -> Path:

@@ -129,7 +129,8 @@ def explained(error: BaseException) -> UserError | None:
         if _NO_TORCHVISION.search(str(link)):  # its import hides what the loader of libraries said
             return UserError(
                 f"torchvision's compiled part was not loaded ({link}): it was built for another torch than this one, "
-                "or the process may take no more memory (ulimit -v). Install the two that belong together (uv sync)."
+                "or the process may take no more memory (ulimit -v). Install the two that belong together (uv sync, "
+                "or pip install --upgrade torch torchvision)."
             )
         lost = _LOST_WORKER.search(str(link))
         if lost:

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from tessera.utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
-from tessera.utils.errors import ConfigError, explained, leave_the_report_to_rank_0
+from tessera.utils.errors import ConfigError, UserError, explained, leave_the_report_to_rank_0
 from tessera.utils.flags.options import Options
 from tessera.utils.streams import keep_streams
 
@@ -23,7 +23,7 @@ def check_command_line(options: type[Options]) -> None:
 
     TESSERA_MAX_PIXELS is checked with them, and the folder of matplotlib's list of fonts set before it is imported.
     From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
-    may fail, and a limit of the system that an import meets is one message.
+    may fail, and a limit of the system, or a missing library, that an import meets is one message.
 
     Args:
         options: the flags of the command.
@@ -72,7 +72,7 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def _print_mistake(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    mistake = explained(error)
+    mistake = explained(error) or (error if isinstance(error, UserError) else None)
     if mistake is None:
         sys.__excepthook__(kind, error, traceback)
     else:

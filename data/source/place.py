@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 from tessera.data.source.archives import unpack
 from tessera.data.source.download import fetch, locked
 from tessera.data.source.shapes import write_shapes
-from tessera.utils.environment import REPO, datasets_dir
+from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
+from tessera.utils.flags.program import BASE
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive
 
@@ -78,7 +79,7 @@ class Place:
             UserError: it is nowhere, and cannot be obtained.
         """
         relative = user_path(self.stated or ".", self.where)
-        bases = (self.yaml_path.parent, Path.cwd(), REPO, datasets_dir())
+        bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
         tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
         tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in tried))
         for path in tried:

@@ -1,7 +1,7 @@
 """A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or generated.
 
 A relative `path` names the first of these folders that holds an image entry of the YAML: below the YAML's own folder,
-the working directory, the repository, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run, and
+the working directory, the clone, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run, and
 nothing is downloaded to anywhere but the folder of datasets.
 """
 
@@ -23,9 +23,10 @@ import yaml
 from tessera.data.source.annotations.coco import read_names
 from tessera.data.source.listing import expand, stats
 from tessera.data.source.place import GENERATORS, Place, absolute
-from tessera.utils.environment import REPO, cache_dir
+from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import kept, special_kind, user_path
+from tessera.utils.flags.program import HOME
 from tessera.utils.pixels import PixelRule
 from tessera.utils.seeding import HeldOut
 from tessera.utils.text import first_of, is_one_line, shown
@@ -34,7 +35,7 @@ from tessera.utils.yaml_file import Row, YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
 _KEYS = (*SPLITS, "path", "names", "nc", "ignore", "download", "generate", "pixels", "split_seed")
-_FOLDER = REPO / "data"
+_FOLDER = HOME / "data"
 LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
 _NAMES = "a list, or a map from 0, 1, 2 … to names"
 

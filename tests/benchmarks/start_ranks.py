@@ -22,7 +22,7 @@ import numpy as np
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.utils.environment import REPO
+from tessera.utils.flags.program import HOME
 from tessera.utils.ranks.consistency import data_fingerprint, require_agreement
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import torch_distributed_zero_first
@@ -85,7 +85,7 @@ def measure(yaml: Path, ranks: int, *more: str) -> str:
     command = [sys.executable, "-m", "tests.benchmarks.start_ranks", "--rank-of", str(yaml), *more]
     processes = [
         subprocess.Popen(
-            command, cwd=REPO, env={**os.environ, **{key: str(value) for key, value in place.items()}}, stdout=-1
+            command, cwd=HOME, env={**os.environ, **{key: str(value) for key, value in place.items()}}, stdout=-1
         )
         for place in places
     ]

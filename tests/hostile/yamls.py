@@ -1,7 +1,8 @@
-"""Datasets, hyperparameters, models and tables of a search: made to harm, or damaged by a slip of the hand."""
+"""Datasets, hyperparameters, models and journals of a search: made to harm, or damaged by a slip of the hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
@@ -11,12 +12,15 @@ from tessera.data.source.place import GENERATORS
 from tessera.data.source.shapes import write_shapes
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
-from tessera.utils.config import HYPS_DIR, load_hyp
-from tessera.utils.environment import REPO, datasets_dir
-from tessera.utils.search.evolve import HypTrial, read_trials, write_trials
+from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
+from tessera.utils.environment import datasets_dir
+from tessera.utils.flags.program import HOME
+from tessera.utils.ranks.world import World
+from tessera.utils.search.evolve import evolve
 from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
+from tests.utils.search.searches import curve
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**30
 
@@ -42,13 +46,13 @@ def trial(rng: random.Random, folder: Path) -> str:
     write_image(folder / "pets" / "images" / "train" / "a.jpg")
     subject, damage = rng.choice([*_SUBJECTS]), rng.choice([*_DAMAGES])
     text, read = _SUBJECTS[subject](folder)
-    path = folder / ("evolve.csv" if subject == "table" else "a.yaml")
+    path = folder / ("search/journal.log" if subject == "journal" else "a.yaml")
     path.write_bytes(_DAMAGES[damage](rng, text).encode("utf-8", "surrogatepass"))
     before = _files(folder.parent)
     used = message_or_result(lambda: read(path))
     planted = [path for path in _files(folder.parent) - before if datasets_dir() not in (path, *path.parents)]
     assert not planted, f"{damage} in {subject} wrote {planted}"
-    if damage in _ALWAYS_FOUND and subject != "table":
+    if damage in _ALWAYS_FOUND and subject != "journal":
         assert isinstance(used, Message), f"{damage} in {subject} was read as {used}"
     return f"{subject}, {damage}"
 
@@ -66,16 +70,21 @@ def _hyp(folder: Path) -> tuple[str, Callable[[Path], object]]:
 
 
 def _model(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    return (REPO / "models" / "yolov5n.yaml").read_text(), DetectionModel
+    return (HOME / "models" / "yolov5n.yaml").read_text(), DetectionModel
 
 
-def _table(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    path = folder / "evolve.csv"
-    write_trials(path, [HypTrial(load_hyp("hyp.scratch-low.yaml"), 0.2, 0.5, 0.4, 0.3, 0.2)] * 3)
-    return path.read_text(), read_trials
+def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:
+    config, start = TrainConfig(evolve=1, project=str(folder), name="search"), load_hyp("hyp.scratch-low.yaml")
+
+    def search(config: TrainConfig) -> None:
+        evolve(config, start, World(), curve)
+
+    search(config)
+    path = folder / "search" / "journal.log"
+    return path.read_text(), lambda path: search(dataclasses.replace(config, resume=str(path)))
 
 
-_SUBJECTS = named(_data, _hyp, _model, _table)
+_SUBJECTS = named(_data, _hyp, _model, _journal)
 
 
 def _characters(rng: random.Random, text: str) -> str:

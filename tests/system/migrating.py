@@ -153,7 +153,10 @@ TRAIN_FLAGS = (
     Row("--rect", "still shuffled, and under DDP too"),
     Row("--resume", "flags beside it override the saved ones"),
     *map(Row, ("--nosave", "--noval", "--notest", "--noautoanchor", "--noplots")),
-    Row("--evolve 300", "in a new folder; continued by the same command with `--resume`"),
+    Row(
+        "--evolve 300",
+        "by Optuna (`uv sync --extra tune`), in a new folder; the same command with `--resume` continues",
+    ),
     Row("--resume_evolve evolve.csv", "`--evolve 300 --resume FOLDER`"),
     Row("--evolve_population data/hyps", "`--evolve 300 --resume FOLDER`"),
     *map(Row, ("--cache", "--cache ram", "--cache disk", "--cache images", "--cache-images")),

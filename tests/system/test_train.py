@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -22,7 +23,7 @@ from tessera.utils.report.results import read_results, result_columns
 from tessera.utils.training.data import warn_of_problems
 from tests.data.made_index import make_index
 from tests.system import jobs
-from tests.system.launch import Command
+from tests.system.launch import Command, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
@@ -206,8 +207,20 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
     assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
-    assert "Generation 3 of 3" in more.err and "Generation 1" not in more.err
-    assert sorted(p.name for p in folder.iterdir()) == ["evolve.csv", "hyp_evolved.yaml", "opt.yaml"]
+    assert "Trial 2, of 3" in more.err and "Trial 1" not in more.err
+    files = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
+    assert sorted(p.name for p in folder.iterdir()) == files
+
+
+@pytest.mark.slow
+def test_a_pruned_training_ends_on_all_ranks_together(data: Path, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("pruned_program.py")
+    outcome = torchrun(program, *flags(data, tmp_path, "--epochs", "4", "--evolve", "3"), timeout=300)
+    assert outcome.code == 0, outcome.said
+    assert outcome.err.count("Ended early") == 1 and "1/3 " in outcome.err
+    table = pd.read_csv(tmp_path / "exp" / "evolve.csv")
+    assert table["end"].tolist() == ["measured", "pruned", "measured"]
+    assert table["objective"][1] == pytest.approx(table["fitness"][1])
 
 
 def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from tessera.data.source.spec import load_spec
 from tessera.models.description import read_model
 from tessera.utils.config import load_hyp
-from tessera.utils.environment import REPO
 from tessera.utils.errors import ConfigError
+from tessera.utils.flags.program import HOME
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 READERS = pytest.mark.parametrize("read", [load_spec, read_model, load_hyp], ids=["data", "model", "hyp"])
@@ -116,4 +116,4 @@ def test_a_special_file_is_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["tessera.utils.yaml_file", "tessera.utils.config"])
 def test_configuration_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=HOME, check=True, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tessera import __version__
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import FORMAT
-from tessera.utils.environment import REPO
+from tessera.utils.flags.program import git_revision
 from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Metrics
 
@@ -68,20 +67,3 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
 def written_by() -> dict[str, str | None]:
     """The program, under the names that its files have for it: its version, and the commit of a clone."""
     return {"tessera_version": __version__, "git": git_revision()}
-
-
-def git_revision() -> str | None:
-    """Commit of the program, with "-dirty" where files differ from it; None outside a git checkout or without git."""
-    if not (REPO / ".git").exists():  # a repository further up would be another project's
-        return None
-    try:
-        commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{commit}-dirty" if changed else commit
-
-
-def _git(*words: str) -> str:
-    """What a git command says; without optional locks, it writes nothing into the repository."""
-    command = ["git", "--no-optional-locks", "-C", str(REPO), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -13,6 +13,7 @@ from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import sha256, special_kind
+from tessera.utils.flags.program import called
 from tessera.utils.flags.published import PublishedWeights, published, suggestion
 from tessera.utils.text import one_line, shown
 
@@ -56,12 +57,22 @@ def resolve_weights(name: str) -> Path:
     raise _missing(name, given, f"{given.absolute()}" + (f" and {cached}" if bare else ""))
 
 
+def resolve_run(name: str) -> Path:
+    """As `resolve_weights`, but a run's folder means its best checkpoint; an exported file is one too.
+
+    Raises:
+        UserError: as `resolve_weights`.
+    """
+    best = Path(name).expanduser() / "weights" / "best.pt"
+    return best if name and best.is_file() else resolve_weights(name)
+
+
 def _missing(name: str, given: Path, tried: str) -> UserError:
     """What to say of a name that leads to no file."""
     if name == IMAGENET:
         return UserError(
-            f"--weights {name}: that is the body of a classifier, which only train.py begins with; expected a "
-            "detector, such as runs/train/exp/weights/best.pt."
+            f"--weights {name}: that is the body of a classifier, which only {called('train.py')} begins with; "
+            "expected a detector, such as runs/train/exp/weights/best.pt."
         )
     bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
     if bare and published(model) is None and (MODELS_DIR / f"{model}.yaml").is_file():

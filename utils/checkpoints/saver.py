@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, git_revision
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
+from tessera.utils.flags.program import called, git_revision
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.signals import Interruption
@@ -222,7 +223,7 @@ class Saver:
 
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
-        message = f"Stopped as asked in {where}. Resume with: train.py --resume {last}"
+        message = f"Stopped as asked in {where}. Resume with: {called('train.py')} --resume {last}"
         self._interruption.begin_end()
         raise Interrupted(message, self._interruption.requested, saved=True)
 

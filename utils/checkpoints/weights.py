@@ -17,6 +17,7 @@ from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import check_detector, check_finite
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
+from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
@@ -79,8 +80,8 @@ def load_weights(path: Path) -> Weights:
     """
     if path.suffix.lower() in EXPORTED:
         raise UserError(
-            f"{path}: an exported file; val.py and detect.py take it, but it cannot be trained on or exported again. "
-            "Give the .pt that it was exported from, such as runs/train/exp/weights/best.pt."
+            f"{path}: an exported file; {called('val.py')} and {called('detect.py')} take it, but it cannot be trained "
+            "on or exported again. Give the .pt that it was exported from, such as runs/train/exp/weights/best.pt."
         )
     with explain_out_of_memory_of(path, Accelerator()):
         weights = _read(path)
@@ -134,7 +135,7 @@ def _read_safetensors(path: Path) -> Weights:
     if found.get("format") != _SAFETENSORS_FORMAT:
         raise UserError(
             f"{path}: found {shown(found.get('format'))} as its format, expected {_SAFETENSORS_FORMAT!r}: another "
-            "program wrote it, and it does not say of which model the weights are. Give a file of export.py, or the "
+            "program wrote it, and it does not say of which model the weights are. Give an exported file, or the "
             "checkpoint."
         )
     try:

@@ -176,7 +176,7 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
     classes = np.concatenate([rows.repeat(part.state.detection_counts[first:stop]) for part in parts])
     images = np.concatenate([p.images[p.state.detection_images[s]] for p, s in zip(parts, own, strict=True)])
     kinds = np.concatenate([part.state.kinds[s] for part, s in zip(parts, own, strict=True)])
-    claims = [_claims(part, first, stop) for part in parts]
+    near_misses = [_near_misses(part, first, stop) for part in parts]
     correct, ignored = np.zeros(len(scores), np.uint16), np.zeros(len(scores), np.uint16)
     below = np.zeros(len(rows) * STEPS, np.int64)
     before = 0
@@ -193,11 +193,11 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
     correct_above = _above(np.bincount(steps[correct & 1 == 1], minlength=len(below)))
     del steps
 
-    ranked = [np.concatenate(c) for c in zip((classes, scores, images, kinds), *claims, strict=True)]
+    ranked = [np.concatenate(c) for c in zip((classes, scores, images, kinds), *near_misses, strict=True)]
     order = np.lexsort((ranked[2], -ranked[1], ranked[0]))
-    is_claim = order >= len(scores)
-    rungs = _rungs(ranked[0][order], ranked[3][order], is_claim, bounds)
-    order = order[~is_claim]
+    is_near_miss = order >= len(scores)
+    rungs = _rungs(ranked[0][order], ranked[3][order], is_near_miss, bounds)
+    order = order[~is_near_miss]
     classes, images, correct, ignored = classes[order], images[order], correct[order], ignored[order]
     is_hit: NDArray[np.bool_] = correct > 0
     hit_at = np.flatnonzero(is_hit)
@@ -220,23 +220,23 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
     )
 
 
-def _claims(part: _Part, first: int, stop: int) -> tuple[NDArray[Any], ...]:
-    """Classes from `first` on, scores, images and kinds of the claims of the classes `first` to `stop`."""
-    claims = part.state.claims
-    own = slice(*np.searchsorted(claims.class_rows, (first, stop)).tolist())
-    rows = (claims.class_rows[own] - first).astype(np.int32)
-    return rows, claims.scores[own], part.images[claims.images[own]], claims.kinds[own]
+def _near_misses(part: _Part, first: int, stop: int) -> tuple[NDArray[Any], ...]:
+    """Classes from `first` on, scores, images and kinds of the near_misses of the classes `first` to `stop`."""
+    near_misses = part.state.near_misses
+    own = slice(*np.searchsorted(near_misses.class_rows, (first, stop)).tolist())
+    rows = (near_misses.class_rows[own] - first).astype(np.int32)
+    return rows, near_misses.scores[own], part.images[near_misses.images[own]], near_misses.kinds[own]
 
 
 def _rungs(
-    classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_claim: NDArray[np.bool_], bounds: NDArray[np.int64]
+    classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
-    """`_Classes.rung_counts`, `rungs` and `false_above` of sorted detections and claims."""
-    at = np.flatnonzero(is_claim | (kinds == Kind.CORRECT))
+    """`_Classes.rung_counts`, `rungs` and `false_above` of sorted detections and near_misses."""
+    at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
     starts = np.searchsorted(classes, bounds)
     false_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
     for column, kind in enumerate(FALSE_KINDS):
-        before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_claim)))
+        before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
         false_above[:, column] = before[at] - before[starts[classes[at]]]
     return np.diff(np.searchsorted(at, starts)), kinds[at], false_above
 

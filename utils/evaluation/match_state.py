@@ -45,7 +45,7 @@ class LastHits(NamedTuple):
         return cls(class_ids, scores)
 
 
-class Claims(NamedTuple):
+class NearMisses(NamedTuple):
     """Of each object without a detection of its own at IoU 0.5, the most confident one whose class or place is wrong.
 
     Attributes:
@@ -81,7 +81,7 @@ class MatchState:
         correct: uint16 (K,), bit t: at threshold t they have an object of their own.
         ignored: uint16 (K,), bit t: at threshold t they have none, and an ignored region covers them.
         kinds: uint8 (D,), the `Kind` of each.
-        claims: what would be correct at IoU 0.5 were its class or its place right.
+        near_misses: what would be correct at IoU 0.5 were its class or its place right.
         below: int64 (L,), ascending, `class row · STEPS + steps`: where detections below the last hits lie that are not
             ignored at IoU 0.5; a step is a point of `CONFIDENCES` that a score reaches.
         below_counts: unsigned (L,), how many.
@@ -98,7 +98,7 @@ class MatchState:
     correct: NDArray[np.uint16]
     ignored: NDArray[np.uint16]
     kinds: NDArray[np.uint8]
-    claims: Claims
+    near_misses: NearMisses
     below: NDArray[np.int64]
     below_counts: Unsigned
 
@@ -136,20 +136,20 @@ class Found(NamedTuple):
     packed: Packed
 
     def finders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its claim.
+        """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its near miss.
 
-        The claim is the most confident detection which is about the object, but whose class or place is wrong.
+        The near miss is the most confident detection which is about the object, but whose class or place is wrong.
         """
         found, starts = self.packed, np.cumsum(self.target_counts) - self.target_counts
         about = np.flatnonzero(found.kinds <= Kind.BADLY_PLACED)
         rows = np.repeat(starts, self.detection_counts)[about] + found.objects[about]
         is_correct = found.kinds[about] == Kind.CORRECT
-        correct, claims = np.full(len(found.target_classes), -1), np.full(len(found.target_classes), -1)
+        correct, near_misses = np.full(len(found.target_classes), -1), np.full(len(found.target_classes), -1)
         correct[rows[is_correct]] = about[is_correct]
         # An image's detections are sorted: the first one about an object is the most confident.
-        claimed, first = np.unique(rows[~is_correct], return_index=True)
-        claims[claimed] = about[~is_correct][first]
-        return correct, claims
+        missed, first = np.unique(rows[~is_correct], return_index=True)
+        near_misses[missed] = about[~is_correct][first]
+        return correct, near_misses
 
 
 class Accumulator:
@@ -193,12 +193,12 @@ class Accumulator:
         everything = self.found()
         found = everything.packed
         hits = found.correct > 0
-        objects, claims = _claims(everything)
+        objects, near_misses = _near_misses(everything)
         return LastHits.joined(
             [
                 LastHits(found.target_classes, np.full(len(found.target_classes), np.inf, np.float32)),
                 LastHits(found.classes[hits], found.scores[hits]),
-                LastHits(found.target_classes[objects], found.scores[claims]),
+                LastHits(found.target_classes[objects], found.scores[near_misses]),
             ]
         )
 
@@ -231,9 +231,9 @@ class Accumulator:
         correct, ignored = found.correct[order], found.ignored[order]
         marked = np.flatnonzero(correct | ignored)
         images_of_detections = smallest(np.repeat(rows, everything.detection_counts))
-        objects, claims = _claims(everything)
+        objects, near_misses = _near_misses(everything)
         in_order = np.argsort(target_rows[objects], kind="stable")
-        objects, claims = objects[in_order], claims[in_order]
+        objects, near_misses = objects[in_order], near_misses[in_order]
         return MatchState(
             last_hits.class_ids,
             everything.images,
@@ -246,8 +246,11 @@ class Accumulator:
             correct[marked],
             ignored[marked],
             found.kinds[order],
-            Claims(
-                target_rows[objects], found.scores[claims], smallest(images_of_targets[objects]), found.kinds[claims]
+            NearMisses(
+                target_rows[objects],
+                found.scores[near_misses],
+                smallest(images_of_targets[objects]),
+                found.kinds[near_misses],
             ),
             cells,
             smallest(cell_counts),
@@ -269,11 +272,11 @@ def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
     return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))
 
 
-def _claims(found: Found) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Objects that have a claim and no detection of their own, and the claims, as rows of all."""
-    correct, claims = found.finders()
-    objects = np.flatnonzero((correct < 0) & (claims >= 0))
-    return objects, claims[objects]
+def _near_misses(found: Found) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Objects that have a near miss and no detection of their own, and the near_misses, as rows of all."""
+    correct, near_misses = found.finders()
+    objects = np.flatnonzero((correct < 0) & (near_misses >= 0))
+    return objects, near_misses[objects]
 
 
 def _joined(packed: Sequence[Packed]) -> Packed:

@@ -156,12 +156,12 @@ def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confiden
     sure = found.scores.astype(np.float64) >= confidence
     counts = sure & (found.kinds != Kind.IGNORED)
 
-    correct, claims = everything.finders()
-    outcomes = _outcomes(found.kinds, sure, correct, claims)
+    correct, near_misses = everything.finders()
+    outcomes = _outcomes(found.kinds, sure, correct, near_misses)
     true = np.full(len(found.scores), background)  # class that each detection takes from the objects
     true[sure & (found.kinds == Kind.CORRECT)] = found.classes[sure & (found.kinds == Kind.CORRECT)]
     confused = outcomes == Kind.WRONG_CLASS
-    true[claims[confused]] = found.target_classes[confused]
+    true[near_misses[confused]] = found.target_classes[confused]
     unfound = found.target_classes[np.isin(outcomes, (Kind.BADLY_PLACED, Kind.MISSED))]
     cells = np.concatenate(
         (
@@ -177,7 +177,7 @@ def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confiden
     shape = len(everything.images) * len(KINDS), nc * len(KINDS)
     by_image = np.bincount(rows * len(KINDS) + kinds, minlength=shape[0])
     by_class = np.bincount(found.classes[counts] * len(KINDS) + kinds, minlength=shape[1])
-    missed = _missed(everything, np.flatnonzero(outcomes == Kind.MISSED), (correct, claims), index)
+    missed = _missed(everything, np.flatnonzero(outcomes == Kind.MISSED), (correct, near_misses), index)
     worst = finds.rows()
     false = counts & (found.kinds != Kind.CORRECT)
     return Tally(
@@ -193,11 +193,11 @@ def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confiden
 
 
 def _outcomes(
-    kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], claims: NDArray[np.int64]
+    kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], near_misses: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
     """What became of each object (M,), from what `Found.finders` returns and from which detections are sure enough."""
     kinds, sure = np.append(kinds, np.uint8(Kind.MISSED)), np.append(sure, False)  # row -1 is no detection
-    outcomes = np.where(sure[claims], kinds[claims], np.uint8(Kind.MISSED))
+    outcomes = np.where(sure[near_misses], kinds[near_misses], np.uint8(Kind.MISSED))
     return np.where(sure[correct], np.uint8(Kind.CORRECT), outcomes)
 
 
@@ -211,11 +211,11 @@ def _missed(
     images = np.repeat(np.arange(len(found.images)), found.target_counts)[objects]
     rows = objects - (np.cumsum(found.target_counts) - found.target_counts)[images]
     scores = np.append(found.packed.scores, np.float32(0))  # of row -1
-    correct, claims = finders
+    correct, near_misses = finders
     images = found.images[images]
     return ErrorRows(
         np.full(len(objects), Kind.MISSED, np.uint8),
-        1 - np.maximum(scores[correct[objects]], scores[claims[objects]]),
+        1 - np.maximum(scores[correct[objects]], scores[near_misses[objects]]),
         images,
         rows.astype(np.int32),
         found.packed.target_classes[objects],

@@ -16,7 +16,7 @@ class DetectConfig(Options):
     program = "detect.py"
 
     weights: str = option(
-        "yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights); or a file of export.py"
+        "yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights); or an exported file"
     )
     trust_file: bool = trust_file_option()
     source: tuple[str, ...] = option(

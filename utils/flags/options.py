@@ -11,14 +11,16 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import check_path
 from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
+from tessera.utils.flags.program import called
 from tessera.utils.flags.published import published_table
+from tessera.utils.flags.version import version_line
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def option(
     choices: Sequence[str] = (),
     bare: Any = None,
     many: bool = False,
+    positional: str = "",
 ) -> Any:
     """A field that is a flag.
 
@@ -48,6 +51,7 @@ def option(
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
+        positional: what --help calls values that are given without a flag, any number; "" where a flag is needed.
     """
     metadata = {
         "help": help,
@@ -58,7 +62,8 @@ def option(
         "high": high,
         "choices": choices,
         "bare": bare,
-        "many": many,
+        "many": many or bool(positional),
+        "positional": positional,
     }
     return field(default=default, metadata=metadata)
 
@@ -89,9 +94,11 @@ class Options:
 
     Attributes:
         program: the command that takes them.
+        weights_fields: the fields that name files of weights.
     """
 
     program: ClassVar[str]
+    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -130,18 +137,21 @@ class Options:
         """
         idle = " ".join(without_effect(cls.program))
         parser = _Parser(
-            prog=cls.program,
+            prog=called(cls.program),
             argument_default=argparse.SUPPRESS,
             description=cls.__doc__,
-            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}",
+            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}" if idle else None,
         )
+        answer: dict[str, Any] = {"action": _Answer, "dest": argparse.SUPPRESS, "nargs": 0}
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
-            if f.name == "weights":
+            if f.name == cls.weights_fields[-1]:
                 listed = "list the published weights that can be given by name, and end"
-                parser.add_argument("--list-weights", action=_ListWeights, dest=argparse.SUPPRESS, nargs=0, help=listed)
+                parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
+        told = "print the versions of this program, Python and torch, and the device, and end"
+        parser.add_argument("--version", const=version_line, help=told, **answer)
         words, former = parted(cls.program, argv)
-        return {**meaning(cls.program, former)[0], **vars(parser.parse_args(words))}
+        return {**meaning(cls.program, former)[0], **vars(parser.parse_intermixed_args(words))}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
@@ -220,19 +230,24 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
 
 
-class _ListWeights(argparse.Action):
-    """Answers as --help does, and is no field of a configuration either."""
+class _Answer(argparse.Action):
+    """Prints what the function `const` returns and ends, as --help does, and is no field of a configuration either."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        print(published_table())
+        answer: Callable[[], str] = self.const
+        print(answer())
         parser.exit()
 
 
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
     m = f.metadata
-    text = m["help"] if "default:" in m["help"] or m["kind"] is bool else f"{m['help']} (default: {_shown(f.default)})"
+    if m["positional"]:
+        parser.add_argument(f.name, nargs="*", metavar=m["positional"], help=m["help"])
+        return
+    without = "default:" in m["help"] or m["kind"] is bool or f.default == ()
+    text = m["help"] if without else f"{m['help']} (default: {_shown(f.default)})"
     if m["kind"] is bool:
         parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
         return

@@ -172,9 +172,8 @@ def published_table() -> str:
         [
             *lines,
             "",
-            "Each name can be given to train.py, val.py, detect.py and export.py as --weights NAME: the file is looked",
-            "for in the working directory and in the cache folder, else downloaded to the latter. It brings its model;",
-            "train.py takes another one with --cfg. mAP50-95 is what the publisher measured on COCO val2017; the",
-            "licence is that of the weights.",
+            "Each command takes each name in place of a file, which is looked for in the working directory and in",
+            "the cache, else downloaded to the latter. It brings its model; a training takes another one with --cfg.",
+            "mAP50-95 is what the publisher measured on COCO val2017; the licence is that of the weights.",
         ]
     )

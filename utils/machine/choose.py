@@ -22,7 +22,7 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         if not torch.backends.mps.is_available():
             raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
         return Metal()
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = _cuda_devices()
     if word == "cpu" or (word in ("", "cuda") and present == 0):
         if word == "cuda":
             raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or fix the driver.")
@@ -34,7 +34,7 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     if launch.size == 1 and len(numbers) > 1 and word not in ("", "cuda"):
         raise ConfigError(
             f"--device {device}: one process computes on one device. For all of them start one process each: "
-            f"torchrun --standalone --nproc-per-node {len(numbers)} train.py --device {device} …"
+            f"torchrun --standalone --nproc-per-node {len(numbers)} -m tessera train --device {device} …"
         )
     missing = [number for number in numbers if not 0 <= number < present]
     if missing:
@@ -52,6 +52,16 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
             reporter=launch.rank,  # the first ranks have devices and see no mistake
         )
     return Cuda(torch.device("cuda", numbers[launch.local_rank]))
+
+
+def device_by_itself() -> str:
+    """What a run without --device computes on, in words; no device is opened for it."""
+    present = _cuda_devices()
+    return f"cuda ({present} present)" if present else "cpu"
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def accelerator_of(device: torch.device) -> Accelerator:

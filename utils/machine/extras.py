@@ -10,6 +10,7 @@ from typing import Any
 
 from tessera.utils.environment import forbid_telemetry
 from tessera.utils.errors import UserError
+from tessera.utils.flags.program import installed_by
 
 _TELEMETRY = "openvino_telemetry"
 
@@ -39,8 +40,8 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
         raise MissingExtra(
-            f"{what}: needs the package {package}, which does not load here ({error}). Install it with: uv sync "
-            f"--extra {extra}"
+            f"{what}: needs the package {package}, which does not load here ({error}). Install it with: "
+            f"{installed_by(extra)}"
         ) from error
 
 

@@ -12,10 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tessera.utils.environment import bound_opencv, quieten_opencv
+from tessera.utils.errors import UserError
+from tessera.utils.text import first_line
 
 bound_opencv()
 _is_ours = quieten_opencv()
-import cv2 as cv2  # noqa: E402 - so it is loaded after that
+try:
+    import cv2 as cv2
+except ImportError as error:
+    raise UserError(
+        f"OpenCV does not load here ({first_line(error)}). Where libraries of a desktop are missing, take the package "
+        "without windows: pip uninstall opencv-python, then pip install opencv-python-headless."
+    ) from error
 
 # Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
 # loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.

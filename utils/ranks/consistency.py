@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import tessera
 from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.environment import REPO
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.rendezvous import by_value
@@ -18,7 +18,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})
+_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights", "a", "b"})
 # Decide which collectives come next: where they differ, ranks would wait for each other without end.
 _PATHS = frozenset(
     [
@@ -29,13 +29,15 @@ _PATHS = frozenset(
         "--hyp",
         "--resume",
         "--weights",
+        "--a",
+        "--b",
         "--loggers",
         "--task",
         "--save-json",
         "--save-txt",
     ]
 )
-_CONTENT = "content of --weights"
+_CONTENT = "content of "
 
 
 def require_same_command(config: Options, world: World) -> None:
@@ -47,11 +49,12 @@ def require_same_command(config: Options, world: World) -> None:
     if world.size == 1:
         return
     everyone = world.all_gather(_command(config))
-    contents = [theirs.pop(_CONTENT) for theirs in everyone]
-    if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
-        name_of = {content: theirs["--weights"] for content, theirs in zip(contents, everyone, strict=True)}
-        for content, theirs in zip(contents, everyone, strict=True):
-            theirs["--weights"] = f"{name_of[content]} ({content})"
+    for flag in (f"--{name}" for name in config.weights_fields):
+        contents = [theirs.pop(f"{_CONTENT}{flag}", "") for theirs in everyone]
+        if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
+            name_of = {content: theirs[flag] for content, theirs in zip(contents, everyone, strict=True)}
+            for content, theirs in zip(contents, everyone, strict=True):
+                theirs[flag] = f"{name_of[content]} ({content})"
     found = _differences(everyone)
     if found.keys() & _PATHS:
         raise _disagreement(found)
@@ -60,13 +63,22 @@ def require_same_command(config: Options, world: World) -> None:
 def _command(config: Options) -> dict[str, str]:
     """What this rank was asked for, by name."""
     values = config.as_dict()
+    files = {
+        f"--{name}": [values[name]] if isinstance(values[name], str) else values[name] for name in config.weights_fields
+    }
     return {
         "command": config.program,
         **flags_fingerprint(config),
         **{f"--{key}": "given" if values.get(key) else "not given" for key in ("hyp", "resume")},
-        "--weights": values["weights"] or "none",
-        _CONTENT: _content(values["weights"]),
+        **{flag: " ".join(names) or "none" for flag, names in files.items()},
+        **{f"{_CONTENT}{flag}": _contents(names) for flag, names in files.items()},
     }
+
+
+def _contents(files: Sequence[str]) -> str:
+    """Hashes of files on this rank's host; "" where one is missing."""
+    found = list(map(_content, files))
+    return " ".join(found) if all(found) else ""
 
 
 def _content(file: str) -> str:
@@ -148,11 +160,11 @@ def _disagreement(found: Mapping[str, str]) -> UserError:
 
 
 def code_version() -> str:
-    """Hash of the program's own files."""
-    files = sorted(
-        (*REPO.glob("*.py"), *(p for folder in ("data", "models", "utils") for p in (REPO / folder).rglob("*.py")))
-    )
-    return _short(b"".join(path.read_bytes() for path in files))
+    """Hash of the program's own files: the same in a clone and where they are installed."""
+    package = Path(tessera.__file__).parent
+    folders = [package / name for name in ("commands", "data", "models", "utils")]  # in a clone they are links
+    files = sorted(path.relative_to(package) for folder in folders for path in folder.rglob("*.py"))
+    return _short(b"".join((package / path).read_bytes() for path in files))
 
 
 def _short(content: bytes) -> str:

@@ -22,6 +22,7 @@ from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
+from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.pixels import PixelRule
 from tessera.utils.runtime.answers import checked_detections, checked_rows
@@ -112,8 +113,8 @@ class Description:
         if not kind.startswith(("tessera-detector ", "tessera-network ")):
             seen = f" ({one_line(looks_like, 150)})" if looks_like else ""
             raise UserError(
-                f"{path}: no file of export.py: its metadata does not say how pictures go in and what comes out{seen}. "
-                "Give a file that export.py wrote, or the checkpoint."
+                f"{path}: no file of {called('export.py')}: its metadata does not say how pictures go in and what "
+                f"comes out{seen}. Give an exported file, or the checkpoint."
             )
         if kind not in FORMATS:
             raise UserError(
@@ -275,7 +276,7 @@ class ExportedDetector(_Exported, PictureBackend):
         if self.nc > 1 and (rules.agnostic or not rules.multi_label):
             raise UserError(
                 f"{self.description.path}: suppresses class by class, each box with all its labels; it cannot ignore "
-                "classes. Use the checkpoint, or the bare network of export.py --raw."
+                f"classes. Use the checkpoint, or the bare network of {called('export.py')} --raw."
             )
         iou = 1.0 if self.description.end2end else rules.iou
         # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.

@@ -46,7 +46,7 @@ def open_ncnn(path: Path, accelerator: Accelerator) -> NcnnNetwork:
     weights, metadata = path.with_suffix(".bin"), path.with_suffix(".json")
     for other in (weights, metadata):
         if not other.is_file():
-            raise UserError(f"{path}: {other.name} is not beside it. Copy all files that export.py wrote.")
+            raise UserError(f"{path}: {other.name} is not beside it. Copy all files that the export wrote.")
     description = Description.read(plain_strings(metadata.read_bytes()), path)
     ncnn = import_extra("ncnn", "ncnn", str(path))
     net = ncnn.Net()

@@ -8,6 +8,7 @@ from pathlib import Path
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.ranks.signals import signals_end_at_once
@@ -93,15 +94,13 @@ def open_exported(
     path = Path(name).expanduser()
     if not path.is_file():
         beside = [found.name for found in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UserError(
-            f"--weights {name}: no such file.{did_you_mean(path.name, beside)} Expected a file that export.py wrote."
-        )
+        raise UserError(f"--weights {name}: no such file.{did_you_mean(path.name, beside)} Expected an exported file.")
     suffix = path.suffix.lower()
     if suffix in PROGRAMS and not trust_file:
         raise UserError(
             f"--weights {name}: a {suffix} file is a program; to load it can run anything with your rights. Give "
             "--trust-file (Python: trust_file=True) where you trust its maker; else take the checkpoint, or a file of "
-            "export.py --include onnx, which holds no code."
+            f"{called('export.py')} --include onnx, which holds no code."
         )
     if suffix in (".param", ".tflite") and not accelerator.is_host:
         raise MissingDevice(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")

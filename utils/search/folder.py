@@ -1,15 +1,17 @@
-"""The folder of a search for hyperparameters: a new one, or that of the search which `--resume` continues."""
+"""The folder of a search for hyperparameters: a new one, or that of a search which is continued or joined."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tessera.utils.checkpoints.folder import new_run
+from tessera.data.source.download import locked
+from tessera.utils.checkpoints.folder import new_run, write_flags
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.launch import check_batch_size
@@ -19,12 +21,13 @@ from tessera.utils.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
-TABLE, BEST, FLAGS = "evolve.csv", "hyp_evolved.yaml", "opt.yaml"
+# The journal is Optuna's, and the search itself; the others are made from it.
+JOURNAL, TABLE, BEST, FLAGS, REPORT = "journal.log", "evolve.csv", "hyp_evolved.yaml", "opt.yaml", "search.md"
 # Flags that may change between the trainings of a search: they say where it runs, not what a training is worth.
 _FREE = frozenset(
     {
-        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noval", "noplots", "noreport"),
-        *("loggers", "device", "workers", "cache", "local_rank", "profile", "compile"),
+        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noplots", "noreport", "loggers"),
+        *("device", "workers", "cache", "local_rank", "profile", "compile"),
     }
 )
 
@@ -33,12 +36,12 @@ _FREE = frozenset(
 def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     """The folder that `--evolve` writes to; every rank calls this.
 
-    It is a new one, removed again where the search fails before anything is trained, unless `--resume` asks for that of
-    a search, or the launcher has restarted the ranks of one.
+    It is that of a search which `--resume` continues, which `--exist-ok` finds under its name, or which the launcher
+    has restarted the ranks of; else a new one, removed again where the search fails before anything is trained.
 
     Raises:
-        UserError: `--resume` means no search, or one with trainings of another kind; the folder exists and is not
-            empty, with `--exist-ok`; it cannot be made.
+        UserError: `--resume` means no search, or one with trainings of another kind; the folder exists and holds
+            something else, with `--exist-ok`; it cannot be made.
     """
     earlier = world.recall("search")
     check_batch_size(config.batch_size, world.size)  # a resumed training may bring another, a search does not
@@ -49,27 +52,58 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
             folder = world.from_main(lambda: _continued(config))
             log.info(f"Continuing the search in {folder}")
         else:
-            folder = stack.enter_context(_new_search(config, world))
+            folder = stack.enter_context(_named_search(config, world))
         world.remember("search", str(folder))
         yield folder
 
 
 @contextmanager
-def _new_search(config: TrainConfig, world: World) -> Iterator[Path]:
+def _named_search(config: TrainConfig, world: World) -> Iterator[Path]:
     with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
-        if world.from_main(lambda: any(folder.iterdir())):
-            raise UserError(
-                f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Continue a search "
-                f"with --resume {folder}, or leave --exist-ok out."
-            )
+        world.from_main(lambda: _begin(config, folder))
         try:
             yield folder
         except Exception:  # not where it was stopped: it can be continued
-            begun = [folder / TABLE, folder / FLAGS]
+            begun = [folder / name for name in (JOURNAL, TABLE, FLAGS)]
             if world.is_main and all(path in begun or path.is_dir() for path in folder.rglob("*")):
                 for path in begun:
                     path.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """While inside, no other worker of the search decides or writes anything.
+
+    Raises:
+        UserError: the disk has no locks, or cannot be written.
+    """
+    try:
+        with locked(folder / ".turn"):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the journal of the search cannot be locked, read or written ({error.strerror or error}). Make "
+            "room or fix its permissions, or choose another place with --project; on a network's disk, one with locks."
+        ) from error
+
+
+def _begin(config: TrainConfig, folder: Path) -> None:
+    """Make a folder that of a search; of several workers that start at once, each may."""
+    with turn(folder):
+        if not (folder / JOURNAL).is_file():
+            # Hidden files are locks; some disks show for a moment what other workers write to see whether they can.
+            ignored = (".", tempfile.gettempprefix(), FLAGS)
+            if any(not path.name.startswith(ignored) for path in folder.iterdir()):
+                raise UserError(
+                    f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Give another "
+                    "--name, or leave --exist-ok out."
+                )
+            write_flags(folder / FLAGS, config)
+            (folder / JOURNAL).touch()  # whoever finds it finds the flags
+            return
+    _require_same_training(config, folder)
+    log.info(f"Joining the search in {folder}")
 
 
 def _project(config: TrainConfig) -> str:
@@ -79,20 +113,22 @@ def _project(config: TrainConfig) -> str:
 def _continued(config: TrainConfig) -> Path:
     project = Path(_project(config)).expanduser().absolute()
     if config.resume == "newest":
-        tables = sorted(project.glob(f"*/{TABLE}"), key=lambda path: path.stat().st_mtime_ns)
-        if not tables:
+        journals = sorted(project.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
+        if not journals:
             raise UserError(
-                f"--evolve with --resume: found no search, looked for {project}/*/{TABLE}. Name its folder, --resume "
+                f"--evolve with --resume: found no search, looked for {project}/*/{JOURNAL}. Name its folder, --resume "
                 "path/to/folder, or leave --resume out to begin one."
             )
-        folder = tables[-1].parent
+        folder = journals[-1].parent
     else:
         given = Path(config.resume).expanduser().absolute()
-        folder = given.parent if given.name == TABLE else given
-        if not (folder / TABLE).is_file():
+        folder = given.parent if given.name in (TABLE, JOURNAL) else given
+        if not (folder / JOURNAL).is_file():
+            found = f"; its {TABLE} is of an earlier version" if (folder / TABLE).is_file() else ""
             raise UserError(
-                f"--resume {shown(given)}: not the folder of a search, which has an {TABLE}. Name one that --evolve "
-                "has written, or leave --resume out to begin a search."
+                f"--resume {shown(given)}: not the folder of a search, which has a {JOURNAL}{found}. Name one that "
+                f"--evolve has written, or leave --resume out to begin a search; --hyp {BEST} begins it with the best "
+                "set of another."
             )
     _require_same_training(config, folder)
     return folder
@@ -104,10 +140,7 @@ def _require_same_training(config: TrainConfig, folder: Path) -> None:
     Raises:
         UserError: names the first that differs.
     """
-    path = folder / FLAGS
-    if not path.is_file():  # of an earlier version
-        return
-    before: dict[str, Any] = read_yaml(path, "the flags of a search").values
+    before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
     for key, now in config.as_dict().items():
         if key not in _FREE and before.get(key, now) != now:
             raise UserError(

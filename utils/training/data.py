@@ -24,6 +24,7 @@ from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
+from tessera.utils.flags.program import called
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex, DatasetSpec
@@ -96,7 +97,8 @@ def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progres
 def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
     """Warn of what is wrong with the dataset `data`, such as images that the scans left out."""
     texts = list(itertools.chain.from_iterable(map(index_warnings, indexes)))
-    for text in texts + [f"`train.py --data {shlex.quote(data)} --check-data` lists every one."] * bool(texts):
+    check = f"`{called('train.py')} --data {shlex.quote(data)} --check-data` lists every one."
+    for text in texts + [check] * bool(texts):
         log.warning(text)
 
 

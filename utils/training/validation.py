@@ -18,12 +18,14 @@ from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Abandoned, evaluate
 from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.search.watch import Pruned, Watch
 from tessera.utils.training.data import TrainingData
 from tessera.utils.types import Metrics
 
@@ -42,6 +44,7 @@ class Validation:
         journal: keeps some pictures.
         profile: measures the time.
         interruption: whether this rank was asked to stop.
+        watch: what a search sees of the training; None outside of one.
     """
 
     def __init__(
@@ -54,9 +57,11 @@ class Validation:
         journal: Journal,
         profile: NoProfile,
         interruption: Interruption,
+        watch: Watch | None = None,
     ) -> None:
         self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
         self._saver, self._journal, self._profile = saver, journal, profile
+        self._interruption, self._watch = interruption, watch
         # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
         self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked)
 
@@ -79,6 +84,7 @@ class Validation:
         Raises:
             UserError: on every rank, where last.pt could not be written.
             Interrupted: on every rank, where one was asked to stop; last.pt is written then.
+            Pruned: on every rank, where the search has seen enough.
         """
         world = self._run.world
         if self._run.config.noval and epoch + 1 < self._run.config.epochs:
@@ -96,10 +102,19 @@ class Validation:
                 self._saver.stop_validation()
         self._state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
+        if self._watch and self._watch.after_epoch(epoch, found):
+            self._interruption.act_at_once(f"after epoch {epoch}, the last of a training that the search ended early")
+            raise Pruned
         return found.metrics
 
     def of_best(self, data: TrainingData) -> Metrics:
-        """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies."""
+        """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies.
+
+        Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
+        """
+        if self._watch:
+            assert self._watch.metrics, "the last epoch is always measured"
+            return self._watch.metrics
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
@@ -120,10 +135,9 @@ class Validation:
                 self._state.progress.skipped_steps,
             )
             report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots)
-            if not (run.config.nosave and run.config.noval):  # as the trials of a search, of which no weights stay
-                tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
-                print(f"Detect: uv run detect.py --weights {shlex.quote(str(best))} --source …{tiles}")
-                print(f"Export: uv run export.py --weights {shlex.quote(str(best))}")
+            tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
+            print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
+            print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         run.world.barrier()
         return found.metrics

@@ -16,6 +16,7 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
+from tessera.utils.flags.program import called
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
@@ -67,8 +68,9 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
         )
         if auto and _is_done(resumed.checkpoint, config):
             log.info(
-                f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. val.py "
-                f"measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
+                f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. "
+                f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
+                "patience had run out."
             )
             return None
         check_batch_size(config.batch_size, world.size)

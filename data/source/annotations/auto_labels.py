@@ -59,7 +59,7 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
                 except (ValueError, KeyError, TypeError, AttributeError):
                     text = shown(line.decode(errors="replace").strip())
                     wrong.append(
-                        f"{path}:{number}: found {text}, expected a line as detect.py --auto-label writes it. It is "
+                        f"{path}:{number}: found {text}, expected a line as --auto-label writes it. It is "
                         "passed over; remove it, or write the labels again."
                     )
     return found

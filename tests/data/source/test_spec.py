@@ -9,8 +9,8 @@ import pytest
 from tessera.data.source.place import Place
 from tessera.data.source.shapes import NAMES
 from tessera.data.source.spec import load_spec
-from tessera.utils.environment import REPO
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.flags.program import HOME
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
 
@@ -19,7 +19,7 @@ from tests.data.source.made_yaml import BODY, dataset, refuse, write
 def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Place, "find", lambda place: Path("/there") / place.stated)
     spec = load_spec(name)
-    assert spec == load_spec(f"{name}.yaml") == load_spec(REPO / "data" / f"{name}.yaml")
+    assert spec == load_spec(f"{name}.yaml") == load_spec(HOME / "data" / f"{name}.yaml")
     assert spec.nc == {"coco128": 80, "coco": 80, "VOC": 20, "shapes": 6}[name]
     assert {"train", "val"} <= set(spec.splits)
 
@@ -33,7 +33,7 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
     with pytest.raises(ConfigError) as caught:
         load_spec("coco182.yaml")
     assert "Did you mean 'coco128.yaml'?" in str(caught.value)
-    assert str(REPO / "data" / "coco182.yaml") in str(caught.value)
+    assert str(HOME / "data" / "coco182.yaml") in str(caught.value)
     assert "VOC.yaml" in str(caught.value)
 
 
@@ -61,7 +61,7 @@ def test_nowhere_lists_what_was_tried(tmp_path: Path) -> None:
     yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}")
     with pytest.raises(UserError) as caught:
         load_spec(yaml)
-    for place in (tmp_path, Path.cwd(), REPO, tmp_path / "datasets"):
+    for place in (tmp_path, Path.cwd(), HOME, tmp_path / "datasets"):
         assert f"{place / 'pets'} (no such folder)" in str(caught.value)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tessera
 from tessera.commands import export
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
@@ -124,7 +123,3 @@ def test_the_small_pt_of_an_original_file(shared: Path, tmp_path: Path) -> None:
     before, after = load_weights(source), load_weights(path)
     assert after.names == before.names and len(after.names) == 80
     assert all(torch.equal(after.state_dict[name], tensor) for name, tensor in before.state_dict.items())
-
-
-def test_the_version_is_the_projects() -> None:
-    assert f'\nversion = "{tessera.__version__}"\n' in (ROOT / "pyproject.toml").read_text()

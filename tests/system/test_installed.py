@@ -1,0 +1,156 @@
+"""The wheel in an environment of its own, used from a project whose modules have the names of this one's folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tessera
+from tests.system.launch import ROOT, Outcome, run_command
+from tests.system.tiny import make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint
+
+STRANGER = "raise RuntimeError('the module of another project was imported')\n"
+STRANGERS = {"utils.py": "utils.py", "train.py": "train.py", "models": "models/__init__.py", "data": "data/__init__.py"}
+ON_CPU = ("--device", "cpu")
+NOT_IN_AN_ARCHIVE = (".*", "__pycache__", "*.egg-info", "build", "dist", "datasets", "runs", "shared", "tests", "*.pt")
+ONNX_ALONE = """
+import json, sys
+import numpy as np, onnxruntime
+from PIL import Image
+
+image = np.asarray(Image.open(sys.argv[2]).convert("RGB"))
+rules = {"conf": np.array([0.001], np.float32), "iou": np.array([0.45], np.float32), "max_det": np.array([300])}
+session = onnxruntime.InferenceSession(sys.argv[1])
+boxes, scores, classes = session.run(None, {"image": image, **rules})
+assert not {"torch", "cv2", "tessera"} & sys.modules.keys()
+print(json.dumps({"boxes": boxes.tolist(), "scores": scores.tolist()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source archive, and the wheel that was built from that archive alone."""
+    if shutil.which("uv") is None:
+        pytest.skip("needs uv, which builds")
+    folder = tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT, folder / "clone", symlinks=True, ignore=shutil.ignore_patterns(*NOT_IN_AN_ARCHIVE))
+    built = run_command(["uv", "build", "--quiet", "--out-dir", str(folder), str(folder / "clone")])
+    assert built.code == 0, built.said
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(archives: Path) -> Path:
+    """The interpreter of an environment with the wheel and nothing else; what it depends on it takes from ours."""
+    environment = archives / "environment"
+    (wheel,) = archives.glob("*.whl")
+    python = environment / "bin" / "python"
+    install = ["uv", "pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", str(python)]
+    for command in (["uv", "venv", "--quiet", "--python", sys.executable, str(environment)], [*install, str(wheel)]):
+        done = run_command(command)
+        assert done.code == 0, done.said
+    (site,) = environment.glob("lib/*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    for path in (site / "tessera").rglob("*"):
+        path.chmod(path.stat().st_mode & ~0o222)
+    return python
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project that calls its own modules as everybody does."""
+    folder = tmp_path / "project"
+    for module in STRANGERS.values():
+        (folder / module).parent.mkdir(parents=True, exist_ok=True)
+        (folder / module).write_text(STRANGER)
+    return folder
+
+
+def run(python: Path, folder: Path, *command: str, code: int = 0) -> Outcome:
+    """A command of that environment in a folder, with the variables of a user's shell."""
+    env = {"PYTHONPATH": "", "TESSERA_DATASETS": "", "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = run_command(command, cwd=folder, env=env, timeout=600)
+    assert done.code == code, done.said
+    return done
+
+
+def contents(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of every file below a folder."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
+    (wheel,), (archive,) = archives.glob("*.whl"), archives.glob("*.tar.gz")
+    files = {
+        f"tessera/{path.relative_to(top)}"
+        for top, folders in ((ROOT, ("data", "models", "utils")), (ROOT / "tessera", ("commands",)))
+        for folder in folders
+        for path in (top / folder).rglob("*")
+        if path.suffix in (".py", ".yaml")
+    } | {f"tessera/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    with zipfile.ZipFile(wheel) as opened:
+        inside = set(opened.namelist())
+        about = next(name for name in inside if name.endswith(".dist-info/METADATA")).removesuffix("METADATA")
+        metadata = opened.read(f"{about}METADATA").decode()
+        for name in ("LICENSE", "NOTICE"):
+            assert opened.read(f"{about}licenses/{name}") == (ROOT / name).read_bytes()
+    assert {name for name in inside if not name.startswith(about)} == files
+    assert f"\nVersion: {tessera.__version__}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata
+    with tarfile.open(archive) as opened:
+        members = {member.name.partition("/")[2]: member for member in opened.getmembers()}
+    assert files <= members.keys() and all(member.isfile() or member.isdir() for member in members.values())
+
+
+@pytest.mark.slow
+def test_every_command_works_beside_modules_of_the_same_names(python: Path, project: Path) -> None:
+    (site,) = python.parents[1].glob("lib/*/site-packages")
+    before = contents(site)
+    best = Path("runs", "train", "exp", "weights", "best.pt")
+    small = ("--data", "shapes.yaml", "--imgsz", "64", "--workers", "1", "--noplots", "--loggers", "none", *ON_CPU)
+    torchrun = (str(python), *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tessera"))
+
+    trained = run(python, project, "tessera", "train", *small, "--epochs", "3")
+    assert f"Detect: tessera detect --weights {project / best} --source …" in trained.out, trained.said
+    run(python, project, *torchrun, "train", *small, "--epochs", "1", "--name", "two")
+    assert (project / "runs" / "train" / "two" / "weights" / "best.pt").is_file()
+    run(python, project, str(python), "-m", "tessera", "val", "--weights", str(best), *ON_CPU)
+    picture = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
+    flags = ("--source", str(picture), "--conf-thres", "0.001", "--save-json")
+    run(python, project, "tessera", "detect", "--weights", str(best), *flags, *ON_CPU)
+    run(python, project, "tessera", "export", "--weights", str(best), *ON_CPU)
+    (project / "alone.py").write_text(ONNX_ALONE)
+    alone = json.loads(run(python, project, str(python), "alone.py", str(best.with_suffix(".onnx")), str(picture)).out)
+
+    line = (project / "runs" / "detect" / "exp" / "predictions.jsonl").read_text().splitlines()[1]
+    expected = json.loads(line)["detections"]
+    assert len(expected) > 10
+    assert alone["scores"][:10] == pytest.approx([found["score"] for found in expected[:10]], abs=1e-3)
+    assert alone["boxes"][0] == pytest.approx(expected[0]["box_xyxy"], abs=0.1)
+    assert {path.name for path in project.iterdir()} == {*STRANGERS, "alone.py", "datasets", "runs"}
+    assert contents(site) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder into which root cannot write either")
+@pytest.mark.parametrize("command", ["train", "val", "detect"])
+def test_a_working_directory_that_cannot_be_written_is_one_message(command: str, python: Path, tmp_path: Path) -> None:
+    weights, data = checkpoint(tmp_path / "best.pt", ANCHORED), make_data(tmp_path)
+    flags = {
+        "train": ("--data", str(data), "--epochs", "1"),
+        "val": ("--weights", str(weights), "--data", str(data), "--single-cls"),
+        "detect": ("--weights", str(weights), "--source", str(tmp_path / "shapes" / "images" / "val")),
+    }
+    done = run(python, Path("/sys"), "tessera", command, *flags[command], *ON_CPU, code=1)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert done.err.endswith(f"{line}\n") and "Traceback" not in done.err
+    assert line.startswith(f"error: Run directory /sys/runs/{command}/exp: cannot be made or written to"), done.said

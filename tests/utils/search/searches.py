@@ -1,0 +1,80 @@
+"""Searches whose trainings are a formula with noise.
+
+python -m tests.utils.search.searches PROJECT TRIALS SECONDS      # a worker; an epoch of its trainings takes so long
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.ranks.world import World
+from tessera.utils.report.console import setup_logging
+from tessera.utils.search.evolve import evolve
+from tessera.utils.search.watch import Pruned, Watch
+from tessera.utils.types import Metrics
+
+START = load_hyp("hyp.scratch-low.yaml")
+NONE = np.zeros(0, np.int64)
+MEASURED = Metrics(0.0, 0.0, 0.0, 0.0, NONE, np.zeros((0, 4)), NONE, NONE, 0, 0, 0.0, np.zeros(0))
+NOISE = 0.01
+
+
+def found(worth: float) -> Evaluation:
+    """A validation whose fitness is `worth`."""
+    metrics = dataclasses.replace(MEASURED, map50=worth, map=worth)
+    return Evaluation(metrics, None, None, None)  # type: ignore[arg-type]
+
+
+def distance(hyp: Hyp) -> float:
+    """From what is best: twice the learning rate and the box gain that a search begins with."""
+    return abs(math.log(hyp.lr0 / START.lr0 / 2)) + abs(math.log(hyp.box / START.box / 2))
+
+
+def worth(hyp: Hyp, seed: int, slope: float = 0.1) -> float:
+    """The best gains 2 × `slope` · log 2 over the start."""
+    rng = np.random.default_rng([seed, *(int(value * 1e6) for value in (hyp.lr0, hyp.box, hyp.hsv_s))])
+    return 0.5 - slope * distance(hyp) + rng.normal(0, NOISE)
+
+
+def made(config: TrainConfig) -> Path:
+    """The folder of a training, as `train` makes it."""
+    folder = Path(config.project) / config.name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def curve(
+    config: TrainConfig, hyp: Hyp, world: World, watch: Watch, seconds: float = 0.0, slope: float = 0.1
+) -> Metrics:
+    """A training whose worth grows over its epochs."""
+    folder = made(config)
+    final = worth(hyp, config.seed, slope)
+    for epoch in range(config.epochs):
+        time.sleep(seconds)
+        (folder / "results.csv").write_text(f"{epoch}\n")
+        if watch.after_epoch(epoch, found(final * (1 - 0.5 ** (epoch + 1)))):
+            raise Pruned
+    assert watch.metrics
+    return watch.metrics
+
+
+def main(project: str, trials: int, seconds: float) -> None:
+    setup_logging(0, 1)
+    config = TrainConfig(evolve=trials, epochs=4, project=project, name="shared", exist_ok=True)
+
+    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+        return curve(config, hyp, world, watch, seconds)
+
+    evolve(config, START, World(), train)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,80 @@
+"""Several processes at one journal, one of which is killed."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+
+from tests.system.jobs import Job
+from tests.utils.search.test_evolve import FILES
+
+TRIALS = 12
+
+
+def worker(tmp_path: Path, name: str, seconds: float = 0.3) -> Job:
+    command = [sys.executable, "-m", "tests.utils.search.searches", str(tmp_path), str(TRIALS), str(seconds)]
+    return Job(command, tmp_path / "said" / name)
+
+
+def trials(folder: Path, study: str = "trials") -> list[optuna.trial.FrozenTrial]:
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    return optuna.load_study(study_name=study, storage=optuna.storages.JournalStorage(backend)).trials
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_journal_and_one_outlives_the_other(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    with worker(tmp_path, "a") as a, worker(tmp_path, "b") as b:
+
+        def at_work() -> bool:
+            """Both are, and have been for a while."""
+            table = folder / "evolve.csv"
+            ended = table.is_file() and len(table.read_text().splitlines()) > 3
+            return ended and len(list(folder.glob("trial*/results.csv"))) == 2
+
+        a.until(at_work)
+        a.kill()  # with SIGKILL
+        (lost,) = (
+            t for t in trials(folder) if t.state.name == "RUNNING" and f"-{a.process.pid}-" in t.user_attrs["worker"]
+        )
+        (sign,) = folder.glob(f".worker-*-{a.process.pid}-*")
+        an_hour_ago = time.time() - 3600
+        os.utime(sign, (an_hour_ago, an_hour_ago))
+        outcome = b.wait()
+    assert outcome.code == 0, outcome.said
+    assert f"Trial {lost.number} was left by a worker that is gone" in outcome.err, outcome.said
+
+    ended = trials(folder)
+    states = Counter(t.state.name for t in ended)
+    assert states["FAIL"] == 1 and states["COMPLETE"] + states["PRUNED"] == TRIALS and len(ended) == TRIALS + 1
+    assert [t.params for t in ended].count(lost.params) == 2, "the lost trial was done again"
+    assert len({t.user_attrs["worker"] for t in ended}) == 2
+    again = trials(folder, f"the best of {TRIALS}")
+    assert sorted((t.user_attrs["set"], t.user_attrs["seed"]) for t in again) == [
+        (s, k) for s in range(4) for k in (1, 2, 3)
+    ]
+    with (folder / "evolve.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == TRIALS
+    left = sorted(path.name for path in folder.iterdir() if path != sign)
+    assert left == FILES
+
+
+@pytest.mark.slow
+def test_workers_that_start_at_once_share_all_trials_and_end_together(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    with worker(tmp_path, "a", 0.05) as a, worker(tmp_path, "b", 0.05) as b, worker(tmp_path, "c", 0.05) as c:
+        outcomes = [job.wait() for job in (a, b, c)]
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0], outcomes[0].said
+    ended = trials(folder)
+    assert len(ended) == TRIALS and all(t.state.name in ("COMPLETE", "PRUNED") for t in ended)
+    assert len({t.user_attrs["worker"] for t in ended}) == 3
+    verdicts = {next(line for line in outcome.err.splitlines() if "etter: " in line) for outcome in outcomes}
+    assert len(verdicts) == 1
+    assert sorted(path.name for path in folder.iterdir()) == FILES

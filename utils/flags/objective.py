@@ -1,0 +1,127 @@
+"""What a search makes as large as it can: a figure of a validation, or several, added and multiplied.
+
+map                  recall@p=0.95                  map - 0.01*ms                  (map50 + recall) / 2
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.text import shown
+
+FIGURES = ("fitness", "map", "map50", "precision", "recall", "f1", "ms")
+FIGURES_AT = ("recall@p", "precision@r")  # each at a share from 0 to 1: recall@p=0.95
+_AT = re.compile(rf"({'|'.join(FIGURES_AT)})\s*=\s*([\d.]+)")
+_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_SIGNS: dict[type[ast.unaryop], Callable[[float], float]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+_LONGEST = 200
+_EXPECTED = (
+    f'expected numbers and figures, joined by + - * / and parentheses, such as "map - 0.01*ms". Figures: '
+    f"{', '.join(FIGURES)}, {' and '.join(f'{name}=0.95' for name in FIGURES_AT)}."
+)
+
+
+class Figure(NamedTuple):
+    """A figure of a validation: its name, and the share it is measured at where it has one."""
+
+    name: str
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A formula, checked.
+
+    Attributes:
+        figures: by the names that the formula has for them.
+    """
+
+    figures: dict[str, Figure]
+    _formula: ast.expr
+
+    def value(self, measure: Callable[[Figure], float]) -> float:
+        """The value, of figures that `measure` gives; NaN where something is divided by 0."""
+        try:
+            return _value(self._formula, {name: measure(figure) for name, figure in self.figures.items()})
+        except ZeroDivisionError:
+            return math.nan
+
+
+def parse_objective(text: str) -> Objective:
+    """Read an objective. Nothing of it is run: what is no number, no figure and no + - * / is refused.
+
+    Raises:
+        ConfigError: names what is wrong.
+    """
+    where = f"--objective {shown(text)}"
+    figures: dict[str, Figure] = {name: Figure(name) for name in FIGURES}
+
+    def named(match: re.Match[str]) -> str:
+        figure = Figure(match[1], _share(match, where))
+        name = f"AT_{len(figures)}"  # in capitals: no name that a user could write
+        figures[name] = figure
+        return f" {name} "
+
+    if re.search(r"map50\s*-\s*95", text.lower()):
+        raise ConfigError(f"{where}: mAP50-95 is called map here; map50 - 95 would be a difference.")
+    expression = _AT.sub(named, text[: _LONGEST + 1].lower()).strip()
+    try:
+        formula = ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ConfigError(f"{where}: not a formula; {_EXPECTED}") from error
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{where}: longer than {_LONGEST} characters; {_EXPECTED}")
+    used = {node.id for node in ast.walk(formula) if isinstance(node, ast.Name)}
+    _check(formula, figures, where)
+    if not used:
+        raise ConfigError(f"{where}: no figure in it, so that every training is worth the same; {_EXPECTED}")
+    return Objective({name: figures[name] for name in figures if name in used}, formula)
+
+
+def _share(match: re.Match[str], where: str) -> float:
+    try:
+        share = float(match[2])
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise ConfigError(f"{where}: found {shown(match[0])}, expected a number above 0 and at most 1 after the =.")
+    return share
+
+
+def _check(node: ast.expr, figures: dict[str, Figure], where: str) -> None:
+    """Refuse what is not in the grammar."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        _check(node.left, figures, where)
+        _check(node.right, figures, where)
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        _check(node.operand, figures, where)
+    elif not _is_number(node) and not (isinstance(node, ast.Name) and node.id in figures):
+        found = ast.unparse(node)
+        raise ConfigError(f"{where}: found {shown(found)}, {_EXPECTED}{did_you_mean(found, FIGURES)}")
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) < 1e9  # type: ignore
+
+
+def _value(node: ast.expr, figures: dict[str, float]) -> float:
+    if isinstance(node, ast.BinOp):
+        return _OPERATIONS[type(node.op)](_value(node.left, figures), _value(node.right, figures))
+    if isinstance(node, ast.UnaryOp):
+        return _SIGNS[type(node.op)](_value(node.operand, figures))
+    if isinstance(node, ast.Name):
+        return figures[node.id]
+    assert isinstance(node, ast.Constant) and isinstance(node.value, (int, float)), "checked"
+    return float(node.value)

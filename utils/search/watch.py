@@ -1,0 +1,78 @@
+"""What a search sees of a training: its curve, by which it may end, and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.flags.objective import Figure, Objective
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Metrics
+
+
+class Pruned(Exception):
+    """A training ended early, on every rank: others were better by this epoch."""
+
+
+class Watch:
+    """Looks at the validations of one training.
+
+    Args:
+        world: the ranks.
+        objective: of the search.
+        report: takes an epoch and its value on rank 0, and says whether the training is to end.
+
+    Attributes:
+        metrics: of the last validation; None before the first.
+        value: of the objective then, NaN before; on rank 0.
+    """
+
+    def __init__(self, world: World, objective: Objective, report: Callable[[int, float], bool]) -> None:
+        self._world, self._objective, self._report = world, objective, report
+        self.metrics: Metrics | None = None
+        self.value = math.nan
+
+    def after_epoch(self, epoch: int, found: Evaluation) -> bool:
+        """Take in the validation of an epoch; return, on every rank, whether the training ends here."""
+        self.metrics = found.metrics
+        return self._world.from_main(lambda: self._report(epoch, self._worth(found)))
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """Fitness, precision, recall, mAP50 and mAP50-95 of the last validation; () where they are not finite."""
+        if (found := self.metrics) is None:
+            return ()
+        figures = (found.fitness, found.precision, found.recall, found.map50, found.map)
+        return figures if all(map(math.isfinite, figures)) else ()
+
+    def _worth(self, found: Evaluation) -> float:
+        self.value = self._objective.value(lambda figure: measure(found, figure))
+        return self.value
+
+
+def measure(found: Evaluation, figure: Figure) -> float:
+    """A figure of a validation; rank 0 alone has its curves.
+
+    `recall@p=x` is the highest recall that has a precision of x, each class at a threshold of its own, and the mean
+    over the classes; 0 for a class that never is so precise. `precision@r=x` likewise. `f1` is the mean over the
+    classes at the one threshold where it is best, `ms` all milliseconds an image.
+    """
+    metrics, curves = found.metrics, found.curves
+    if figure.at is not None:
+        axes = {"recall@p": (curves.recall, curves.precision), "precision@r": (curves.precision, curves.recall)}
+        raised, bound = axes[figure.name]
+        return _highest(raised, bound >= figure.at)
+    if figure.name == "f1":
+        return float(curves.f1[:, curves.best].mean()) if len(curves.f1) else 0.0
+    if figure.name == "ms":
+        return sum(metrics.speed_ms)
+    return float(getattr(metrics, figure.name))
+
+
+def _highest(values: NDArray[np.float64], allowed: NDArray[np.bool_]) -> float:
+    """Mean over the classes of the highest allowed value (C, 1000); 0 where none is, and without any class."""
+    return float(np.where(allowed, values, 0.0).max(1).mean()) if len(values) else 0.0
