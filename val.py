@@ -47,7 +47,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.samples import SHOWN, PictureSink
-from tessera.utils.report.validation import report_validation
+from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
@@ -115,9 +115,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
             coco.write(run / "predictions.json", world)
         if world.is_main:
             pictures.write(run)
-            report_validation(
-                found, index, spec, run, imgsz=imgsz, single_cls=config.single_cls, verbose=config.verbose
-            )
+            report_validation(found, index.names, run, imgsz=imgsz, verbose=config.verbose)
+            report_errors(found, index, spec, run, single_cls=config.single_cls)
         world.barrier()
         return found.metrics
 

@@ -18,6 +18,7 @@ from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
+ERRORS = "errors.jsonl"  # the last file of a training: where it is, the best epoch has been measured
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 _EXPLAINED = {
@@ -33,7 +34,7 @@ _EXPLAINED = {
 def write_error_files(
     run: Path, errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex, spec: DatasetSpec, single_cls: bool
 ) -> None:
-    """Write both files into a run's folder.
+    """Write both files into a run's folder, errors.jsonl last.
 
     Args:
         run: the folder.
@@ -48,8 +49,8 @@ def write_error_files(
     """
     items = error_items(errors, gains, index)
     labels = label_lines(spec, index, sorted({item.image for item in items}), single_cls=single_cls)
-    write_errors(run / "errors.jsonl", items, index, labels)
     write_images(run / "images.csv", errors, index)
+    write_errors(run / ERRORS, items, index, labels)
 
 
 def write_errors(

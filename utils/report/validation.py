@@ -1,4 +1,4 @@
-"""The report of a validation: tables, interval, speed, charts."""
+"""The report of a validation: tables, interval, speed, charts, and files of its errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
 def report_validation(
     found: Evaluation,
-    index: DatasetIndex,
-    spec: DatasetSpec,
+    names: Sequence[str],
     run: Path,
     *,
     imgsz: int,
-    single_cls: bool,
     verbose: bool,
     plots: bool = True,
 ) -> None:
-    """Print the figures, plot the charts and write the errors of a validation; on rank 0."""
+    """Print the figures and plot the charts of a validation; on rank 0."""
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
         table_header(),
@@ -37,15 +35,19 @@ def report_validation(
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
     )
-    gains = error_gains(found.ranking).means()
     if found.metrics.objects:
-        print_lines(*error_table(found.errors, gains))
-    with tolerate("errors.jsonl and images.csv"):
-        write_error_files(run, found.errors, gains, index, spec, single_cls)
+        print_lines(*error_table(found.errors, error_gains(found.ranking).means()))
     if plots:
         with tolerate("plots of the validation"):
-            plot_validation(run, found.curves, found.errors.confusion, index.names)
+            plot_validation(run, found.curves, found.errors.confusion, names)
     print_lines(f"Results in {run}")
+
+
+def report_errors(found: Evaluation, index: DatasetIndex, spec: DatasetSpec, run: Path, *, single_cls: bool) -> None:
+    """Write what a validation got wrong to errors.jsonl and images.csv; on rank 0."""
+    with tolerate("errors.jsonl and images.csv"):
+        gains = error_gains(found.ranking).means()
+        write_error_files(run, found.errors, gains, index, spec, single_cls)
 
 
 def table_header() -> str:

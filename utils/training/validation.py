@@ -21,7 +21,7 @@ from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
-from tessera.utils.report.validation import report_validation, table_header, validation_line
+from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.search.watch import Pruned, Watch
@@ -122,15 +122,14 @@ class Validation:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
-            single = run.config.single_cls
-            report_validation(
-                found, index, spec, run.folder, imgsz=run.imgsz, single_cls=single, verbose=verbose, plots=plots
-            )
+            report_validation(found, index.names, run.folder, imgsz=run.imgsz, verbose=verbose, plots=plots)
             if not self._watch:  # of a search's trainings no weights stay
                 tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
                 print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
                 print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best)
+        if run.world.is_main:  # last of all, as `--resume auto` goes by it
+            report_errors(found, index, spec, run.folder, single_cls=run.config.single_cls)
         run.world.barrier()
         return found.metrics
 
