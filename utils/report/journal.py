@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.folder import write_flags, write_yaml
+from tessera.utils.diagnosis.files import ERRORS
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.files import remove_leftovers
@@ -173,6 +174,7 @@ class Journal:
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
             # First of all: it refuses a folder that holds something else.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
+            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier measurement
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tessera.data.source.label_lines import ImageLabels, label_lines
-from tessera.utils.diagnosis.files import error_table, write_errors, write_images
+from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
 from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.errors import tolerate
@@ -49,9 +49,6 @@ def report_validation(
     with tolerate("lines of the labels"):
         images = sorted({item.image for item in items})
         labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
-    with tolerate("errors.jsonl and images.csv"):
-        write_errors(run / "errors.jsonl", items, index, labels)
-        write_images(run / "images.csv", found.errors, index)
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
@@ -60,6 +57,9 @@ def report_validation(
             results = None if origin.trained_on is None else read_results(run / "results.csv")
             write_page(Facts(found, index, interval, gains, items, labels, origin, run, results))
             print_lines(f"Report: {run / NAME}")
+    with tolerate(f"images.csv and {ERRORS}"):
+        write_images(run / "images.csv", found.errors, index)
+        write_errors(run / ERRORS, items, index, labels)
     print_lines(f"Results in {run}")
 
 
