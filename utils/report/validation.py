@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tessera.data.source.label_lines import ImageLabels, label_lines
 from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
@@ -17,10 +18,12 @@ from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
 from tessera.utils.report.page.facts import Facts, Origin
 from tessera.utils.report.page.page import NAME, write_page
-from tessera.utils.report.results import read_results
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
 
 
 def report_validation(
@@ -32,8 +35,19 @@ def report_validation(
     *,
     verbose: bool,
     plots: bool = True,
+    epochs: Callable[[], pd.DataFrame] | None = None,
 ) -> None:
-    """Print the figures, plot the charts, and write the errors and the page of a validation; on rank 0."""
+    """Print the figures, plot the charts, and write the errors and the page of a validation; on rank 0.
+
+    Args:
+        found: what was measured.
+        index, spec: the split, and the dataset that it is of.
+        run: the folder to write to.
+        origin: what was asked for.
+        verbose: print every class.
+        plots: make the charts.
+        epochs: reads the results.csv of a training.
+    """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
         table_header(),
@@ -54,8 +68,7 @@ def report_validation(
             plot_validation(run, found.curves, found.errors.confusion, index.names)
     if not origin.config.noreport:
         with tolerate(NAME):
-            results = None if origin.trained_on is None else read_results(run / "results.csv")
-            write_page(Facts(found, index, interval, gains, items, labels, origin, run, results))
+            write_page(Facts(found, index, interval, gains, items, labels, origin, run, epochs and epochs()))
             print_lines(f"Report: {run / NAME}")
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(run / "images.csv", found.errors, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import shlex
 from typing import Any
@@ -22,6 +23,7 @@ from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.page.facts import Origin
+from tessera.utils.report.results import read_results
 from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
@@ -134,7 +136,8 @@ class Validation:
                 epoch,
                 self._state.progress.skipped_steps,
             )
-            report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots)
+            epochs = functools.partial(read_results, run.folder / "results.csv")
+            report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs)
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")

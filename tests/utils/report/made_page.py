@@ -16,6 +16,7 @@ from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.page.facts import Facts, Origin
 from tessera.utils.report.results import result_columns
@@ -51,7 +52,7 @@ def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: in
     errors = errors_of(scenes, len(names), metrics.confidence)
     gains = error_gains(ranking).means()
     facts = Facts(
-        Evaluation(metrics, curves, ranking, errors),
+        Evaluation(metrics, curves, ranking, errors, Accumulator()),
         index,
         bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
         gains,

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.config import TrainConfig
@@ -20,6 +19,9 @@ from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
 
 _NAME = 60  # characters of a name
 _IDLE = frozenset({"local_rank"})  # set by a launcher, not asked for

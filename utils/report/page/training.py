@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
 from tessera.utils.report.page.svg import line_chart
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
 
 _LOSS = re.compile(r"train/(.+)_loss")
 _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
