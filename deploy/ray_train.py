@@ -3,15 +3,13 @@
     python deploy/ray_train.py --name night --nodes 2 --nproc-per-node 8 --data coco.yaml --cfg yolov5s.yaml
     python deploy/ray_train.py --name try --nodes 2 --strategy PACK --data shapes.yaml --device cpu    # one machine
 
-Flags that --help does not list are those of train.py. The same command begins the run of --project and --name or goes
-on with it; so does each restart. docs/ray.md says what the nodes need, and what happens when one of them is lost.
+Flags that --help does not list are those of train.py. The same command begins the run of --project and --name or
+resumes it; so does each restart. docs/ray.md says what the nodes need, and what happens when one of them is lost.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
 import select
 import signal
@@ -26,6 +24,9 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Place
+
+from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.text import strict_json
 
 LOST = -1  # in place of the exit code of a command whose actor is gone
 SHUTDOWN_S = 100  # that torchrun leaves its ranks to write their checkpoint
@@ -53,9 +54,10 @@ class Node:
         os.close(end)
 
     def poll(self) -> tuple[bytes, int | None]:
-        """What it has printed, after a second at most, and the exit code once all of its processes have ended."""
+        """What it has printed, after a second at most, and the exit code once it has ended and nothing more comes."""
+        code = self.process.poll()
         if not select.select([self.output], [], [], 1)[0]:
-            return b"", None
+            return b"", code  # whoever else holds the pipe may live on
         printed = os.read(self.output, 1 << 20)
         return printed, None if printed else self.process.wait()
 
@@ -63,13 +65,18 @@ class Node:
         self.process.terminate()
 
     def left_over(self, kill: bool) -> list[str]:
-        """Processes of the run that do not end in time, unless they are killed then; [] as soon as none is left."""
-        end = time.monotonic() + SHUTDOWN_S + 20
+        """Processes of the run that do not end in time, not even when they are killed; [] as soon as none is left."""
+        found = self._marked_after(SHUTDOWN_S + 20)
+        if found and kill:
+            subprocess.run(["kill", "-KILL", *found], check=False)
+            found = self._marked_after(20)
+        return found
+
+    def _marked_after(self, seconds: float) -> list[str]:
+        end = time.monotonic() + seconds
         while found := [path.name for path in Path("/proc").glob("[0-9]*") if self._is_marked(path)]:
-            if time.monotonic() > end and not kill:
-                break
             if time.monotonic() > end:
-                subprocess.run(["kill", "-KILL", *found], check=False)
+                return found
             time.sleep(0.2)
         return found
 
@@ -111,16 +118,21 @@ def follow(nodes: list[Any]) -> list[int]:
     return [codes[number] for number in range(len(nodes))]
 
 
-def attempt(nodes: list[Any], args: argparse.Namespace, flags: list[str], is_first: bool) -> list[int]:
+def check(nodes: list[Any], name: str, train: list[str]) -> None:
+    """End the program where another job trains that run, or where a restart would not help."""
+    # In a plain process, whose code tells a mistake from a failure: torchrun makes 1 of both.
+    (code,) = run_on(nodes[:1], [[*train, "--check-data"]])
+    if code in (1, 2):
+        print("error: a mistake in the flags or the dataset, see above, is not tried again.", file=sys.stderr)
+        sys.exit(code)
+    if any(left := ray.get([node.left_over.remote(kill=False) for node in nodes])):
+        sys.exit(f"error: another job trains {name} (its processes by node: {left}). Give another --name.")
+
+
+def attempt(nodes: list[Any], args: argparse.Namespace, train: list[str]) -> list[int]:
     """Train from the newest checkpoint on; the nodes' exit codes."""
-    if any(left := ray.get([node.left_over.remote(kill=not is_first) for node in nodes])):
-        sys.exit(f"error: another job trains {args.name} (its processes by node: {left}). Give another --name.")
-    train = ["-m", "tessera", "train", *flags]
-    if is_first:  # in a plain process, whose code tells a mistake from a failure: torchrun makes 1 of both
-        (code,) = run_on(nodes[:1], [[*train, "--check-data"]])
-        if code in (1, 2):
-            print("error: a mistake in the flags or the dataset, see above, is not tried again.", file=sys.stderr)
-            sys.exit(code)
+    if any(left := ray.get([node.left_over.remote(kill=True) for node in nodes])):
+        sys.exit(f"error: processes of {args.name} do not end, not even by kill -9; by node: {left}.")
     address, port = ray.get(nodes[0].address.remote())
     torchrun = ["-m", "torch.distributed.run", f"--nnodes={args.nodes}", f"--nproc-per-node={args.nproc_per_node}"]
     torchrun += [f"--master-addr={address}", f"--master-port={port}"]
@@ -128,8 +140,19 @@ def attempt(nodes: list[Any], args: argparse.Namespace, flags: list[str], is_fir
 
 
 def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    """Train to the end, with restarts; where the best weights are, and their metrics."""
-    flags = [*flags, "--project", args.project, "--name", args.name, "--device", args.device]
+    """Train to the end, with restarts; where the best weights are, after how many epochs, and their metrics."""
+    command = [
+        "-m",
+        "tessera",
+        "train",
+        *flags,
+        "--project",
+        args.project,
+        "--name",
+        args.name,
+        "--device",
+        args.device,
+    ]
     run, gpus = Path(args.project, args.name).absolute(), 0 if args.device == "cpu" else args.nproc_per_node
     variables = {
         "OMP_NUM_THREADS": str(max(1, args.cpus // args.nproc_per_node)),
@@ -138,30 +161,33 @@ def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     }
     options = {"num_cpus": args.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
     group = placement_group([{"CPU": args.cpus, "GPU": gpus}] * args.nodes, strategy=args.strategy)
-    places = [Place(group, number) for number in range(args.nodes)]
-    for restarts in range(args.max_restarts + 1):
+
+    def actors() -> list[Any]:
         print(f"Waiting for {args.nodes} nodes with {args.cpus} CPUs and {gpus} GPUs", flush=True)
-        nodes = [Node.options(scheduling_strategy=place, **options).remote(str(run)) for place in places]
+        places = [Place(group, number) for number in range(args.nodes)]
+        return [Node.options(scheduling_strategy=place, **options).remote(str(run)) for place in places]
+
+    nodes = actors()
+    try:
+        check(nodes, args.name, command)
+    except RayActorError:
+        sys.exit("error: a node was lost before the training began. The same command begins it.")
+    for restarts in range(args.max_restarts + 1):
         try:
-            codes = attempt(nodes, args, flags, is_first=restarts == 0)
+            codes = attempt(nodes, args, command)
         except RayActorError:
             codes = [LOST]
         if not any(codes):
-            return {"weights": str(run / "weights" / "best.pt"), **best_epoch(run / "results.csv")}
+            weights = next(path for name in ("best.pt", "last.pt") if (path := run / "weights" / name).is_file())
+            best = load_any_checkpoint(weights)
+            return {"weights": str(weights), "epoch": best["epoch"], "metrics": best["metrics"]}
         for node in nodes:
             ray.kill(node)
         ended = f"the nodes ended with {codes}, where {LOST} is a lost one"
         if restarts < args.max_restarts:
             print(f"Restart {restarts + 1} of {args.max_restarts}: {ended}", flush=True)
-    sys.exit(
-        f"error: {ended}, and --max-restarts {args.max_restarts} is used up. The same command goes on with the run."
-    )
-
-
-def best_epoch(table: Path) -> dict[str, float]:
-    with table.open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    return max(rows, key=lambda row: 0.1 * row["metrics/mAP_0.5"] + 0.9 * row["metrics/mAP_0.5:0.95"])
+            nodes = actors()
+    sys.exit(f"error: {ended}, and --max-restarts {args.max_restarts} is used up. The same command resumes the run.")
 
 
 if __name__ == "__main__":
@@ -185,6 +211,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, interrupt)
     try:
-        print(json.dumps(train(*asked)))
+        print(strict_json(train(*asked)))
     except KeyboardInterrupt:
         sys.exit(128 + received[0])

@@ -21,7 +21,7 @@ from tests.utils.exporting.made import ANCHORED, checkpoint
 STRANGER = "raise RuntimeError('the module of another project was imported')\n"
 STRANGERS = {"utils.py": "utils.py", "train.py": "train.py", "models": "models/__init__.py", "data": "data/__init__.py"}
 ON_CPU = ("--device", "cpu")
-NOT_IN_AN_ARCHIVE = (".*", "__pycache__", "*.egg-info", "build", "dist", "datasets", "runs", "shared", "tests", "*.pt")
+NOT_IN_AN_ARCHIVE = (".*", "__pycache__", "*.egg-info", "build", "dist", "datasets", "runs", "shared", "*.pt")
 ONNX_ALONE = """
 import json, sys
 import numpy as np, onnxruntime
@@ -44,6 +44,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, folder / "clone", symlinks=True, ignore=shutil.ignore_patterns(*NOT_IN_AN_ARCHIVE))
     built = run_command(["uv", "build", "--quiet", "--out-dir", str(folder), str(folder / "clone")])
+    if "Failed to fetch" in built.err:
+        pytest.skip("needs a package index, or a cache of uv that has setuptools")
     assert built.code == 0, built.said
     return folder
 
@@ -108,6 +110,7 @@ def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
     assert f"\nVersion: {tessera.__version__}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata
     with tarfile.open(archive) as opened:
         members = {member.name.partition("/")[2]: member for member in opened.getmembers()}
+    assert "tests" not in {name.partition("/")[0] for name in members}
     assert files <= members.keys() and all(member.isfile() or member.isdir() for member in members.values())
 
 

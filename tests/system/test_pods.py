@@ -18,8 +18,8 @@ def test_pods_that_are_ended_and_recreated_end_with_the_bits_of_an_undisturbed_r
     with two_hosts() as hosts:
         undisturbed = begun(hosts, tmp_path)
         assert "2 ranks (1 on tess-" in undisturbed.pods[0].outcome.err, undisturbed.said()
-        tally = campaign(hosts, tmp_path, 2, 4, undisturbed)
-    assert tally.runs >= 1 and sum(tally.kinds.values()) == 2
+        strikes = campaign(hosts, tmp_path, 2, 4, undisturbed)
+    assert strikes.equal == strikes.runs >= 1 and sum(strikes.kinds.values()) == 2
     alone = run_python(ROOT / "train.py", *flags(tmp_path / "tiny.yaml", tmp_path / "alone", *TRAIN), timeout=240)
     assert alone.code == 0, alone.said
     ratio = losses(undisturbed.run).to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
