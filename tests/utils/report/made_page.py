@@ -22,7 +22,7 @@ from tessera.utils.report.page.facts import Facts, Origin
 from tessera.utils.report.results import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images
-from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images
+from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images, share
 
 SIZE = 200  # pixels of the images: made_images' boxes lie in them
 
@@ -52,7 +52,7 @@ def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: in
     errors = errors_of(scenes, len(names), metrics.confidence)
     gains = error_gains(ranking).means()
     facts = Facts(
-        Evaluation(metrics, curves, ranking, errors, Accumulator()),
+        Evaluation(metrics, curves, ranking, errors, share(scenes)),
         index,
         bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
         gains,
