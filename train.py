@@ -153,7 +153,7 @@ def train(
             f"after the last epoch, whose checkpoint is saved; {called('val.py')} measures {saver.best}"
         )
         world.set_activity("measuring the best epoch")
-        return validation.of_best(data.spec)
+        return validation.of_best(data)
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -27,16 +27,12 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from tessera.data.feed.cache import open_images
-from tessera.data.feed.loader import build_val_loader
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
-from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import evaluate
+from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
@@ -46,8 +42,10 @@ from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
+from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.validation import report_validation
+from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
@@ -73,21 +71,16 @@ def validate(config: ValConfig, world: World) -> Metrics:
     )
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
-        spec = read_dataset(config, model.data)
+        spec = read_dataset(config.data, config.weights, model.data)
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
-    check_classes(model, spec, config)
-    if model.pixels != spec.pixels:
-        log.warning(
-            f"{model.source} was trained with `pixels: {model.pixels or 'none'}`, but {spec.yaml_path} has "
-            f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
-        )
+    check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
+    check_pixels(model, spec)
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
-    store = open_images(index, imgsz, "none", "area", world)
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
@@ -99,35 +92,24 @@ def validate(config: ValConfig, world: World) -> Metrics:
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
 
-        measured = Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model
-        loader = stack.enter_context(
-            build_val_loader(
-                store,
-                world,
-                batch_size=config.batch_size,
-                stride=model.stride,
-                workers=config.workers,
-                size_hw=model.size_hw,
-            )
+        found = measure(
+            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
+            index,
+            world,
+            imgsz,
+            settings_of(config),
+            batch_size=config.batch_size,
+            workers=config.workers,
+            sinks=sinks,
         )
-        found = evaluate(measured, loader, world, settings_of(config), sinks=sinks)
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
-            pictures.write(run)
-            report_validation(
-                found, index, spec, run, imgsz=imgsz, single_cls=config.single_cls, verbose=config.verbose
-            )
+            pictures.write(run, found.metrics.confidence)
+            origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
+            report_validation(found, index, spec, run, origin, verbose=config.verbose)
         world.barrier()
         return found.metrics
-
-
-def image_size(model: Model, config: ValConfig) -> int:
-    """Long side of the images in pixels: as asked for, else what the model was trained at or made for."""
-    imgsz = model.usable_imgsz(config.imgsz)
-    asked = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
-    log.info(f"Measured at {imgsz} px{asked}: {model.source} {model.imgsz_origin}.")
-    return imgsz
 
 
 def settings_of(config: ValConfig) -> Settings:
@@ -139,39 +121,6 @@ def settings_of(config: ValConfig) -> Settings:
         )
         return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det)
     return Settings(config.conf_thres, config.iou_thres, config.max_det)
-
-
-def read_dataset(config: ValConfig, trained_on: str) -> DatasetSpec:
-    """The dataset of `--data`, else the one that the weights were trained on, where they say it.
-
-    Raises:
-        UserError: none is known, it is not there, or has a mistake.
-    """
-    if config.data:
-        return load_spec(config.data)
-    if not trained_on:
-        raise ConfigError(
-            f"--data: none given, and {config.weights} does not say which dataset it was trained on. Give a dataset "
-            "YAML, such as --data coco128.yaml."
-        )
-    log.info(f"--data {trained_on}: what {config.weights} was trained on.")
-    try:
-        return load_spec(trained_on)
-    except UserError as error:
-        raise UserError(f"{error} It is what {config.weights} was trained on; give another with --data.") from error
-
-
-def check_classes(model: Model, spec: DatasetSpec, config: ValConfig) -> None:
-    """Refuse a model with another number of classes than the dataset names.
-
-    Raises:
-        UserError: names both.
-    """
-    if model.nc != spec.nc and not config.single_cls:
-        raise UserError(
-            f"--weights {config.weights} knows {model.nc} classes, but {spec.yaml_path} names {spec.nc}. "
-            f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
-        )
 
 
 def offer_names(model: Model, spec: DatasetSpec, config: ValConfig, run: Path) -> None:

@@ -31,6 +31,7 @@ ROOMS = (
     "tessera.utils.evaluation",
     "tessera.utils.diagnosis",
     "tessera.utils.inference.sources",
+    "tessera.utils.report.page",
     "tessera.utils.report",
     "tessera.utils.search",
     "tessera.utils.training",

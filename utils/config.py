@@ -247,6 +247,7 @@ class TrainConfig(Options):
     noval: bool = option(False, "validate after the final epoch only", kind=bool)
     noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
     noplots: bool = option(False, "make no pictures", kind=bool)
+    noreport: bool = option(False, "write no report.html", kind=bool)
     evolve: int = option(0, "search hyperparameters in N trainings (bare: 300)", kind=int, low=0, bare=300)
     objective: str = option("fitness", 'what --evolve raises, such as map, recall@p=0.95 or "map - 0.01*ms"')
     cache: CacheMode = option(

@@ -44,6 +44,13 @@ def half_a_source(folder: Path) -> Outcome:
     return run_python("-m", "tessera", "detect", "--weights", str(weights), "--source", str(pictures), *where)
 
 
+def an_unmet_requirement(folder: Path) -> Outcome:
+    weights = str(checkpoint(folder / "compared.pt", ANCHORED))
+    where = ("--device", "cpu", "--workers", "0", "--project", str(folder / "compared"))
+    on = ("--data", str(folder / "tiny.yaml"), "--single-cls", "--imgsz", "64")
+    return run_python("-m", "tessera", "compare", weights, weights, *on, *where, "--require", "map > 0.01")
+
+
 def struck(folder: Path, signal: str) -> Outcome:
     args = flags(folder / "tiny.yaml", folder / signal, "--epochs", "1")
     return in_a_shell(python_command(FAULTY, *args), FAULT=f"0 step 2 {signal}")
@@ -68,6 +75,7 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
         lambda d: in_a_shell(python_command("-m", "tessera", "train"), limit="ulimit -v 500000"),
         "no more memory",
     ),
+    "compare.py: a `--require` is not met": (an_unmet_requirement, '--require "map > 0.01": not met'),
     "another rank was lost or failed; a defect, with its traceback": (a_lost_rank, "rank 1"),
     "a flag, a hyperparameter, or the YAML of a model or dataset": (
         lambda d: check(d / "tiny.yaml", "--epoches", "3"),

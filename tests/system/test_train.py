@@ -51,7 +51,8 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     ruled = tmp_path / "ruled.yaml"
     ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
     data = ruled
-    args = [a for a in flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1") if a != "--noplots"]
+    given = flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1")
+    args = [flag for flag in given if flag not in ("--noplots", "--noreport")]
     args[args.index("none")] = "tensorboard"
     outcome = command(train.main, *args, "--cache", "ram")
     assert outcome.code == 0, outcome.said
@@ -70,6 +71,15 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     assert table.notna().all().all()
     assert str(run) in outcome.out
     assert "Traceback" not in outcome.err
+    report = (run / "report.html").read_text()
+    assert f"Report: {run / 'report.html'}" in outcome.out
+    for said in (
+        "Curves of the training",
+        "uv run train.py --cfg yolov5n.yaml",
+        "validated epochs",
+        "shapes/labels/val",
+    ):
+        assert said in report, said
 
     weights = ("--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
     more = "--imgsz 64 --device cpu --workers 0 --verbose --save-txt --save-conf --save-json"
@@ -79,6 +89,8 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     assert last_line in measured.out, "val.py measures what train.py reported"
     assert len(list((tmp_path / "val" / "exp" / "labels").glob("*.txt"))) == 8
     assert (tmp_path / "val" / "exp" / "predictions.json").is_file()
+    report = (tmp_path / "val" / "exp" / "report.html").read_text()
+    assert "validation report" in report and "Curves of the training" not in report
 
     last = [shlex.split(line) for line in outcome.out.splitlines()[-2:]]
     best = str(run / "weights" / "best.pt")

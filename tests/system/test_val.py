@@ -13,7 +13,7 @@ import yaml
 
 from tessera import Detector
 from tessera.commands import train, val
-from tessera.commands.val import image_size, read_dataset, without_effect
+from tessera.commands.val import without_effect
 from tessera.data.source.annotations.coco_names import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
@@ -21,6 +21,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.dataset import image_size, read_dataset
 from tessera.utils.runtime.exported import Description
 from tessera.utils.runtime.torch_files import TorchFileNetwork
 from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
@@ -113,9 +114,9 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)gone\.yaml: no such .*best\.pt was trained on"):
-        read_dataset(ValConfig(weights="best.pt"), str(tmp_path / "gone.yaml"))
+        read_dataset("", "best.pt", str(tmp_path / "gone.yaml"))
     with pytest.raises(ConfigError, match=r"--data: .*yolov5n\.pt does not say"):
-        read_dataset(ValConfig(), "")
+        read_dataset("", "yolov5n.pt", "")
 
 
 SHALLOW = {  # its stride is 16

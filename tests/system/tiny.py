@@ -15,7 +15,7 @@ from tessera.utils.report.results import read_results
 
 FLAGS = (
     *("--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "8", "--workers", "1"),
-    *("--device", "cpu", "--noplots", "--loggers", "none"),
+    *("--device", "cpu", "--noplots", "--noreport", "--loggers", "none"),
 )
 
 

@@ -23,7 +23,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py", "export.py"])
+@pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py", "export.py", "compare.py"])
 @pytest.mark.parametrize(
     ("flag", "code"), [("--help", 0), ("--list-weights", 0), ("--batch-sise=3", 2), ("--imgsz=-1", 2)]
 )
@@ -36,7 +36,7 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
     if code:
         assert len(said) == 1 and said[0].startswith("error: ") and flag.partition("=")[0] in said[0]
     else:
-        assert said == [] and ("yolox_s.pth" if flag == "--list-weights" else "--weights STR") in done.stdout
+        assert said == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in done.stdout
 
 
 @pytest.mark.parametrize(

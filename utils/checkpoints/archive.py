@@ -43,8 +43,8 @@ def unreadable(path: Path, error: BaseException) -> UserError:
     try:
         with path.open("rb") as file:
             start = file.read(512)
-    except OSError:
-        start = b"PK"  # the error says more
+    except OSError as refused:
+        return UserError(f"{path}: cannot be read ({refused.strerror}). Fix its permissions or its disk.")
     found = next((found for beginning, found in _BEGINNINGS.items() if start.startswith(beginning)), "no zip archive")
     if not start:
         found = "an empty file"

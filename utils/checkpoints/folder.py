@@ -20,14 +20,14 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.val import ValConfig
+from tessera.utils.flags.measuring import MeasuringConfig
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 
 
 @contextmanager
 def new_run(
-    flags: TrainConfig | ValConfig | DetectConfig, world: World, files: Iterable[str | Path] = ()
+    flags: TrainConfig | MeasuringConfig | DetectConfig, world: World, files: Iterable[str | Path] = ()
 ) -> Iterator[Path]:
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank enters this.
 
@@ -54,7 +54,7 @@ def new_run(
             _discard_if_empty(run)
 
 
-def first_run(flags: TrainConfig | ValConfig | DetectConfig) -> Path:
+def first_run(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
     """The folder of the first run of a name, which --exist-ok writes into; it may not be there yet."""
     return Path(flags.project).expanduser().absolute() / flags.name
 

@@ -98,7 +98,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     state = load_any_checkpoint(path)
     if "optimizer" not in state:
         last = path.with_name("last.pt")
-        remedy = f"Resume from {last}" if last.is_file() else "Resume from the last.pt of its run"
+        remedy = f"Resume from {last}" if last.is_file() and last != path else "Resume from the last.pt of its run"
         raise UserError(
             f"{path}: holds weights alone, as best.pt does: no run resumes from it. {remedy}, or start a new run from "
             f"these weights with --weights."

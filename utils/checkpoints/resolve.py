@@ -57,6 +57,16 @@ def resolve_weights(name: str) -> Path:
     raise _missing(name, given, f"{given.absolute()}" + (f" and {cached}" if bare else ""))
 
 
+def resolve_run(name: str) -> Path:
+    """As `resolve_weights`, but a run's folder means its best checkpoint; an exported file is one too.
+
+    Raises:
+        UserError: as `resolve_weights`.
+    """
+    best = Path(name).expanduser() / "weights" / "best.pt"
+    return best if name and best.is_file() else resolve_weights(name)
+
+
 def _missing(name: str, given: Path, tried: str) -> UserError:
     """What to say of a name that leads to no file."""
     if name == IMAGENET:

@@ -104,11 +104,16 @@ class ResumedRun:
             )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
-        before = saved_config(self.checkpoint, self.run).batch_size
-        progress.convert_batches(before, config.batch_size, images)  # of the same size too: the data may have shrunk
-        if before != config.batch_size:
+        before = saved_config(self.checkpoint, self.run)
+        for flag in ("imgsz", "seed"):
+            now, was = getattr(config, flag), getattr(before, flag)
+            if now != was:
+                log.warning(f"--resume: --{flag} {now} from here on, {was} until now; the run will not be the same.")
+        progress.convert_batches(before.batch_size, config.batch_size, images)  # the data may have shrunk
+        if before.batch_size != config.batch_size:
             log.warning(
-                f"--resume: batches of {config.batch_size} instead of {before} images; the schedule is rebuilt."
+                f"--resume: batches of {config.batch_size} instead of {before.batch_size} images; the schedule is "
+                "rebuilt."
             )
         log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
@@ -173,6 +178,9 @@ def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) 
     if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
         now, was = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
         yield Difference(now, was, "its epochs would be others")
+    if before.single_cls != config.single_cls:
+        now, was = ("--single-cls" if c.single_cls else "classes of their own" for c in (config, before))
+        yield Difference(now, was, "the model has as many outputs")
     if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
         why = f"with {hyp.layer_decay:g} the optimizer would have another number of rates (1: a single one)"
         yield Difference(by_hyp, f"layer_decay {kept.layer_decay:g}", why)

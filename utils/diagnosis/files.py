@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.diagnosis.gains import ERROR_KINDS
-from tessera.utils.diagnosis.listing import ErrorItem, error_items
+from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.evaluation.tally import KINDS, Errors
 from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
-from tessera.utils.types import DatasetIndex, DatasetSpec
+from tessera.utils.types import DatasetIndex
 
+ERRORS = "errors.jsonl"  # the last file of a report: where it is, the best epoch has been measured
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
-_EXPLAINED = {
+EXPLAINED = {
     Kind.WRONG_CLASS: "on an object of another class",
     Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
     Kind.BOTH: "near an object of another class",
@@ -28,28 +29,6 @@ _EXPLAINED = {
     Kind.BACKGROUND: "where nothing is labelled",
     Kind.MISSED: "objects without a detection on or near them",
 }
-
-
-def write_error_files(
-    run: Path, errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex, spec: DatasetSpec, single_cls: bool
-) -> None:
-    """Write both files into a run's folder.
-
-    Args:
-        run: the folder.
-        errors: of a validation.
-        gains: of mAP50 by kind.
-        index: the split that was measured.
-        spec, single_cls: what it was built from.
-
-    Raises:
-        OSError: a file cannot be written.
-        UserError: the images are not there any more.
-    """
-    items = error_items(errors, gains, index)
-    labels = label_lines(spec, index, sorted({item.image for item in items}), single_cls=single_cls)
-    write_errors(run / "errors.jsonl", items, index, labels)
-    write_images(run / "images.csv", errors, index)
 
 
 def write_errors(
@@ -118,5 +97,5 @@ def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
         "found. Errors there, and what mAP50 would gain without each kind:"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
-        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {_EXPLAINED[kind]}")
+        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")
     return lines

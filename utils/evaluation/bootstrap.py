@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,16 +42,57 @@ def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
 
 def bootstrap_maps(ranking: Ranking, rng: np.random.Generator, rounds: int) -> NDArray[np.float64]:
     """mAP50 and mAP50-95 of `rounds` resampled sets, (2, rounds); NaN where a set has no object at all."""
+    return resampled(ranking, rng, rounds).maps()
+
+
+class ClassPrecisions(NamedTuple):
+    """Average precision of C classes in R readings of the data.
+
+    Attributes:
+        ap50, ap: float64 (C, R), at IoU 0.5 and over 0.5:0.05:0.95; 0 where the class has no object.
+        present: bool (C, R), whether it has one.
+    """
+
+    ap50: NDArray[np.float64]
+    ap: NDArray[np.float64]
+    present: NDArray[np.bool_]
+
+    def maps(self) -> NDArray[np.float64]:
+        """Means over the classes that are present, mAP50 and mAP50-95: (2, R); NaN where none is."""
+        classes = self.present.sum(0)
+        means = np.stack((self.ap50.sum(0), self.ap.sum(0))) / np.maximum(classes, 1)
+        return np.where(classes > 0, means, np.nan)
+
+
+def resampled(ranking: Ranking, rng: np.random.Generator, rounds: int) -> ClassPrecisions:
+    """Of `rounds` sets of N images sampled with replacement; the same sets for rankings of as many images and one rng.
+
+    Args:
+        ranking: of all images.
+        rng: source of the resampling.
+        rounds: R.
+    """
     n = ranking.n_images
-    maps = np.full((2, rounds), np.nan)
-    if n == 0:
-        return maps
-    for start in range(0, rounds, _CHUNK):
-        size = min(_CHUNK, rounds - start)
+
+    def counts(size: int) -> NDArray[np.float32]:
         sampled = rng.integers(n, size=(n, size)) * size + np.arange(size)
-        weights = np.bincount(sampled.ravel(), minlength=n * size).reshape(n, size).astype(np.float32)
-        ap, present = average_precision(ranking, weights)
-        classes = present.sum(0)
-        means = np.stack((ap[:, 0].sum(0), ap.mean(1).sum(0))) / np.maximum(classes, 1)
-        maps[:, start : start + size] = np.where(classes > 0, means, np.nan)
-    return maps
+        return np.bincount(sampled.ravel(), minlength=n * size).reshape(n, size).astype(np.float32)
+
+    return class_precisions(ranking, (counts(size) for size in chunks(rounds if n else 0)))
+
+
+def chunks(rounds: int) -> list[int]:
+    """Numbers of columns of weights to compute at a time, `rounds` in all."""
+    return [min(_CHUNK, rounds - start) for start in range(0, rounds, _CHUNK)]
+
+
+def class_precisions(ranking: Ranking, weights: Iterable[NDArray[np.float32]]) -> ClassPrecisions:
+    """Of each column of weights (N, r), one after the other."""
+    none = np.zeros((len(ranking.class_ids), 0))
+    ap50, means, there = [none], [none], [none.astype(np.bool_)]
+    for some in weights:
+        ap, present = average_precision(ranking, some)
+        ap50.append(ap[:, 0])
+        means.append(ap.mean(1))
+        there.append(present)
+    return ClassPrecisions(np.concatenate(ap50, 1), np.concatenate(means, 1), np.concatenate(there, 1))

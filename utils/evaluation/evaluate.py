@@ -13,19 +13,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.data.feed.loader import ValLoader
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.finders import Measurable
-from tessera.utils.evaluation.match_state import LastHits, MatchState
+from tessera.utils.evaluation.match_state import Accumulator, LastHits, MatchState
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.tally import Errors
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
-from tessera.utils.types import Batch, Metrics
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
 WORTH_A_TRIAL = 4 * TRIAL_IMAGES  # of a split: below, the trial takes longer than it saves
@@ -47,12 +50,14 @@ class Evaluation:
         curves: which are plotted.
         ranking: of all detections, for the bootstrap and for what errors cost.
         errors: at the best confidence.
+        matches: of this rank's own images, on every rank.
     """
 
     metrics: Metrics
     curves: Curves
     ranking: Ranking
     errors: Errors
+    matches: Accumulator
 
 
 class _Share(NamedTuple):
@@ -61,6 +66,44 @@ class _Share(NamedTuple):
     matches: MatchState
     totals: NDArray[np.float64] | None  # of the losses
     seconds: dict[str, float]
+
+
+def measure(
+    model: Backend | PictureBackend | Pipeline,
+    index: DatasetIndex,
+    world: World,
+    imgsz: int,
+    settings: Settings,
+    *,
+    batch_size: int,
+    workers: int,
+    sinks: Sequence[Sink] = (),
+) -> Evaluation:
+    """Measure what `--weights` names on a split: every rank its share of the images, each image once.
+
+    Args:
+        model: opened, or a pipeline around it.
+        index: the split.
+        world: all ranks call this together.
+        imgsz: long side of the images in pixels.
+        settings: how to measure.
+        batch_size: largest batch of a rank.
+        workers: loader workers asked for.
+        sinks: receive the detections as they are found.
+    """
+    backend = model.backend if isinstance(model, Pipeline) else model
+    with (
+        open_images(index, imgsz, "none", "area", world) as store,
+        build_val_loader(
+            store,
+            world,
+            batch_size=batch_size,
+            stride=backend.stride,
+            workers=workers,
+            size_hw=backend.size_hw if isinstance(backend, Backend) else None,
+        ) as loader,
+    ):
+        return evaluate(model, loader, world, settings, sinks=sinks)
 
 
 def evaluate(
@@ -159,7 +202,8 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
     tallies = world.gather(found.tally(metrics.confidence))
-    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies))
+    errors = Errors.joined(metrics.confidence, len(names), tallies)
+    return Evaluation(metrics, curves, ranking, errors, found.matches)
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

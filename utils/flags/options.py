@@ -38,6 +38,7 @@ def option(
     choices: Sequence[str] = (),
     bare: Any = None,
     many: bool = False,
+    positional: str = "",
 ) -> Any:
     """A field that is a flag.
 
@@ -50,6 +51,7 @@ def option(
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
+        positional: what --help calls values that are given without a flag, any number; "" where a flag is needed.
     """
     metadata = {
         "help": help,
@@ -60,7 +62,8 @@ def option(
         "high": high,
         "choices": choices,
         "bare": bare,
-        "many": many,
+        "many": many or bool(positional),
+        "positional": positional,
     }
     return field(default=default, metadata=metadata)
 
@@ -91,9 +94,11 @@ class Options:
 
     Attributes:
         program: the command that takes them.
+        weights_fields: the fields that name files of weights.
     """
 
     program: ClassVar[str]
+    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -135,18 +140,18 @@ class Options:
             prog=called(cls.program),
             argument_default=argparse.SUPPRESS,
             description=cls.__doc__,
-            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}",
+            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}" if idle else None,
         )
         answer: dict[str, Any] = {"action": _Answer, "dest": argparse.SUPPRESS, "nargs": 0}
         for f in dataclasses.fields(cls):
             _add_flag(parser, f)
-            if f.name == "weights":
+            if f.name == cls.weights_fields[-1]:
                 listed = "list the published weights that can be given by name, and end"
                 parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
         told = "print the versions of this program, Python and torch, and the device, and end"
         parser.add_argument("--version", const=version_line, help=told, **answer)
         words, former = parted(cls.program, argv)
-        return {**meaning(cls.program, former)[0], **vars(parser.parse_args(words))}
+        return {**meaning(cls.program, former)[0], **vars(parser.parse_intermixed_args(words))}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
@@ -238,7 +243,11 @@ class _Answer(argparse.Action):
 
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
     m = f.metadata
-    text = m["help"] if "default:" in m["help"] or m["kind"] is bool else f"{m['help']} (default: {_shown(f.default)})"
+    if m["positional"]:
+        parser.add_argument(f.name, nargs="*", metavar=m["positional"], help=m["help"])
+        return
+    without = "default:" in m["help"] or m["kind"] is bool or f.default == ()
+    text = m["help"] if without else f"{m['help']} (default: {_shown(f.default)})"
     if m["kind"] is bool:
         parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
         return

@@ -172,7 +172,7 @@ def published_table() -> str:
         [
             *lines,
             "",
-            "Each command takes each name as --weights NAME: the file is looked for in the working directory and in",
+            "Each command takes each name in place of a file, which is looked for in the working directory and in",
             "the cache, else downloaded to the latter. It brings its model; a training takes another one with --cfg.",
             "mAP50-95 is what the publisher measured on COCO val2017; the licence is that of the weights.",
         ]

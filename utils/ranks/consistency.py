@@ -18,7 +18,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights"})
+_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights", "a", "b"})
 # Decide which collectives come next: where they differ, ranks would wait for each other without end.
 _PATHS = frozenset(
     [
@@ -29,13 +29,15 @@ _PATHS = frozenset(
         "--hyp",
         "--resume",
         "--weights",
+        "--a",
+        "--b",
         "--loggers",
         "--task",
         "--save-json",
         "--save-txt",
     ]
 )
-_CONTENT = "content of --weights"
+_CONTENT = "content of "
 
 
 def require_same_command(config: Options, world: World) -> None:
@@ -47,11 +49,12 @@ def require_same_command(config: Options, world: World) -> None:
     if world.size == 1:
         return
     everyone = world.all_gather(_command(config))
-    contents = [theirs.pop(_CONTENT) for theirs in everyone]
-    if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
-        name_of = {content: theirs["--weights"] for content, theirs in zip(contents, everyone, strict=True)}
-        for content, theirs in zip(contents, everyone, strict=True):
-            theirs["--weights"] = f"{name_of[content]} ({content})"
+    for flag in (f"--{name}" for name in config.weights_fields):
+        contents = [theirs.pop(f"{_CONTENT}{flag}", "") for theirs in everyone]
+        if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
+            name_of = {content: theirs[flag] for content, theirs in zip(contents, everyone, strict=True)}
+            for content, theirs in zip(contents, everyone, strict=True):
+                theirs[flag] = f"{name_of[content]} ({content})"
     found = _differences(everyone)
     if found.keys() & _PATHS:
         raise _disagreement(found)
@@ -60,13 +63,22 @@ def require_same_command(config: Options, world: World) -> None:
 def _command(config: Options) -> dict[str, str]:
     """What this rank was asked for, by name."""
     values = config.as_dict()
+    files = {
+        f"--{name}": [values[name]] if isinstance(values[name], str) else values[name] for name in config.weights_fields
+    }
     return {
         "command": config.program,
         **flags_fingerprint(config),
         **{f"--{key}": "given" if values.get(key) else "not given" for key in ("hyp", "resume")},
-        "--weights": values["weights"] or "none",
-        _CONTENT: _content(values["weights"]),
+        **{flag: " ".join(names) or "none" for flag, names in files.items()},
+        **{f"{_CONTENT}{flag}": _contents(names) for flag, names in files.items()},
     }
+
+
+def _contents(files: Sequence[str]) -> str:
+    """Hashes of files on this rank's host; "" where one is missing."""
+    found = list(map(_content, files))
+    return " ".join(found) if all(found) else ""
 
 
 def _content(file: str) -> str:

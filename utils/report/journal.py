@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.folder import write_flags, write_yaml
+from tessera.utils.diagnosis.files import ERRORS
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.files import remove_leftovers
@@ -142,17 +143,23 @@ class Journal:
         if epoch == self._start_epoch and left and figures.images_per_s:
             log.info(f"{left} more epochs at this pace: about {duration(left * figures.seconds)}")
         sink, self._sink = self._sink, None
-        if sink is not None and len(sink):
+        if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for picture in (own, self.run / "predictions.jpg"):
-                    sink.write_predictions(picture)
+                    sink.write_predictions(picture, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
-    def finish(self, epoch: int, checkpoint: Path) -> None:
-        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers."""
+    def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
+        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers.
+
+        Args:
+            epoch: the best one.
+            checkpoint: of it.
+            confidence: that its detections are shown at.
+        """
         if self._sink is not None:
-            self._sink.write(self.run)
+            self._sink.write(self.run, confidence)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
@@ -167,6 +174,7 @@ class Journal:
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
             # First of all: it refuses a folder that holds something else.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
+            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier measurement
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()

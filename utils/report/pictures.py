@@ -48,12 +48,20 @@ class Annotations(NamedTuple):
         classes: int (n,), -1 of an ignored region, which is hatched.
         scores: float (n,), or None for labels, which have no confidence.
         ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
+        threshold: that the scores reach, said where there are none.
     """
 
     boxes_xyxy: NDArray[np.float32]
     classes: NDArray[np.int64]
     scores: NDArray[np.float32] | None = None
     ids: NDArray[np.int64] | None = None
+    threshold: float = DEFAULT_CONF
+
+    def above(self, confidence: float) -> Annotations:
+        """Those of detections that are at least so confident."""
+        assert self.scores is not None and self.ids is None
+        keep = self.scores.astype(np.float64) >= confidence
+        return Annotations(self.boxes_xyxy[keep], self.classes[keep], self.scores[keep], threshold=confidence)
 
 
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
@@ -175,7 +183,7 @@ def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: s
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
     _paint(tile, marks, names, size, Style(), taken)
     if marks.scores is not None and len(marks.scores) == 0:
-        said = _text(_shorten(f"nothing above {DEFAULT_CONF}", size, width), size)
+        said = _text(_shorten(f"nothing above {marks.threshold:.3g}", size, width), size)
         _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes

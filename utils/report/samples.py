@@ -13,7 +13,6 @@ from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
 from tessera.utils.report.pictures import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
-from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
@@ -55,24 +54,34 @@ class PictureSink(Sink):
                     self._taken.append(self._take(batch, image, in_batch[image]))
                 self._seen += 1
 
-    def write(self, folder: Path) -> None:
-        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each; fewer pictures of fewer images."""
+    def write(self, folder: Path, confidence: float) -> None:
+        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each; fewer pictures of fewer images.
+
+        Args:
+            folder: where to.
+            confidence: of the detections that are shown, at least; the captions say it.
+        """
         pictures = -(-len(self._taken) // MAX_IMAGES)
         for number in range(pictures):
-            images, labels, found, captions = zip(*self._taken[number::pictures], strict=True)
+            taken = self._taken[number::pictures]
+            images, labels, _, captions = zip(*taken, strict=True)
             with tolerate(f"val_batch{number} pictures"):
                 stem = folder / f"val_batch{number}"
                 save_grid(images, labels, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
-                save_grid(images, found, self._index.names, captions, stem.with_name(f"{stem.name}_pred.jpg"))
+                self._save_found(taken, confidence, stem.with_name(f"{stem.name}_pred.jpg"))
 
-    def write_predictions(self, target: Path) -> None:
+    def write_predictions(self, target: Path, confidence: float) -> None:
         """Write one picture of what was found on the first 16 images that were kept, at least one.
 
         Raises:
             OSError: `target` cannot be written.
         """
-        images, _, found, captions = zip(*self._taken, strict=True)
-        save_grid(images, found, self._index.names, captions, target)
+        self._save_found(self._taken, confidence, target)
+
+    def _save_found(self, taken: Sequence[_Taken], confidence: float, target: Path) -> None:
+        found = [image.found.above(confidence) for image in taken]
+        captions = [f"{image.caption} ≥ {confidence:.3f}" for image in taken]
+        save_grid([image.image for image in taken], found, self._index.names, captions, target)
 
     def _take(self, batch: Batch, image: int, detections: Detections) -> _Taken:
         scale_x, scale_y, left, top = batch.placements[image].tolist()
@@ -84,10 +93,9 @@ class PictureSink(Sink):
             pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
 
         labels = labelled(batch, image)
-        keep = detections.scores >= DEFAULT_CONF
-        scores = detections.scores[keep].float().cpu().numpy()
-        boxes = detections.boxes_xyxy[keep].float().cpu().numpy()
-        classes = detections.classes[keep].cpu().numpy().astype(np.int64)
+        scores = detections.scores.float().cpu().numpy()
+        boxes = detections.boxes_xyxy.float().cpu().numpy()
+        classes = detections.classes.cpu().numpy().astype(np.int64)
         corner = np.array([x1, y1, x1, y1], np.float32)
         return _Taken(
             pixels,

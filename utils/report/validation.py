@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tessera.utils.diagnosis.files import error_table, write_error_files
+from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
+from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
+from tessera.utils.report.page.facts import Facts, Origin
+from tessera.utils.report.page.page import NAME, write_page
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
 
 
 def report_validation(
@@ -23,28 +31,48 @@ def report_validation(
     index: DatasetIndex,
     spec: DatasetSpec,
     run: Path,
+    origin: Origin,
     *,
-    imgsz: int,
-    single_cls: bool,
     verbose: bool,
     plots: bool = True,
+    epochs: Callable[[], pd.DataFrame] | None = None,
 ) -> None:
-    """Print the figures, plot the charts and write the errors of a validation; on rank 0."""
+    """Print the figures, plot the charts, and write the errors and the page of a validation; on rank 0.
+
+    Args:
+        found: what was measured.
+        index, spec: the split, and the dataset that it is of.
+        run: the folder to write to.
+        origin: what was asked for.
+        verbose: print every class.
+        plots: make the charts.
+        epochs: reads the results.csv of a training.
+    """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
         table_header(),
         *((table_row(*row) for row in found.metrics.rows()) if verbose else [validation_line(found.metrics)]),
         interval_line(found.metrics, *interval.map),
-        speed_line(found.metrics.speed_ms, (1, 3, imgsz, imgsz)),
+        speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
     )
     gains = error_gains(found.ranking).means()
     if found.metrics.objects:
         print_lines(*error_table(found.errors, gains))
-    with tolerate("errors.jsonl and images.csv"):
-        write_error_files(run, found.errors, gains, index, spec, single_cls)
+    items = error_items(found.errors, gains, index)
+    labels: dict[int, ImageLabels] = {}
+    with tolerate("lines of the labels"):
+        images = sorted({item.image for item in items})
+        labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
+    if not origin.config.noreport:
+        with tolerate(NAME):
+            write_page(Facts(found, index, interval, gains, items, labels, origin, run, epochs and epochs()))
+            print_lines(f"Report: {run / NAME}")
+    with tolerate(f"images.csv and {ERRORS}"):
+        write_images(run / "images.csv", found.errors, index)
+        write_errors(run / ERRORS, items, index, labels)
     print_lines(f"Results in {run}")
 
 

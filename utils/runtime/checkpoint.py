@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel, round_imgsz
-from tessera.models.summary import summary
+from tessera.models.summary import count_parameters, summary
 from tessera.models.tta import predict_augmented
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision, half_precision
@@ -35,6 +35,7 @@ class TrainedNetwork(Backend):
     ) -> None:
         self.names, self.stride, self.imgsz = fused.names, fused.stride, imgsz
         self.accelerator = accelerator
+        self.parameters = count_parameters(fused)
         self.has_objectness, self.needs_suppression = fused.head.has_objectness, fused.head.needs_suppression
         self._model, self._precision = fused, precision or Precision(accelerator, torch.float32)
 

@@ -37,6 +37,7 @@ class Model(ABC):
         class_confidences: where the F1 of each class is best; () where it is not known.
         pixels: how levels of more than 8 bits became 8 in its training.
         data: the dataset YAML that it was trained on; "" where it is not known.
+        parameters: how many numbers it learnt, BatchNorm folded in; None where it is not known.
     """
 
     source: str
@@ -49,6 +50,7 @@ class Model(ABC):
     class_confidences: tuple[float, ...] = ()
     pixels: PixelRule | None = None
     data: str = ""
+    parameters: int | None = None
 
     @property
     def nc(self) -> int:

@@ -26,7 +26,7 @@ JOURNAL, TABLE, BEST, FLAGS, REPORT = "journal.log", "evolve.csv", "hyp_evolved.
 # Flags that may change between the trainings of a search: they say where it runs, not what a training is worth.
 _FREE = frozenset(
     {
-        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noplots", "loggers"),
+        *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noplots", "noreport", "loggers"),
         *("device", "workers", "cache", "local_rank", "profile", "compile"),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import shlex
 from typing import Any
@@ -21,11 +22,14 @@ from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
+from tessera.utils.report.page.facts import Origin
+from tessera.utils.report.results import read_results
 from tessera.utils.report.validation import report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.search.watch import Pruned, Watch
-from tessera.utils.types import DatasetSpec, Metrics
+from tessera.utils.training.data import TrainingData
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +109,10 @@ class Validation:
             raise Pruned
         return found.metrics
 
-    def of_best(self, spec: DatasetSpec) -> Metrics:
-        """Measure the best checkpoint once more, with its tables and pictures, and say where everything lies.
+    def of_best(self, data: TrainingData) -> Metrics:
+        """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies.
 
         Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
-
-        Args:
-            spec: of the dataset, whose label files the errors lead to.
         """
         if self._watch:
             assert self._watch.metrics, "the last epoch is always measured"
@@ -125,14 +126,22 @@ class Validation:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
-            single = run.config.single_cls
-            report_validation(
-                found, index, spec, run.folder, imgsz=run.imgsz, single_cls=single, verbose=verbose, plots=plots
+            origin = Origin(
+                run.config,
+                str(best),
+                run.imgsz,
+                run.world.accelerator.name,
+                run.world.size,
+                data.pictures,
+                epoch,
+                self._state.progress.skipped_steps,
             )
+            epochs = functools.partial(read_results, run.folder / "results.csv")
+            report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs)
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self._journal.finish(max(epoch or 0, 0), best)
+        self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         run.world.barrier()
         return found.metrics
 

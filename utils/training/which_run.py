@@ -13,6 +13,7 @@ from tessera.utils.checkpoints.folder import first_run, newest_last_checkpoint
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.diagnosis.files import ERRORS
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
@@ -27,7 +28,7 @@ AUTO, NEWEST = "auto", "newest"
 _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
-class Found(NamedTuple):
+class Resumable(NamedTuple):
     """A checkpoint to continue from.
 
     Attributes:
@@ -43,7 +44,7 @@ class Found(NamedTuple):
 
 def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None] | None:
     """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
-    None where the run of `--resume auto` is done.
+    None where the run of `--resume auto` is done: its epochs, and the measurement of the best one.
 
     Args:
         given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
@@ -66,13 +67,15 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
         )
-        if auto and _is_done(resumed.checkpoint, config):
-            log.info(
-                f"--resume auto: the run in {resumed.run} is done, after {resumed.checkpoint['epoch']} epochs. "
-                f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
-                "patience had run out."
-            )
-            return None
+        if auto and _has_ended(resumed.checkpoint, config):
+            epochs = resumed.checkpoint["epoch"]
+            if world.from_main(lambda: (resumed.run / ERRORS).is_file()):
+                log.info(
+                    f"--resume auto: the run in {resumed.run} is done, after {epochs} epochs. {called('val.py')} "
+                    "measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
+                )
+                return None
+            log.info(f"--resume auto: {epochs} epochs of {resumed.run} are trained, but the best one is not measured.")
         check_batch_size(config.batch_size, world.size)
         return config, hyp, resumed
     if auto:
@@ -84,7 +87,7 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
     return asked, load_hyp(asked.hyp) if asked.hyp else None, None
 
 
-def _after_restart(run: Path, world: World) -> Found | None:
+def _after_restart(run: Path, world: World) -> Resumable | None:
     """After the launcher has restarted the ranks: the newest whole checkpoint of their run; None where there is none.
 
     The rank that has it on its disk sends it to all, for rank 0 may be on another host than before.
@@ -103,7 +106,7 @@ def _after_restart(run: Path, world: World) -> Found | None:
     return found
 
 
-def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Found:
+def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Resumable:
     """The checkpoint that `--resume` means; rank 0 reads it and sends it to the others, whose hosts may lack it."""
     forbidden = " and ".join(f"--{flag}" for flag in ("weights", "cfg") if given.get(flag))
     if forbidden:
@@ -112,7 +115,7 @@ def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Found:
             f"from the checkpoint: --weights {asked}."
         )
 
-    def read() -> Found:
+    def read() -> Resumable:
         path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == NEWEST else Path(asked)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
@@ -122,7 +125,7 @@ def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Found:
                 f"--resume {path}: expected a checkpoint in the folder weights of its run, where results are "
                 f"continued. To start a new run from it, give it as --weights."
             )
-        return Found(path, checkpoint)
+        return Resumable(path, checkpoint)
 
     found = world.from_main(read)
     ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", NEWEST)]
@@ -131,7 +134,7 @@ def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Found:
     return found
 
 
-def _of_project_and_name(given: Mapping[str, Any], asked: TrainConfig, world: World) -> Found | None:
+def _of_project_and_name(given: Mapping[str, Any], asked: TrainConfig, world: World) -> Resumable | None:
     """`--resume auto`: the newest whole checkpoint of that run; None where it has yet to begin.
 
     Rank 0 reads it, and compares its own flags: on other hosts the dataset may lie elsewhere.
@@ -147,7 +150,7 @@ def _of_project_and_name(given: Mapping[str, Any], asked: TrainConfig, world: Wo
         )
     run = first_run(asked)
 
-    def read() -> Found | None:
+    def read() -> Resumable | None:
         found = _newest_whole(run, "--resume auto")
         if found is None:
             _require_no_other_folder(run)
@@ -175,7 +178,7 @@ def _absolute(flag: str, name: str) -> Path:
     return user_path(name, f"--{flag}").resolve()
 
 
-def _newest_whole(run: Path, who: str) -> Found | None:
+def _newest_whole(run: Path, who: str) -> Resumable | None:
     """last.pt, or else the newest epochN.pt that is whole, with a warning that begins with `who`; None where the run
     has yet to begin.
 
@@ -194,7 +197,7 @@ def _newest_whole(run: Path, who: str) -> Found | None:
             continue
         if path != last:
             log.warning(f"{who}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
-        return Found(path, checkpoint)
+        return Resumable(path, checkpoint)
     has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
     if reasons or has_rows or _is_trained(best):
         why = " ".join(reasons[:2]) or "It has neither last.pt nor an epochN.pt."
@@ -227,7 +230,7 @@ def _require_no_other_folder(run: Path) -> None:
         )
 
 
-def _is_done(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
+def _has_ended(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
     """Whether a run has done all of its epochs, or has stopped early."""
     stopper = EarlyStopping(config.patience)
     stopper.load_state_dict(checkpoint["stopper"])

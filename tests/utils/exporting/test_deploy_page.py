@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -21,13 +20,13 @@ from tessera.utils.exporting.writers.openvino import openvino_model
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
 from tessera.utils.machine.opencv import cv2
+from tests.browser import NODE_MODULES, installed_browser
 from tests.system.launch import run_command
 from tests.utils.exporting.browser import printed_in_browser
 from tests.utils.exporting.made import NAMES, picture
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
-NODE_MODULES = Path(os.environ.get("TESSERA_TEST_NODE", "~/.cache/tessera-tests/node")).expanduser() / "node_modules"
 NUMBERS = ("0", "1", "2")  # of the classes, for programs that do not read names
 Limits = tuple[float, float, int]  # conf, iou, max_det
 Printed = list[tuple[str, NDArray[np.float64]]]
@@ -164,7 +163,7 @@ def test_node(folder: Path, expected: dict[Limits, Result]) -> None:
 
 @pytest.mark.slow
 def test_a_browser(folder: Path, expected: dict[Limits, Result]) -> None:
-    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    browser = installed_browser()
     package = NODE_MODULES / "onnxruntime-web"
     if browser is None or not package.is_dir():
         missing = "chromium-headless-shell" if browser is None else package.name

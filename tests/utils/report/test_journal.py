@@ -17,6 +17,7 @@ import tessera
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.curves import summarize
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.journal import EpochFigures, Journal
@@ -24,6 +25,7 @@ from tessera.utils.report.results import read_results
 from tessera.utils.report.samples import PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.types import DatasetIndex
+from tests.utils.evaluation.made_images import accumulate
 
 HYP = load_hyp("hyp.scratch-low.yaml")
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
@@ -86,7 +88,7 @@ def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monke
     before = threading.active_count()
     with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), index(), ("box",)) as journal:
         journal.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
-        journal.finish(0, tmp_path / "best.pt")
+        journal.finish(0, tmp_path / "best.pt", 0.5)
         assert not journal.renders and threading.active_count() == before
     assert not list(tmp_path.iterdir())
 
@@ -140,16 +142,19 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed, epochs = list[Path](), list[int]()
+    measured, _ = summarize(accumulate([]), 1)
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
     monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
-    monkeypatch.setattr(PictureSink, "write_predictions", lambda self, path: path.write_text(f"{epochs[-1]}"))
+    monkeypatch.setattr(
+        PictureSink, "write_predictions", lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}")
+    )
     with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
         for epoch in range(2):
             epochs.append(epoch)
             assert journal.picture_sinks(index(), epoch)
-            journal.epoch(epoch, EPOCH)
-    assert [path.read_text() for path in handed] == ["0", "1"]
-    assert (tmp_path / "predictions.jpg").read_text() == "1"
+            journal.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
+    assert [path.read_text() for path in handed] == ["0, 0.0", "1, 0.0"]
+    assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
 
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`--resume auto`: one command begins a run, goes on with it, and lets it be once it is done; and restarts."""
+"""`--resume auto`: one command begins a run, resumes it, and lets it be once it is done; and restarts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoin
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
+from tessera.utils.report.journal import Journal
 from tessera.utils.training.which_run import start_of_run
 from tests.system.tiny import make_data
 
@@ -43,6 +44,7 @@ def run(night: Path, tmp_path: Path) -> Path:
     for name in (
         "opt.yaml",
         "results.csv",
+        "errors.jsonl",
         "weights/last.pt",
         "weights/best.pt",
         "weights/epoch0.pt",
@@ -59,6 +61,23 @@ def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Pa
     assert train.run(**command(data, run.parent, epochs=3)) is not None
     assert load_checkpoint(run / "weights" / "last.pt")["epoch"] == 3
     assert [path.name for path in run.parent.glob("night*")] == ["night"]
+
+
+def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
+    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last, more = run / "weights" / "last.pt", command(data, run.parent, epochs=3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "finish", killed)  # after the plots
+        train.run(**more)
+    before = last.read_bytes()
+    assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()
+    assert train.run(**more) is not None
+    assert (run / "errors.jsonl").is_file() and last.read_bytes() == before
+    assert train.run(**more) is None
 
 
 def test_a_run_that_has_stopped_early_is_done(data: Path, run: Path) -> None:

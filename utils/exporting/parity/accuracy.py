@@ -6,18 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.data.feed.cache import open_images
-from tessera.data.feed.loader import build_val_loader
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
-from tessera.utils.evaluation.evaluate import Evaluation, evaluate
-from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.seeding import sample_rng
-from tessera.utils.types import DatasetIndex
-
-_BATCH = 16
 
 
 class Accuracy(NamedTuple):
@@ -31,16 +23,6 @@ class Accuracy(NamedTuple):
     interval: tuple[float, float]
     drop: float
     drop_interval: tuple[float, float]
-
-
-def measure(backend: Backend | PictureBackend, index: DatasetIndex, world: World, imgsz: int) -> Evaluation:
-    """A validation as val.py's; `imgsz` is the long side of an image."""
-    size_hw = backend.size_hw if isinstance(backend, Backend) else None
-    with (
-        open_images(index, imgsz, "none", "area", world) as store,
-        build_val_loader(store, world, batch_size=_BATCH, stride=backend.stride, workers=0, size_hw=size_hw) as loader,
-    ):
-        return evaluate(backend, loader, world, Settings())
 
 
 def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:

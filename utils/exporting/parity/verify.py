@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.evaluation.evaluate import Evaluation, measure
+from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.accuracy import accuracy, measure
+from tessera.utils.exporting.parity.accuracy import accuracy
 from tessera.utils.exporting.parity.content import precision_of, size_of
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Tolerance
 from tessera.utils.exporting.parity.samples import Samples, gather
@@ -24,6 +25,8 @@ from tessera.utils.runtime.exported import MissingDevice
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.types import DatasetIndex
+
+_BATCH = 16
 
 
 def verify(job: ExportJob, files: Sequence[Path], world: World, index: DatasetIndex | None) -> None:
@@ -141,7 +144,10 @@ class Judge:
         """
         imgsz = self._imgsz(backend)
         findings = try_out(backend, self._pictures, imgsz, rounds)
-        return Measured(findings, None if self._index is None else measure(backend, self._index, self._world, imgsz))
+        if self._index is None:
+            return Measured(findings, None)
+        found = measure(backend, self._index, self._world, imgsz, Settings(), batch_size=_BATCH, workers=0)
+        return Measured(findings, found)
 
     def _imgsz(self, backend: Backend | PictureBackend) -> int:
         """The long side of its pictures."""

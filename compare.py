@@ -1,0 +1,268 @@
+"""Compare two detectors, A and B, on the same images: what differs, and whether by more than chance.
+
+    uv run compare.py runs/train/exp runs/train/exp2                          # two runs, on what they were trained on
+    uv run compare.py yolov5n.pt runs/train/exp/weights/best.onnx --data coco128.yaml
+    uv run compare.py --a runs/train/old1 runs/train/old2 --b runs/train/new1 runs/train/new2    # seeds of a side
+    uv run compare.py old.pt new.pt --data my.yaml --require "map >= -0.01" "ms <= 1"    # for CI: ends with 1 else
+    uv run torchrun --standalone --nproc-per-node 2 compare.py old.pt new.pt --data coco.yaml
+
+Differences are B − A. Each run is measured once, as val.py measures it. Exit code 0: compared, and all requirements are
+met; 1: one is not met, or the comparison failed; 2: wrong flags. docs/compare.md explains the figures and compare.json.
+
+From Python: `tessera.compare("old.pt", "new.pt", data="my.yaml").map.difference`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tessera.utils.flags.compare import CompareConfig
+from tessera.utils.startup import check_command_line, end_process
+
+if __name__ == "__main__":
+    check_command_line(CompareConfig)
+
+import numpy as np
+import torch
+
+from tessera.data.source.checks.warnings import index_warnings
+from tessera.data.source.index import build_index
+from tessera.models.suppression import Suppression
+from tessera.utils.checkpoints.fitting import moved_classes
+from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.checkpoints.resolve import resolve_run
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.average_precision import Ranking
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
+from tessera.utils.evaluation.comparison.differences import differences
+from tessera.utils.evaluation.comparison.finds import FindSink
+from tessera.utils.evaluation.comparison.flips import find_flips
+from tessera.utils.evaluation.comparison.swaps import all_matches
+from tessera.utils.evaluation.evaluate import Evaluation, measure
+from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.exporting.parity.content import size_of
+from tessera.utils.files import sha256
+from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.failures import PeerError, run_rank
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.report.comparison import report_comparison
+from tessera.utils.report.console import setup_logging
+from tessera.utils.report.flip_pictures import write_flips
+from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
+from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.types import DatasetIndex
+
+log = logging.getLogger(__name__)
+
+OUT_OF_MEMORY_REMEDIES = "Give a smaller --batch-size or a smaller --imgsz, or free memory that other processes hold."
+
+
+class Opened(NamedTuple):
+    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes."""
+
+    called: str
+    file: Path
+    sha256: str
+    mb: float
+    model: Backend | PictureBackend
+
+
+class Measured(NamedTuple):
+    """A run of a side after its measurement."""
+
+    figures: RunFigures
+    evaluation: Evaluation
+    finds: FindSink
+
+
+def compare(config: CompareConfig, world: World) -> Comparison:
+    """Measure both sides; print and write what differs."""
+    require_same_command(config, world)
+    opened = [[open_run(side, name, config, world) for name in getattr(config, side)] for side in ("a", "b")]
+    everyone = [run for side in opened for run in side]
+    with torch_distributed_zero_first(world.local_rank, world) as verified:
+        spec = read_dataset(config.data, *trained_on(everyone, config))
+        index = build_index(spec, config.task, single_cls=config.single_cls, verified=verified)
+    for text in index_warnings(index):
+        log.warning(text)
+    require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
+    for run in everyone:
+        check_classes(run.model, spec, run.called, single_cls=config.single_cls)
+        check_pixels(run.model, spec)
+    check_comparable(everyone, index, config)
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
+        a, b = ([measure_run(run, index, config, world) for run in side] for side in opened)
+        matches = None
+        if len(a) == len(b) == 1:
+            matches = all_matches(a[0].evaluation.matches, world), all_matches(b[0].evaluation.matches, world)
+        one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
+        finds_a, finds_b = one_a.finds.gathered(world), one_b.finds.gathered(world)
+
+        def joined() -> Comparison:
+            found = Comparison(
+                tuple(run.figures for run in a),
+                tuple(run.figures for run in b),
+                str(spec.yaml_path),
+                config.task,
+                index.names,
+                differences(rankings(a), rankings(b), matches),
+                find_flips(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
+                config.requirements,
+            )
+            write_flips(folder, index, found.flips, finds_a, finds_b)
+            report_comparison(found, folder, verbose=config.verbose)
+            return found
+
+        return world.from_main(joined)
+
+
+def rankings(side: Sequence[Measured]) -> list[Ranking]:
+    """Of each run of a side."""
+    return [run.evaluation.ranking for run in side]
+
+
+def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opened:
+    """Open what names a run of a side; messages say which side it is."""
+    with about(side, name):
+        file = world.from_main(lambda: resolve_run(name))
+        model = open_model(
+            str(file),
+            world,
+            augment=config.augment,
+            half=config.half,
+            end2end=config.end2end,
+            trust_file=config.trust_file,
+        )
+    digest, size = world.from_main(lambda: (sha256(file), size_of(file)))
+    return Opened(f"--{side} {name}", file, digest, size / 1e6, model)
+
+
+@contextmanager
+def about(side: str, name: str) -> Iterator[None]:
+    """Inside, a mistake about `--weights` is one about a run of a side."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except UserError as error:
+        kind = ConfigError if isinstance(error, ConfigError) else UserError
+        said = str(error).removeprefix("--weights ").removeprefix(f"{name}: ")
+        raise kind(f"--{side} {name}: {said}", reporter=error.reporter) from error
+
+
+def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]:
+    """The run that says on which dataset the runs were trained, and that; "" where none does.
+
+    Raises:
+        ConfigError: they were trained on different ones, and `--data` does not say which to take.
+    """
+    said = {run.model.data: run.called for run in reversed(runs) if run.model.data}
+    if len(said) > 1 and not config.data:
+        each = ", ".join(f"{called} on {data}" for data, called in reversed(said.items()))
+        raise ConfigError(f"--data: none given, and the runs were trained on different datasets: {each}. Give --data.")
+    return next(((called, data) for data, called in said.items()), (runs[0].called, ""))
+
+
+def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: CompareConfig) -> None:
+    """Refuse what cannot be compared, and say what is the same.
+
+    Raises:
+        UserError: the runs have their classes in different orders, or there is no object to find.
+    """
+    if len(index.classes) == 0:
+        raise UserError(
+            f"--data: no object in the labels of the {len(index)} images of {index.split!r}: nothing to measure."
+        )
+    first = runs[0]
+    for run in runs[1:]:
+        moved = "" if config.single_cls else moved_classes(first.model.names, run.model.names)
+        if moved:
+            raise UserError(
+                f"{first.called} and {run.called} have the classes in different orders (of the two, {moved}): one of "
+                "them would be measured wrongly. Train both with the same names."
+            )
+    for number, run in enumerate(runs):
+        for other in runs[:number]:
+            if run.sha256 == other.sha256:
+                log.warning(f"{other.called} and {run.called} are the same file.")
+
+
+def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: World) -> Measured:
+    """Measure a run as val.py does, and keep what it finds at its own threshold."""
+    log.info(f"{run.called}:")
+    imgsz = image_size(run.model, config)
+    log.info(run.model.describe(imgsz))
+    threshold = run.model.confidence or DEFAULT_CONF
+    finds = FindSink(index, threshold)
+    work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
+    with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
+        warm_up(run.model, imgsz, config.batch_size)
+        found = measure(
+            Pipeline(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model,
+            index,
+            world,
+            imgsz,
+            Settings(config.conf_thres, config.iou_thres, config.max_det),
+            batch_size=config.batch_size,
+            workers=config.workers,
+            sinks=[finds],
+        )
+    metrics = found.metrics
+    figures = RunFigures(
+        file=str(run.file),
+        sha256=run.sha256,
+        source=run.model.source,
+        imgsz=imgsz,
+        threshold=threshold,
+        map=metrics.map,
+        map50=metrics.map50,
+        precision=metrics.precision,
+        recall=metrics.recall,
+        ms=sum(metrics.speed_ms),
+        mb=run.mb,
+        parameters=run.model.parameters,
+    )
+    return Measured(figures, found, finds)
+
+
+def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> None:
+    """Compute an empty picture: the first one takes much longer, and would count against the side that begins."""
+    if isinstance(model, PictureBackend):
+        model.detect(np.zeros((imgsz, imgsz, 3), np.uint8), Suppression(DEFAULT_CONF, DEFAULT_IOU, 1))
+    else:
+        size_hw = model.size_hw or (imgsz, imgsz)
+        model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))
+
+
+def run(*models: str, **kwargs: Any) -> Comparison:
+    """Compare from Python: two models, or sides of several as `a=[…], b=[…]`; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags, the data or the weights.
+    """
+    config = CompareConfig(**CompareConfig.named({**kwargs, **({"models": models} if models else {})}))
+    with open_world(config.device, config.local_rank) as world:
+        setup_logging(world.rank, world.size)
+        return compare(config, world)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, found = run_rank(lambda: run(**CompareConfig.from_args(arguments)))
+    return code if found is None else int(bool(found.unmet))
+
+
+if __name__ == "__main__":
+    end_process(main())

@@ -1,0 +1,141 @@
+"""compare.py: the same on any number of ranks, what it writes, its exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import tessera
+from tessera.commands import compare, train
+from tests.system.launch import ROOT, Command, torchrun
+from tests.system.tiny import flags, make_data
+
+COMPARE = ROOT / "compare.py"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Two runs of a little detector that differ in their seed, and their dataset."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = make_data(folder, train=8, val=9)
+    for seed in ("1", "2"):
+        more = ("--epochs", "1", "--seed", seed, "--name", f"seed{seed}", "--noval")
+        assert train.main(flags(data, folder / "runs", *more)) == 0
+    return folder / "runs" / "seed1", folder / "runs" / "seed2", data
+
+
+def args(project: Path, *more: str) -> list[str]:
+    return ["--device", "cpu", "--workers", "0", "--max-det", "30", "--project", str(project), *more]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """compare.json, without what is measured by a clock."""
+    content: dict[str, Any] = json.loads((folder / "compare.json").read_text())
+    del content["ms"]
+    for run in content["a"] + content["b"]:
+        del run["ms"]
+    return content
+
+
+def test_two_ranks_compare_as_one(runs: tuple[Path, Path, Path], tmp_path: Path, command: Command) -> None:
+    a, b, data = runs
+    alone = command(compare.main, str(a), str(b), *args(tmp_path, "--name", "alone"))
+    assert alone.code == 0, alone.said
+    together = torchrun(COMPARE, str(a), str(b), *args(tmp_path, "--name", "together"))
+    assert together.code == 0, together.said
+    one, two = result(tmp_path / "alone"), result(tmp_path / "together")
+    assert one == two
+    assert one["version"] == 1 and one["images"] == 9 and one["verdict"] in alone.out and one["verdict"] in together.out
+    pictures = [sorted(path.name for path in (tmp_path / name).rglob("*.jpg")) for name in ("alone", "together")]
+    assert pictures[0] == pictures[1]
+    for side, run in (("a", a), ("b", b)):
+        assert one[side][0]["file"] == str(run / "weights" / "best.pt"), "a run's folder means its best checkpoint"
+        measured = tessera.val(
+            weights=str(run / "weights" / "best.pt"),
+            data=str(data),
+            max_det=30,
+            workers=0,
+            device="cpu",
+            project=str(tmp_path),
+        )
+        assert one["map"][side] == pytest.approx(measured.map, abs=1e-12)
+        assert one["precision"][side] == pytest.approx(measured.precision, abs=1e-12)
+    assert sum(one["objects"].values()) == sum(each["objects"] for each in one["classes"]) == measured.objects
+
+
+def test_requirements_decide_the_exit_code(runs: tuple[Path, Path, Path], tmp_path: Path, command: Command) -> None:
+    """The same file twice: allowed, said, and no difference."""
+    a, best = str(runs[0]), str(runs[0] / "weights" / "best.pt")
+    met = command(compare.main, a, best, *args(tmp_path), "--require", "map >= 0", "map.low >= 0", "mb <= 0")
+    assert met.code == 0 and met.out.count(": met, found") == 3, met.said
+    assert "are the same file." in met.err and "A and B measure the same in every class." in met.out
+    unmet = command(compare.main, a, best, *args(tmp_path), "--require", "map >= 0", "map > 0.01")
+    assert unmet.code == 1 and '--require "map > 0.01": not met, found +0.0000' in unmet.err, unmet.said
+    met_by = json.loads((tmp_path / "exp2" / "compare.json").read_text())["requirements"]
+    assert [one["met"] for one in met_by] == [True, False]
+    wrong = command(compare.main, a, best, *args(tmp_path), "--require", "mpa >= 0")
+    assert wrong.code == 2 and "'mpa' is no metric. Did you mean 'map'?" in wrong.err, wrong.said
+
+
+def test_sides_of_several_from_python(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    one, two = (str(run) for run in runs[:2])
+    common = {"device": "cpu", "workers": 0, "max_det": 30, "project": str(tmp_path)}
+    found = tessera.compare(a=[one, two], b=two, **common)
+    assert len(found.a) == 2 and len(found.b) == 1 and found.differences.seed_variance >= 0
+    assert found.map.a == pytest.approx((found.a[0].map + found.a[1].map) / 2, abs=1e-12)
+    back = tessera.compare(one, one, **common)
+    assert back.map.difference == 0 and back.map.p == 1 and back.flips.lost == back.flips.gained == 0
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
+    runs: tuple[Path, Path, Path], tmp_path: Path, command: Command
+) -> None:
+    a, b, data = runs
+    content = yaml.safe_load(data.read_text())
+    names = content["names"]
+    other = tmp_path / "other.yaml"
+    state = torch.load(b / "weights" / "best.pt", weights_only=True)
+    altered = {
+        "moved.pt": {**state, "names": [*reversed(names)]},
+        "elsewhere.pt": {**state, "config": {**state["config"], "data": "elsewhere.yaml"}},
+    }
+    for name, changed in altered.items():
+        torch.save(changed, tmp_path / name)
+    other.write_text(yaml.safe_dump({**content, "names": [*names, "hexagon"]}))
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes((b / "weights" / "best.pt").read_bytes()[:5000])
+    empty = tmp_path / "none"
+    empty.mkdir()
+    nothing = tmp_path / "nothing.yaml"
+    nothing.write_text(yaml.safe_dump({**content, "val": str(empty)}))
+
+    def refused(*words: str, code: int = 1) -> str:
+        done = command(compare.main, *args(tmp_path / "runs"), *words)
+        assert done.code == code and done.err.count("error: ") == 1 and "Traceback" not in done.said, done.said
+        return done.err[done.err.index("error: ") :]
+
+    assert f"--b {tmp_path}/gone.pt: no such file" in refused(str(a), str(tmp_path / "gone.pt"))
+    assert f"--a {empty}: found a folder" in refused(str(empty), str(b))
+    assert f"--b {damaged}: " in refused(str(a), str(damaged))
+    said = refused(str(a), str(b), "--data", str(other))
+    assert f"--a {a} knows {len(names)} classes, but {other} names {len(names) + 1}" in said
+    assert "have the classes in different orders" in refused(str(a), str(tmp_path / "moved.pt"))
+    said = refused(str(a), str(tmp_path / "elsewhere.pt"), code=2)
+    assert "were trained on different datasets: --a" in said and "on elsewhere.yaml. Give --data." in said
+    assert "no image found" in refused(str(a), str(b), "--data", str(nothing))
+    assert not [*(tmp_path / "runs").rglob("*")], "nothing is left behind"
+
+
+def test_an_image_set_without_objects_is_refused(
+    runs: tuple[Path, Path, Path], tmp_path: Path, command: Command
+) -> None:
+    data = make_data(tmp_path, train=2, val=2)
+    for label in (tmp_path / "shapes" / "labels" / "val").glob("*.txt"):
+        label.write_text("")
+    done = command(compare.main, str(runs[0]), str(runs[1]), "--data", str(data), *args(tmp_path / "runs"))
+    assert done.code == 1 and "no object in the labels of the 2 images of 'val'" in done.err, done.said

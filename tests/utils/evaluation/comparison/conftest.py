@@ -1,0 +1,14 @@
+"""Fixtures of the comparisons' tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.utils.evaluation.comparison import differences, swaps
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the rounds: what is tested does not take more."""
+    monkeypatch.setattr(swaps, "ROUNDS", 199)
+    monkeypatch.setattr(differences, "ROUNDS", 199)

@@ -1,0 +1,64 @@
+"""Two sides that measured the same images, for the tests of comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.average_precision import Ranking
+from tessera.utils.evaluation.comparison.differences import Differences, differences
+from tessera.utils.evaluation.comparison.swaps import all_matches
+from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.ranks.world import World
+from tests.utils.evaluation.made_images import Image, make_image, ranked, share
+
+NC = 3
+
+
+def scene(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Objects of an image that lie apart: boxes and classes."""
+    count = int(rng.integers(1, 7))
+    corner = np.stack((np.arange(count) * 100.0, rng.uniform(0, 50, count)), 1)
+    return np.concatenate((corner, corner + rng.uniform(30, 80, (count, 2))), 1), rng.integers(0, NC, count)
+
+
+def detector(
+    rng: np.random.Generator, scenes: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], skill: float
+) -> list[Image]:
+    """What a detector finds that misses an object with the probability 1 - skill, and has as many wrong finds."""
+    images = []
+    for boxes, classes in scenes:
+        seen = rng.random(len(boxes)) < skill
+        moved = boxes + rng.normal(0, 4, boxes.shape)
+        wrong = boxes[~seen] + 1000
+        scores = np.concatenate((rng.beta(4, 2, int(seen.sum())), rng.beta(2, 4, len(wrong))))
+        order = np.argsort(-scores)
+        found = np.concatenate((moved[seen], wrong))[order]
+        kinds = np.concatenate((classes[seen], classes[~seen]))[order]
+        images.append(make_image(found, scores[order], kinds, boxes, classes))
+    return images
+
+
+def two_sides(seed: int, images: int, skill_a: float, skill_b: float) -> tuple[list[Image], list[Image]]:
+    """Two detectors on the same images."""
+    rng = np.random.default_rng(seed)
+    scenes = [scene(rng) for _ in range(images)]
+    return detector(rng, scenes, skill_a), detector(rng, scenes, skill_b)
+
+
+def compared(*pair: list[Image]) -> Differences:
+    """One run a side."""
+    shares = [share(side) for side in pair]
+    a, b = ([ranked([own])] for own in shares)
+    return differences(a, b, (all_matches(shares[0], World()), all_matches(shares[1], World())))
+
+
+def ranking(images: list[Image]) -> Ranking:
+    return ranked([share(images)])
+
+
+def matches(images: list[Image], parts: int = 1) -> Sequence[Accumulator]:
+    """What `parts` ranks collect."""
+    return [share(images, range(part, len(images), parts)) for part in range(parts)]

@@ -1,0 +1,76 @@
+"""A validation whose page is written: images on the disk, detections around their objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tessera.utils.config import TrainConfig
+from tessera.utils.diagnosis.gains import error_gains
+from tessera.utils.diagnosis.listing import error_items
+from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.curves import summarize
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.page.facts import Facts, Origin
+from tessera.utils.report.results import result_columns
+from tessera.utils.seeding import sample_rng
+from tests.data.made_index import write_images
+from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images
+
+SIZE = 200  # pixels of the images: made_images' boxes lie in them
+
+
+def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> Facts:
+    """Facts of a validation of random images.
+
+    Args:
+        folder: gets the images, and is the run's.
+        names: of the classes.
+        images: how many.
+        seed: of them.
+        more: other values of `Facts`.
+    """
+    scenes = random_images(seed, images, len(names), coarse=False)
+    paths = [str(path).encode() for path in write_images(folder / "images", [(SIZE, SIZE)] * images)]
+    index = dataclasses.replace(
+        index_of(scenes, len(names)),
+        names=tuple(names),
+        sizes_hw=np.full((images, 2), SIZE, np.int32),
+        path_bytes=np.frombuffer(b"".join(paths), np.uint8),
+        path_offsets=np.cumsum([0, *map(len, paths)]),
+    )
+    ranking = accumulate(scenes)
+    metrics, curves = summarize(ranking, len(names))
+    metrics = dataclasses.replace(metrics, names=tuple(names))
+    errors = errors_of(scenes, len(names), metrics.confidence)
+    gains = error_gains(ranking).means()
+    facts = Facts(
+        Evaluation(metrics, curves, ranking, errors, Accumulator()),
+        index,
+        bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
+        gains,
+        error_items(errors, gains, index),
+        {},
+        Origin(ValConfig(data="some.yaml"), "best.pt", 640, "cpu"),
+        folder,
+    )
+    return dataclasses.replace(facts, **more)
+
+
+def made_results(maps: Sequence[float]) -> pd.DataFrame:
+    """results.csv of so many epochs, with this mAP50-95."""
+    table = pd.DataFrame(0.5, index=range(len(maps)), columns=list(result_columns(("box", "obj"))))
+    return table.assign(**{"epoch": range(len(maps)), "metrics/mAP_0.5:0.95": maps})
+
+
+def trained(facts: Facts, maps: Sequence[float]) -> Facts:
+    """The same at the end of a training with these epochs."""
+    origin = Origin(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
+    return dataclasses.replace(facts, origin=origin, results=made_results(maps))

@@ -1,0 +1,195 @@
+"""report.html: its size, its bytes, and that the names of users are text in it."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.report.page import gallery as gallery_module
+from tessera.utils.report.page.breakdown import breakdowns, calibration
+from tessera.utils.report.page.classes import class_table
+from tessera.utils.report.page.confusion import MOST_CLASSES, heat_map
+from tessera.utils.report.page.facts import Facts
+from tessera.utils.report.page.gallery import cells_of, gallery
+from tessera.utils.report.page.page import page, write_page
+from tessera.utils.report.page.threshold import curves_of
+from tests.utils.report.made_page import made_facts, trained
+
+HEBREW = "\u05e9\u05dc\u05d5\u05dd"
+HOSTILE = ["<script>alert(1)</script>", "\u202eright to left", HEBREW, "a\x1b[2J\x00b", '" onload="alert(1)']
+MEGABYTES_5 = 5_000_000
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, and those that are left open."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "image", "rect", "line", "polyline", "circle"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Facts:
+    return made_facts(tmp_path, ["cat", "dog", "horse", "empty"], images=20)
+
+
+def test_the_same_facts_are_the_same_bytes(tmp_path: Path, facts: Facts) -> None:
+    facts = trained(facts, [0.1, 0.2, 0.3, float("nan"), 0.25])
+    write_page(facts)
+    assert (tmp_path / "report.html").read_bytes() == page(facts).encode()
+
+
+def test_the_page_asks_for_nothing_and_runs_only_its_own_script(facts: Facts) -> None:
+    text = page(trained(facts, [0.1, 0.2, 0.3]))
+    tags = Tags(text)
+    assert tags.open == []
+    policy = next(attrs["content"] for tag, attrs in tags.found if "http-equiv" in attrs)
+    assert policy is not None and policy.startswith("default-src 'none'; img-src data:;") and "unsafe" not in policy
+    for element in ("script", "style"):
+        (body,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+    for tag, attrs in tags.found:
+        assert not any(name.startswith("on") or name == "style" for name in attrs), (tag, attrs)
+        for name in ("src", "href"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+
+
+def test_names_of_classes_and_files_are_text(tmp_path: Path) -> None:
+    text = page(made_facts(tmp_path, HOSTILE, images=20))
+    tags = Tags(text)
+    assert tags.open == [] and sum(tag == "script" for tag, _ in tags.found) == 2
+    assert html.escape(HOSTILE[0]) in text and "<script>alert" not in text
+    assert not {"\u202e", "\x1b", "\x00"} & set(text) and HEBREW in text
+    assert not any("onload" in attrs for _, attrs in tags.found)
+
+
+def test_thousands_of_classes_stay_below_five_megabytes(tmp_path: Path) -> None:
+    names = [f"{i} {'x' * 500}" for i in range(1203)]
+    facts = made_facts(tmp_path, names, images=400)
+    assert len(facts.found.metrics.class_ids) > 400
+    text = page(trained(facts, [0.1] * 5000))
+    assert len(text.encode()) < MEGABYTES_5
+    assert heat_map(facts, frozenset()).left == 1203 - MOST_CLASSES
+    assert "classes not shown" in text and "more not shown" in text
+
+
+def test_pictures_have_a_budget(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gallery(facts)
+    sizes = [len(error.uri) for error in whole]
+    assert min(sizes) > 0
+    monkeypatch.setattr(gallery_module, "BYTES", sum(sizes) // 2)
+    some = gallery(facts)
+    kept = sum(len(error.uri) for error in some)
+    assert len(some) == len(whole) and sum(sizes) // 4 < kept < sum(sizes)
+    monkeypatch.setattr(gallery_module, "DECODED", 0)
+    assert not any(error.uri for error in gallery(facts))
+
+
+def test_a_picture_that_is_gone_leaves_its_errors_without_crops(facts: Facts) -> None:
+    worst = facts.items[0].image
+    facts.index.path(worst).unlink()
+    shown = gallery(facts)
+    assert [bool(error.uri) for error in shown] == [facts.items[error.number - 1].image != worst for error in shown]
+
+
+def test_crops_show_the_boxes(facts: Facts) -> None:
+    for error in gallery(facts):
+        item = facts.items[error.number - 1]
+        boxes = {"true": item.true_box, "found": item.box}
+        assert [mark.kind for mark in error.marks] == [kind for kind, box in boxes.items() if box is not None]
+        for mark in error.marks:
+            x1, y1, x2, y2 = boxes[mark.kind] or (0, 0, 0, 0)
+            assert mark.width / mark.height == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
+
+
+def test_each_error_is_in_the_cell_that_counts_it(facts: Facts) -> None:
+    errors = facts.found.errors
+    cells = cells_of(errors, facts.items)
+    listed = np.zeros((5, 5), np.int64)
+    for predicted, true in cells:
+        listed[predicted, true] += 1
+    counted = errors.confusion.matrix
+    off = ~np.eye(5, dtype=bool)
+    off[-1] = False  # of the row of what is not found, the objects that are badly placed have no error of their own
+    assert (listed[off] == counted[off]).all() and listed.sum() == len(facts.items)
+    assert (listed[-1, :-1] <= counted[-1, :-1]).all()
+
+
+def test_the_matrix_leads_to_what_the_gallery_has(facts: Facts) -> None:
+    shown = gallery(facts)
+    pairs = frozenset((int(p), int(t)) for p, t in (error.pair.split() for error in shown))
+    cells = [cell for row in heat_map(facts, pairs).rows for cell in row]
+    assert {cell.pair for cell in cells if cell.pair} == {error.pair for error in shown}
+    assert sum(cell.number for cell in cells) == facts.found.errors.confusion.matrix.sum()
+
+
+def test_counts_of_the_tables_add_up(facts: Facts) -> None:
+    errors, counts = facts.found.errors, facts.found.errors.counts()
+    for table in breakdowns(facts):
+        assert sum(row.objects for row in table.rows) == len(errors.outcomes)
+        assert sum(row.counts[0] for row in table.rows) == counts[Kind.CORRECT]
+        assert sum(row.counts[-1] for row in table.rows) == counts[Kind.MISSED]
+    assert sum(row.false for row in class_table(facts).rows) <= sum(counts[kind] for kind in FALSE_KINDS)
+    ranking = facts.found.ranking
+    trust = calibration(ranking)
+    assert sum(row.detections for row in trust) == ranking.above[:, 0].sum()
+    right = sum(round(row.precision * row.detections) for row in trust)
+    assert right == ranking.correct_above[:, 0].sum()
+    assert all(low <= row.confidence <= low + 0.1 for row in trust for low in [float(row.name.split()[0])])
+
+
+def test_the_slider_has_the_figures_of_the_validation(facts: Facts) -> None:
+    sent = curves_of(facts)
+    assert sent is not None
+    whole, best = sent["groups"][0], sent["groups"][0]["best"]
+    metrics, counts = facts.found.metrics, facts.found.errors.counts()
+    assert sent["confidence"][best] == pytest.approx(metrics.confidence, abs=1e-4)
+    assert whole["p"][best] == round(1000 * metrics.precision) and whole["r"][best] == round(1000 * metrics.recall)
+    assert whole["c"][best] == counts[Kind.CORRECT] and whole["objects"] == metrics.objects
+    for group, c in zip(sent["groups"][1:], metrics.class_ids, strict=True):
+        assert sent["confidence"][group["best"]] == pytest.approx(metrics.class_confidences[c], abs=1e-4)
+    assert len(json.dumps(sent)) < 30_000
+
+
+def test_a_set_without_objects_has_a_page(tmp_path: Path) -> None:
+    facts = made_facts(tmp_path, ["a"], images=0)
+    assert "no object in the labels" in page(facts)
+    assert "no epoch" not in page(trained(facts, [float("nan")])).lower()
+
+
+def test_a_class_called_background_is_not_the_background(tmp_path: Path) -> None:
+    facts = made_facts(tmp_path, ["background", "b"], images=8)
+    heat = heat_map(facts, frozenset())
+    assert heat.names == ["background", "b", "background"] and heat.rows[0][0].says.endswith("background: found")
+
+
+def test_flags_of_the_command_are_those_that_were_given(facts: Facts) -> None:
+    config = dataclasses.replace(facts.origin.config, save_txt=True, name="two words", local_rank=3)
+    origin = dataclasses.replace(facts.origin, config=config)
+    assert origin.command == "uv run val.py --data some.yaml --name 'two words' --save-txt"

@@ -1,0 +1,165 @@
+"""report.html in a browser without a network: silent, usable, and legible for everyone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tessera.utils.report.page.facts import Facts
+from tessera.utils.report.page.page import write_page
+from tests.browser import NODE_MODULES, Tab, opened
+from tests.utils.report.made_page import made_facts, trained
+from tests.utils.report.test_page import HOSTILE
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (1280, 768, 390)
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """A training whose classes have hostile names."""
+    folder = tmp_path_factory.mktemp("run")
+    made = trained(made_facts(folder, [*HOSTILE, "empty"], images=30), [0.1, 0.2, float("nan"), 0.4, 0.3])
+    write_page(made)
+    return made
+
+
+@pytest.fixture
+def tab(facts: Facts) -> Iterator[Tab]:
+    """The page; it may not have said or asked for anything when a test ends."""
+    with opened(facts.run / "report.html") as tab:
+        yield tab
+        assert tab.said == [] and tab.requested == []
+
+
+def shown(tab: Tab) -> list[dict[str, str]]:
+    """What the errors of the gallery that are shown say of themselves."""
+    found: list[dict[str, str]] = tab.run(
+        "[...document.querySelectorAll('.gallery li:not([hidden])')].map(e => ({...e.dataset}))"
+    )
+    return found
+
+
+def texts(tab: Tab, query: str) -> list[str]:
+    """The texts of what a query finds."""
+    found: list[str] = tab.run(f"[...document.querySelectorAll({query!r})].map(e => e.textContent)")
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_fits_every_window_light_and_dark(tab: Tab, width: int) -> None:
+    pictures = []
+    for dark in (False, True):
+        tab.resize(width, dark=dark)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        pictures.append(np.asarray(Image.open(io.BytesIO(tab.picture())).convert("L"), float).mean())
+    assert pictures[0] > 200 and pictures[1] < 60
+
+
+def test_names_are_shown_and_not_obeyed(tab: Tab) -> None:
+    rows = texts(tab, "#classes tbody th")
+    assert rows[0] == HOSTILE[0] and HOSTILE[2] in rows and "\\u202eright to left" in rows
+    assert tab.run("document.querySelectorAll('script').length") == 2
+
+
+def test_a_click_on_the_matrix_leads_to_its_pictures(tab: Tab, facts: Facts) -> None:
+    cells = tab.run("[...document.querySelectorAll('button[data-pair]')].map(e => [e.dataset.pair, +e.textContent])")
+    everything = shown(tab)
+    assert len(cells) > 5 and len(everything) > 20
+    for pair, count in cells:
+        tab.run(f"document.querySelector('button[data-pair=\"{pair}\"]').click()")
+        found = shown(tab)
+        assert {error["pair"] for error in found} == {pair} and 0 < len(found) <= count
+        assert texts(tab, "[data-filters] output") == [f"{len(found)} of {len(everything)} shown"]
+    assert tab.run("document.activeElement.textContent") == "The worst errors"
+    tab.run("document.querySelector('[data-clear]').click()")
+    assert shown(tab) == everything
+
+
+def test_filters_join(tab: Tab) -> None:
+    def choose(name: str, value: str) -> None:
+        tab.run(
+            f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('input')); }})"
+            f"(document.querySelector('[data-filter={name}]'))"
+        )
+
+    everything = shown(tab)
+    choose("kind", "background")
+    choose("size", everything[0]["size"])
+    choose("image", everything[0]["image"].upper())
+    expected = [
+        error
+        for error in everything
+        if error["kind"] == "background" and all(error[key] == everything[0][key] for key in ("size", "image"))
+    ]
+    assert shown(tab) == expected and len(expected) < len(everything)
+
+
+def test_the_slider_changes_the_figures_and_the_best_is_named(tab: Tab, facts: Facts) -> None:
+    def figures() -> dict[str, str]:
+        found: dict[str, str] = tab.run(
+            "Object.fromEntries([...document.querySelectorAll('[data-out]')].map(e => [e.dataset.out, e.textContent]))"
+        )
+        return found
+
+    metrics = facts.found.metrics
+    best = figures()
+    assert best["note"] == "the best" and best["confidence"] == f"{metrics.confidence:.3f}"
+    assert best["p"] == f"{metrics.precision:.3f}" and best["r"] == f"{metrics.recall:.3f}"
+    move = "(e => { e.value = %s; e.dispatchEvent(new Event('input')); })(document.querySelector('[data-step]'))"
+    tab.run(move % 0)
+    lowest = figures()
+    assert lowest["confidence"] == "0.000" and float(lowest["r"]) > float(best["r"])
+    assert lowest["note"] == f"the best is {metrics.confidence:.3f}" and lowest["counts"] != best["counts"]
+    tab.run("document.querySelector('[data-best]').click()")
+    assert figures() == best
+    tab.run("(e => { e.value = 1; e.dispatchEvent(new Event('change')); })(document.querySelector('[data-group]'))")
+    first = int(metrics.class_ids[0])
+    assert figures()["confidence"] == f"{metrics.class_confidences[first]:.3f}"
+
+
+def test_a_heading_sorts(tab: Tab) -> None:
+    def column(number: int) -> list[str]:
+        return texts(tab, f"#classes tbody tr > :nth-child({number + 1})")
+
+    headings = texts(tab, "#classes thead th")
+    number = headings.index("Objects")
+    click = f"document.querySelectorAll('#classes thead button')[{number}].click()"
+    tab.run(click)
+    assert [int(text) for text in column(number)] == sorted(map(int, column(number)), reverse=True)
+    tab.run(click)
+    assert [int(text) for text in column(number)] == sorted(map(int, column(number)))
+    sorts = tab.run("[...document.querySelectorAll('#classes th[aria-sort]')].map(e => e.getAttribute('aria-sort'))")
+    assert sorts.count("none") == len(headings) - 1 and sorts[number] == "ascending"
+
+
+def test_charts_show_values_by_keys(tab: Tab) -> None:
+    key = (
+        "(e => { e.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'})); "
+        "return e.nextElementSibling.querySelector('output').textContent; })(document.querySelector('[data-chart]'))"
+    )
+    assert tab.run(key) == "epoch 4: mAP50-95 0.3, mAP50 0.5"
+    assert tab.run(key) == "epoch 3: mAP50-95 0.4, mAP50 0.5"
+    assert tab.run(key) == "epoch 2: mAP50-95 –, mAP50 0.5"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(tab: Tab, width: int) -> None:
+    axe = NODE_MODULES / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("needs axe-core: .ci/run installs it where it can")
+    tab.run(f"{axe.read_text()};0")
+    tab.run("document.querySelector('details').open = true")
+    for dark in (False, True):
+        tab.resize(width, dark=dark)
+        found: dict[str, Any] = tab.run(
+            "axe.run().then(r => ({passed: r.passes.length, "
+            "violations: r.violations.map(v => [v.id, v.nodes[0].html, v.nodes[0].failureSummary])}))"
+        )
+        assert found["violations"] == [] and found["passed"] > 20

@@ -1,0 +1,130 @@
+"""What the page says in words, and what its charts are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tessera.utils.evaluation.matching import Kind
+from tessera.utils.report.page import sentences
+from tessera.utils.report.page.svg import POINTS, bar, line_chart, thinned, ticks
+from tests.utils.report.test_page import Tags
+
+NAN = float("nan")
+
+
+def test_outcome() -> None:
+    assert "0.371; its 95 % interval goes from 0.346 to 0.426 (67 pictures)" in sentences.outcome(
+        0.371, (0.346, 0.426), 67
+    )
+    assert "no object in the labels of 1,000 pictures" in sentences.outcome(0, (NAN, NAN), 1000)
+
+
+def test_found_share() -> None:
+    said = sentences.found_share(0.2139, 103, 143, 154)
+    assert (
+        "0.214" in said
+        and "103 of 143 objects are found (72%)" in said
+        and "154 of 257 detections are false (60%)" in said
+    )
+    assert sentences.found_share(0.5, 0, 5, 0).count("0 of") == 2 and not sentences.found_share(0.5, 0, 0, 9)
+
+
+def test_best_epoch() -> None:
+    assert sentences.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
+    assert sentences.best_epoch(-1, 8) == sentences.best_epoch(None, 8) and "began with" in sentences.best_epoch(-1, 8)
+
+
+@pytest.mark.parametrize(
+    ("maps", "said"),
+    [
+        ([0.1, NAN, 0.2, NAN], "cannot be told from 2 validated epochs"),
+        (np.linspace(0, 0.5, 20), "Probably: the curve still rises (the mean of the last 4 epochs is +0.105"),
+        ([0.1, 0.3, 0.5, *[0.4] * 17], "No: the best was epoch 2, and 17 later ones"),
+        ([*np.linspace(0, 0.5, 20), *[0.5] * 20, 0.501], "Hardly: the curve is flat"),
+        ([NAN, 0.1, NAN, 0.5, NAN, *[0.4] * 8], "No: the best was epoch 3, and 8 later ones"),
+    ],
+)
+def test_more_epochs(maps: Sequence[float], said: str) -> None:
+    assert said in sentences.more_epochs(np.array(maps, float))
+
+
+def test_overfits() -> None:
+    falling = np.linspace(1, 0.1, 20)
+    assert not sentences.overfits(falling) and not sentences.overfits(np.full(20, NAN))
+    assert not sentences.overfits(np.array([1, 0.5, 0.9])), "too few"
+    said = sentences.overfits(np.array([1, 0.5, 0.4, *[0.6] * 9]))
+    assert "least in epoch 2 (0.400) and has risen since, to 0.600" in said
+
+
+def test_lacking() -> None:
+    names = ["a", "b", "c", "d"]
+    assert sentences.lacking(names, np.array([5, 0, 9, 0]), "train") == "b and d are in no picture of the train split."
+    assert sentences.lacking(names[:2], np.array([5, 0]), "val") == "b is in no picture of the val split."
+    said = sentences.lacking(names, np.array([50, 10, 90, 60]), "train")
+    assert said == "Fewest pictures of the train split have b (10); the median class is in 55."
+    assert "at least 40 pictures" in sentences.lacking(names, np.array([50, 40, 90, 60]), "train")
+    assert not sentences.lacking(["a"], np.array([5]), "train")
+    many = sentences.lacking([str(i) for i in range(9)], np.zeros(9, np.int64), "val")
+    assert many.startswith("0, 1, 2, 3, 4 and 4 more are in no")
+
+
+def test_worst_class() -> None:
+    assert "c is found worst: mAP50-95 0.100, where the mean is 0.300" in sentences.worst_class(
+        ["a", "b", "c"], np.array([0, 2]), np.array([0.5, 0.1])
+    )
+    assert not sentences.worst_class(["a"], np.array([0]), np.array([0.5]))
+
+
+def test_costliest() -> None:
+    said = sentences.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234})
+    assert "“background” cost most: without them mAP50 would be 0.200 higher (1,234" in said and "lack a label" in said
+    assert not sentences.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9})
+
+
+def test_what_else_is_said_only_where_it_was_measured() -> None:
+    assert "waited for pictures 40%" in sentences.waits(0.4)
+    assert not sentences.waits(0.1) and not sentences.waits(NAN)
+    assert "1,000 steps were skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
+    assert "± 0.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
+    assert not sentences.too_small((NAN, NAN), 67)
+    assert "2 problems: `train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
+    assert "1 problem:" in sentences.problems(1, "d.yaml") and not sentences.problems(0, "d.yaml")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.37), (0, 7), (-2, 9e6), (0, 1e-7), (3, 4)])
+def test_ticks_are_few_and_round(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 6 and low - 1e-9 <= found[0] and found[-1] <= high * (1 + 1e-9)
+    assert all((len(f"{tick:.4g}") <= 6 and not math.copysign(1, tick) < 0) or tick < 0 for tick in found)
+
+
+def test_a_line_has_gaps_where_nothing_is_known() -> None:
+    values = np.array([0.1, 0.2, NAN, 0.4, NAN, 0.6, 0.7])
+    chart = str(
+        line_chart('<"title">', np.arange(7), {"<b>": values, "none": np.full(7, NAN)}, x_label="epoch", mark=3)
+    )
+    tags = Tags(chart)
+    assert not tags.open and not any(tag == "b" for tag, _ in tags.found)
+    lines = [attrs for tag, attrs in tags.found if tag == "polyline"]
+    assert len(lines) == 2 and sum(tag == "circle" for tag, _ in tags.found) == 1
+    assert "nan" not in chart.lower() and '<"title">' not in chart
+
+
+def test_long_lines_are_thinned_and_keep_their_ends() -> None:
+    kept = thinned(100_000)
+    assert len(kept) == POINTS and kept[0] == 0 and kept[-1] == 99_999 and thinned(3).tolist() == [0, 1, 2]
+    chart = line_chart("t", np.arange(100_000), {"a": np.random.default_rng(0).random(100_000)}, x_label="x")
+    assert len(chart) < 20_000
+
+
+def test_bars_never_leave_their_row() -> None:
+    parts = [attrs for tag, attrs in Tags(str(bar([("a", 0.25), ("b", 2.0), ("c", -1.0)]))).found if tag == "rect"]
+    assert [(part["x"], part["width"]) for part in parts] == [
+        ("0.00", "25.00"),
+        ("25.00", "100.00"),
+        ("125.00", "0.00"),
+    ]

@@ -1,0 +1,80 @@
+"""The grammar of --require."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.utils.errors import ConfigError
+from tessera.utils.flags.compare import CompareConfig
+from tessera.utils.flags.requirement import parsed_requirement
+from tessera.utils.flags.val import ValConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "allowed", "refused"),
+    [
+        ("map >= -0.01", ("map", "", ">=", -0.01), [-0.01, 0.5], [-0.0101, float("nan")]),
+        ("map50>0", ("map50", "", ">", 0.0), [0.001], [0.0]),
+        (" ms <= 1e1 ", ("ms", "", "<=", 10.0), [10.0, -3.0], [10.1]),
+        ("mb < +.5", ("mb", "", "<", 0.5), [0.4], [0.5]),
+        ("map.low >= -0.02", ("map", "low", ">=", -0.02), [0.0], [-0.03]),
+        ("map50.high < 0", ("map50", "high", "<", 0.0), [-0.1], [0.0]),
+    ],
+)
+def test_a_requirement_is_a_metric_a_comparison_and_a_number(
+    text: str, parts: tuple[object, ...], allowed: list[float], refused: list[float]
+) -> None:
+    found = parsed_requirement(text)
+    assert tuple(found[1:]) == parts and found.text == text.strip()
+    assert all(map(found.allows, allowed)) and not any(map(found.allows, refused))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mpa >= 0", r"'mpa' is no metric\. Did you mean 'map'\?"),
+        ("map = 0", "expected a metric, a comparison and a number"),
+        ("map >=", "expected a metric, a comparison and a number"),
+        ("map >= one", "expected a metric, a comparison and a number"),
+        ("map >= 1 and ms < 2", "expected a metric, a comparison and a number"),
+        ("", "expected a metric, a comparison and a number"),
+        ("ms.low > 0", "Of map and map50 alone there is an interval"),
+        ("map.mean > 0", "Of map and map50 alone there is an interval"),
+    ],
+)
+def test_what_is_none_is_refused_with_what_was_expected(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CompareConfig(models=("a.pt", "b.pt"), require=(text,))
+
+
+def test_two_models_or_two_sides() -> None:
+    for words in (["a.pt", "b.pt", "--data", "x"], ["a.pt", "--data", "x", "b.pt"], ["--a", "a.pt", "--b", "b.pt"]):
+        config = CompareConfig(**CompareConfig.from_args(words))
+        assert (config.a, config.b, config.models) == (("a.pt",), ("b.pt",), ())
+    config = CompareConfig(
+        **CompareConfig.from_args(["--a", "a1", "a2", "--b", "b1", "--require", "map > 0", "ms < 1"])
+    )
+    assert (config.a, config.b, len(config.requirements)) == (("a1", "a2"), ("b1",), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], r"nothing to compare\. Give two models: compare\.py A B"),
+        (["a.pt"], "found 1 MODEL, expected two"),
+        (["a.pt", "b.pt", "c.pt"], "found 3 MODELS, expected two, A and B; several of a side"),
+        (["--a", "a.pt"], "no --b"),
+        (["--b", "a.pt"], "no --a"),
+        (["a.pt", "b.pt", "--a", "c.pt"], "found 2 MODELS beside --a and --b"),
+        (["a.pt", "b.pt", "--task", "speed"], "--task: found 'speed', expected one of val, train, test"),
+        (["a.pt", "b.pt", "--weights", "c.pt"], "unknown argument '--weights'"),
+    ],
+)
+def test_what_is_no_pair_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CompareConfig(**CompareConfig.from_args(words))
+
+
+def test_models_are_given_to_compare_alone() -> None:
+    with pytest.raises(ConfigError, match=r"val\.py: unknown argument 'best\.pt'"):
+        ValConfig.from_args(["best.pt"])

@@ -1,0 +1,1 @@
+"""Two detectors on the same images: what differs, and whether by more than chance."""

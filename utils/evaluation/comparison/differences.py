@@ -1,0 +1,193 @@
+"""B − A: of mAP and of each class, with interval and p-value.
+
+One run a side: both come from what swapped images do (swaps.py), and so agree: the interval reaches as far as chance
+does in 95 % of the rounds, and leaves 0 out where p is below 0.05. A bootstrap does not do here: a class on one image
+is in a resampled set as it is or not at all, so that its share of the noise is missing and the interval is lopsided.
+
+Several runs a side: the difference of their means varies with the images, as a paired bootstrap of those means shows,
+and with the trainings, as the runs of a side show. The two variances add up, and the interval and p-value are Student's
+t with Satterthwaite's degrees of freedom: two or three runs that are resampled themselves promise far too narrow an
+interval. A part of what separates two runs is that of the images again, so this errs on the wide side.
+
+Legend: N images, C classes that have objects, K runs of a side, R rounds, F = 2 + C figures: mAP50, mAP50-95, the APs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.average_precision import Ranking
+from tessera.utils.evaluation.bootstrap import ClassPrecisions, class_precisions, resampled
+from tessera.utils.evaluation.comparison.significance import (
+    LEVEL,
+    holm,
+    student_quantile,
+    student_tail,
+    swap_p,
+    swap_reach,
+)
+from tessera.utils.evaluation.comparison.swaps import swapped_sides
+from tessera.utils.evaluation.match_state import MatchState
+from tessera.utils.seeding import sample_rng
+
+ROUNDS = 1000  # of the bootstrap
+
+Floats = NDArray[np.float64]
+
+
+class Difference(NamedTuple):
+    """A figure of both sides.
+
+    Attributes:
+        a, b: means over the runs of the sides.
+        difference: b - a.
+        low, high: bounds of its 95 % interval.
+        p: how often chance alone gives as large a difference, in either direction.
+    """
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+class ClassDifference(NamedTuple):
+    """AP of a class.
+
+    Attributes:
+        class_id: its number.
+        images, objects: that it has.
+        ap: of both sides.
+        p_holm: `ap.p`, corrected for the number of classes.
+    """
+
+    class_id: int
+    images: int
+    objects: int
+    ap: Difference
+    p_holm: float
+
+
+class Differences(NamedTuple):
+    """All of them.
+
+    Attributes:
+        map50, map: mAP50 and mAP50-95.
+        classes: those that have objects, ascending.
+        images: N.
+        image_variance: of the difference of mAP50-95, by the choice of the images.
+        seed_variance: by the choice of the trainings; 0 where each side is one run.
+    """
+
+    map50: Difference
+    map: Difference
+    classes: tuple[ClassDifference, ...]
+    images: int
+    image_variance: float
+    seed_variance: float
+
+
+class _Spread(NamedTuple):
+    """Variances (F,) of the differences by images and by trainings; bounds and p-values (F,)."""
+
+    by_images: Floats
+    by_seeds: Floats
+    low: Floats
+    high: Floats
+    p: Floats
+
+
+def differences(
+    a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Sequence[MatchState], Sequence[MatchState]] | None
+) -> Differences:
+    """Compare what two sides found on the same images.
+
+    Args:
+        a, b: of each run of the sides.
+        matches: of both sides, from `all_matches`, where each is one run.
+    """
+    ranking = a[0]
+    assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
+    images = _images_of_classes(ranking)
+    counts = np.array([ranking.n_images, ranking.n_images, *images])
+    measured_a, measured_b = _measured(a), _measured(b)
+    if matches is not None:
+        spread = _of_one_run(measured_b[0] - measured_a[0], matches, counts)
+    else:
+        moved = _resampled_mean(b) - _resampled_mean(a)
+        spread = _of_several_runs(measured_a, measured_b, np.nanvar(moved, axis=1, ddof=1), counts)
+    means = measured_a.mean(0), measured_b.mean(0)
+    columns = (*means, means[1] - means[0], spread.low, spread.high, spread.p)
+    map50, overall, *classes = (Difference(*row) for row in np.stack(columns, 1).tolist())
+    corrected = holm(spread.p[2:]).tolist()
+    objects = np.diff(ranking.target_offsets).tolist()
+    named = zip(ranking.class_ids.tolist(), images.tolist(), objects, classes, corrected, strict=True)
+    return Differences(
+        map50,
+        overall,
+        tuple(ClassDifference(*row) for row in named),
+        ranking.n_images,
+        float(spread.by_images[1]),
+        float(spread.by_seeds[1]),
+    )
+
+
+def _images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
+    """How many images have an object of each class, (C,)."""
+    objects = np.diff(ranking.target_offsets)
+    pairs = np.unique(np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images)
+    return np.bincount(pairs // ranking.n_images, minlength=len(objects))
+
+
+def _measured(side: Sequence[Ranking]) -> Floats:
+    """Figures of each run, (K, F)."""
+    ones = [np.ones((side[0].n_images, 1), np.float32)]
+    return np.stack([_figures(class_precisions(ranking, ones))[:, 0] for ranking in side])
+
+
+def _resampled_mean(side: Sequence[Ranking]) -> Floats:
+    """Mean figures of the runs on resampled images, (F, R); the same images for every side."""
+    return np.mean([_figures(resampled(run, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)) for run in side], axis=0)
+
+
+def _figures(found: ClassPrecisions) -> Floats:
+    """(F, R); NaN where a class has no object in a reading."""
+    return np.concatenate((found.maps(), np.where(found.present, found.ap, np.nan)))
+
+
+def _of_one_run(
+    observed: Floats, matches: tuple[Sequence[MatchState], Sequence[MatchState]], images: NDArray[np.int64]
+) -> _Spread:
+    swapped_a, swapped_b = map(_figures, swapped_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
+    swapped = swapped_b - swapped_a
+    by_images = (swapped**2).mean(1)
+    reach = swap_reach(swapped)
+    p = np.array([swap_p(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
+    return _Spread(by_images, np.zeros_like(by_images), observed - reach, observed + reach, p)
+
+
+def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np.int64]) -> _Spread:
+    observed = b.mean(0) - a.mean(0)
+    several = [side for side in (a, b) if len(side) > 1]
+    if len(several) == 2:
+        parts = [(runs.var(0, ddof=1) / len(runs), len(runs) - 1) for runs in several]
+    else:  # the trainings of the side with one run are taken to vary as those of the other
+        (runs,) = several
+        parts = [(runs.var(0, ddof=1) * (1 + 1 / len(runs)), len(runs) - 1)]
+    by_seeds = np.sum([variance for variance, _ in parts], axis=0)
+    total = by_images + by_seeds
+    low, high, p = observed.copy(), observed.copy(), np.ones_like(observed)
+    for f in np.flatnonzero((total > 0) & (images > 1)).tolist():  # a class on one image says nothing of others
+        spent = by_images[f] ** 2 / (images[f] - 1) + sum(variance[f] ** 2 / free for variance, free in parts)
+        freedom, error = max(int(total[f] ** 2 / spent), 1), math.sqrt(total[f])
+        reach = error * student_quantile(LEVEL, freedom)
+        low[f], high[f] = observed[f] - reach, observed[f] + reach
+        p[f] = student_tail(observed[f] / error, freedom)
+    return _Spread(by_images, by_seeds, low, high, p)

@@ -1,0 +1,118 @@
+"""Objects that one side finds and the other misses, and wrong finds that one side alone has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.comparison.finds import Finds
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, pairwise_iou
+from tessera.utils.types import DatasetIndex
+
+SHOWN = 8  # images that B worsens most, and as many that it improves most
+
+
+class ImageFlips(NamedTuple):
+    """Flips on one image.
+
+    Attributes:
+        image: by its index in the dataset.
+        lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
+        wrong_a, wrong_b: int64 (k,), detections of A, and of B, that are wrong and have no like on the other side.
+    """
+
+    image: int
+    lost: NDArray[np.int64]
+    gained: NDArray[np.int64]
+    wrong_a: NDArray[np.int64]
+    wrong_b: NDArray[np.int64]
+
+    @property
+    def cost(self) -> int:
+        """How much B worsens the image: mistakes that it makes anew, less those that it no longer makes."""
+        return len(self.lost) + len(self.wrong_b) - len(self.gained) - len(self.wrong_a)
+
+
+class Flips(NamedTuple):
+    """Of all images.
+
+    Attributes:
+        threshold_a, threshold_b: smallest confidence of each side.
+        both, lost, gained, neither: objects that both find, A alone, B alone, none.
+        wrong_both, wrong_a, wrong_b: wrong finds of both sides (the same class at IoU 0.5), of A alone, of B alone.
+        lost_of_class, gained_of_class: int64 (nc,).
+        worse, better: the images with the most flips for the worse, and for the better; the worst, and the best, first.
+    """
+
+    threshold_a: float
+    threshold_b: float
+    both: int
+    lost: int
+    gained: int
+    neither: int
+    wrong_both: int
+    wrong_a: int
+    wrong_b: int
+    lost_of_class: NDArray[np.int64]
+    gained_of_class: NDArray[np.int64]
+    worse: tuple[ImageFlips, ...]
+    better: tuple[ImageFlips, ...]
+
+
+def find_flips(
+    a: Mapping[int, Finds], b: Mapping[int, Finds], index: DatasetIndex, threshold_a: float, threshold_b: float
+) -> Flips:
+    """Compare what both sides find, image by image.
+
+    Args:
+        a, b: of the same images.
+        index: the split.
+        threshold_a, threshold_b: that the finds reach.
+    """
+    assert a.keys() == b.keys(), "both sides are of the same images"
+    counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
+    lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))
+    flipped = []
+    for image, of_a in a.items():
+        of_b, classes = b[image], index.labels(image)[0]
+        alone_a, alone_b, shared = _alone(of_a, of_b)
+        flips = ImageFlips(
+            image, np.flatnonzero(of_a.found & ~of_b.found), np.flatnonzero(of_b.found & ~of_a.found), alone_a, alone_b
+        )
+        counts["both"] += int((of_a.found & of_b.found).sum())
+        counts["neither"] += int((~of_a.found & ~of_b.found).sum())
+        counts["wrong_both"] += shared
+        for name in ("lost", "gained", "wrong_a", "wrong_b"):
+            counts[name] += len(getattr(flips, name))
+        np.add.at(lost_of_class, classes[flips.lost], 1)
+        np.add.at(gained_of_class, classes[flips.gained], 1)
+        if flips.cost:
+            flipped.append(flips)
+    flipped.sort(key=lambda flips: (-flips.cost, flips.image))
+    worse = [flips for flips in flipped[:SHOWN] if flips.cost > 0]
+    better = [flips for flips in flipped[: -SHOWN - 1 : -1] if flips.cost < 0]
+    return Flips(
+        threshold_a,
+        threshold_b,
+        **counts,
+        lost_of_class=lost_of_class,
+        gained_of_class=gained_of_class,
+        worse=tuple(worse),
+        better=tuple(better),
+    )
+
+
+def _alone(a: Finds, b: Finds) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Wrong finds of each side without a like on the other, and how many have one; A's surest choose first."""
+    rows_a, rows_b = np.flatnonzero(a.wrong), np.flatnonzero(b.wrong)
+    iou = pairwise_iou(a.boxes_xyxy[rows_a], b.boxes_xyxy[rows_b])
+    iou[(a.classes[rows_a][:, None] != b.classes[rows_b]) | (iou < IOU_THRESHOLDS[0])] = 0
+    paired_a, paired_b = np.zeros(len(rows_a), np.bool_), np.zeros(len(rows_b), np.bool_)
+    for row in np.flatnonzero(iou.any(1)):
+        offers = np.where(paired_b, 0.0, iou[row])
+        if offers.any():
+            paired_a[row] = paired_b[offers.argmax()] = True
+    return rows_a[~paired_a], rows_b[~paired_b], int(paired_a.sum())

@@ -1,0 +1,85 @@
+"""The report of a comparison: table, classes, flips, verdict; compare.json."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures
+from tessera.utils.evaluation.comparison.differences import ClassDifference, Difference
+from tessera.utils.evaluation.comparison.significance import LEVEL
+from tessera.utils.evaluation.comparison.verdict import p_value
+from tessera.utils.files import write_whole
+from tessera.utils.flags.requirement import Requirement
+from tessera.utils.report.console import print_lines
+from tessera.utils.text import one_line, strict_json, table_row
+
+log = logging.getLogger(__name__)
+
+_CLASSES = 20  # that the table shows without --verbose
+
+
+def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
+    """Print a comparison, and write compare.json into the run's folder; on rank 0.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_whole(run / "compare.json", f"{strict_json(found.as_dict())}\n".encode())
+    print_lines(*_lines(found, verbose), f"Results in {run}")
+    for asked in found.unmet:
+        log.error(f"{_named(asked)}: not met, found {found.value(asked):+.4f}")
+
+
+def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
+    for side, runs in (("A", found.a), ("B", found.b)):
+        yield from (f"{side}: {_described(one)}" for one in runs)
+    yield table_row(f"{found.differences.images:,} images", "A", "B", "B - A", "from", "to", "p")
+    yield _interval_row("mAP50-95", found.map)
+    yield _interval_row("mAP50", found.map50)
+    named = {"precision": "P", "recall": "R", "ms": "ms an image, once", "mb": "MB"}
+    for metric, name in named.items():
+        a, b = found.means(metric)
+        yield table_row(name, *_figures(a, b, b - a, digits=4 if metric in ("precision", "recall") else 2))
+    yield from _class_lines(found, verbose)
+    flips = found.flips
+    of = " (the median run of each side)" if len(found.a) + len(found.b) > 2 else ""
+    yield (
+        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} found by both, "
+        f"{flips.lost:,} by A alone, {flips.gained:,} by B alone, {flips.neither:,} by none"
+    )
+    yield f"Wrong finds: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
+    yield found.verdict
+    for asked in found.requirements:
+        if asked not in found.unmet:
+            yield f"{_named(asked)}: met, found {found.value(asked):+.4f}"
+
+
+def _named(asked: Requirement) -> str:
+    return f'--require "{one_line(asked.text, 80)}"'
+
+
+def _described(one: RunFigures) -> str:
+    size = f"{one.parameters:,} parameters, " if one.parameters is not None else ""
+    return f"{one.file}, {one.source}, {one.imgsz} px, {size}{one.mb:.2f} MB"
+
+
+def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
+    """With `--verbose` every class; else those that differ beyond chance."""
+    beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
+    shown = found.differences.classes if verbose else sorted(beyond, key=_size)[:_CLASSES]
+    for one in shown:
+        yield _interval_row(found.names[one.class_id], one.ap._replace(p=one.p_holm))
+
+
+def _size(one: ClassDifference) -> float:
+    return -abs(one.ap.difference)
+
+
+def _interval_row(name: str, one: Difference) -> str:
+    return table_row(name, *_figures(*one[:5]), p_value(one.p).removeprefix("p "))
+
+
+def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[str]:
+    return [f"{a:.{digits}f}", f"{b:.{digits}f}", *(f"{one:+.{digits}f}" for one in differences)]

@@ -1,0 +1,105 @@
+"""What the page of a run is made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tessera.data.source.label_lines import ImageLabels
+from tessera.utils.config import TrainConfig
+from tessera.utils.diagnosis.listing import ErrorItem
+from tessera.utils.evaluation.bootstrap import Intervals
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.evaluation.matching import Kind
+from tessera.utils.flags.program import started
+from tessera.utils.flags.val import ValConfig
+from tessera.utils.text import one_line
+from tessera.utils.types import DatasetIndex
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
+
+_NAME = 60  # characters of a name
+_IDLE = frozenset({"local_rank"})  # set by a launcher, not asked for
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was asked for, and what was measured where.
+
+    Attributes:
+        config: flags of the command.
+        weights: path or name of what was measured.
+        imgsz: size in pixels that it was measured at.
+        device: the name of rank 0's.
+        ranks: how many there were.
+        trained_on: images of the training; None where it is none.
+        best_epoch: of the training, from 0; None where no epoch is better than what it began with.
+        skipped: steps of the training that were skipped, as far as this process has seen it.
+    """
+
+    config: TrainConfig | ValConfig
+    weights: str
+    imgsz: int
+    device: str
+    ranks: int = 1
+    trained_on: DatasetIndex | None = None
+    best_epoch: int | None = None
+    skipped: int = 0
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """Those that differ from what they are by themselves."""
+        fields = [field for field in dataclasses.fields(self.config) if field.name not in _IDLE]
+        values = {field.name: (getattr(self.config, field.name), field.default) for field in fields}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+    @property
+    def command(self) -> str:
+        """The command with its flags, as one would type it."""
+        words = [*shlex.split(started(self.config.program))]
+        for name, value in self.flags.items():
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words += map(str, value) if isinstance(value, tuple) else [str(value)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the page of a run shows.
+
+    Attributes:
+        found: the validation.
+        index: the split that was measured.
+        interval: of mAP.
+        gains: of mAP50, by kind of error.
+        items: the worst errors, by cost.
+        labels: where the labels of their images are.
+        origin: of the validation.
+        run: the folder.
+        results: an epoch a row, as `read_results` returns them; None where there is no training.
+    """
+
+    found: Evaluation
+    index: DatasetIndex
+    interval: Intervals
+    gains: Mapping[Kind, float]
+    items: Sequence[ErrorItem]
+    labels: Mapping[int, ImageLabels]
+    origin: Origin
+    run: Path
+    results: pd.DataFrame | None = None
+
+    def name(self, class_id: int) -> str:
+        """A class as the page calls it."""
+        return readable(self.index.names[class_id])
+
+
+def readable(text: str, most: int = _NAME) -> str:
+    """Text of a user in one line of bounded length: no control character, none that turns the text around it."""
+    return one_line(text, most)

@@ -1,0 +1,166 @@
+"""What happened, and what to do next, in words: each rule says what was measured, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.diagnosis.files import NAMES
+from tessera.utils.evaluation.matching import Kind
+
+RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
+FEW = 1 / 3  # of the median class's pictures: below it, a class has few
+WAITS = 0.2  # share of the time that training waits for pictures: above it, that is worth a change
+WORSE = 1.1  # times its smallest value: above it, the loss of the validation has risen
+WORTH = 0.005  # of mAP50: below it, a kind of error is not worth a word
+
+_HELPS = {
+    Kind.WRONG_CLASS: "More pictures of the classes that are taken for each other, clearer rules for their labels, or "
+    "one class for both: the confusion matrix names the pairs.",
+    Kind.BADLY_PLACED: "A larger --imgsz, tighter labels, or more epochs.",
+    Kind.BOTH: "What helps against wrong classes and bad places: clearer labels, a larger --imgsz.",
+    Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without suppression.",
+    Kind.BACKGROUND: "Look at the pictures first: many such detections are objects that lack a label. Then add "
+    "pictures without objects.",
+    Kind.MISSED: "More pictures like those that are missed; for small objects a larger --imgsz, or --tile.",
+}
+
+
+def outcome(map: float, interval: tuple[float, float], images: int) -> str:
+    """The figure with its interval."""
+    low, high = interval
+    if math.isnan(low):
+        return f"Nothing can be measured: there is no object in the labels of {images:,} pictures."
+    return f"mAP50-95 is {map:.3f}; its 95 % interval goes from {low:.3f} to {high:.3f} ({images:,} pictures)."
+
+
+def found_share(confidence: float, correct: int, objects: int, false: int) -> str:
+    """What detect.py will find."""
+    if not objects:
+        return ""
+    share, wrong = correct / objects, false / max(correct + false, 1)
+    return (
+        f"At confidence {confidence:.3f}, which detect.py takes with these weights, {correct:,} of {objects:,} objects "
+        f"are found ({share:.0%}), and {false:,} of {correct + false:,} detections are false ({wrong:.0%})."
+    )
+
+
+def best_epoch(best: int | None, epochs: int) -> str:
+    """Which epoch the weights are of; epochs are counted from 0, as in results.csv."""
+    if best is None or best < 0:
+        return "No epoch was better than what the run began with: best.pt holds that."
+    return f"The best epoch is {best}, counted from 0, of {epochs} that were trained."
+
+
+def more_epochs(maps: NDArray[np.float64]) -> str:
+    """Whether more epochs would help, from mAP50-95 of the epochs; NaN where one was not validated."""
+    epochs = np.flatnonzero(np.isfinite(maps))
+    known = maps[epochs]
+    if len(known) < 5:
+        return f"That cannot be told from {len(known)} validated epochs: at least five are needed."
+    last = max(len(known) // 5, 2)
+    rise, best = float(known[-last:].mean() - known[-2 * last : -last].mean()), int(known.argmax())
+    figures = f"the mean of the last {last} epochs is {rise:+.3f} from that of the {last} before"
+    if rise > RISE:
+        return f"Probably: the curve still rises ({figures}). Train again with more --epochs."
+    if len(known) - 1 - best >= 2 * last:
+        return f"No: the best was epoch {epochs[best]}, and {len(known) - 1 - best} later ones were not better."
+    return f"Hardly: the curve is flat at its end ({figures})."
+
+
+def overfits(losses: NDArray[np.float64]) -> str:
+    """Whether the loss of the validation rises while training goes on: (epochs,)."""
+    epochs = np.flatnonzero(np.isfinite(losses))
+    if len(epochs) < 5:
+        return ""
+    known = losses[epochs]
+    least = int(known.argmin())
+    if known[-1] <= WORSE * known[least] or least > 0.6 * len(known):
+        return ""
+    return (
+        f"The loss of the validation was least in epoch {epochs[least]} ({known[least]:.3f}) and has risen since, to "
+        f"{known[-1]:.3f}: the model learns the training pictures by heart. More pictures, stronger augmentation "
+        "(--hyp), or weights to begin with (--weights) help."
+    )
+
+
+def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
+    """Which classes have few pictures.
+
+    Args:
+        names: of the classes.
+        pictures: (C,), how many have an object of each.
+        where: the split that they are of.
+    """
+    none = np.flatnonzero(pictures == 0)
+    if len(none):
+        listed = _listed([names[int(c)] for c in none])
+        return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
+    if len(names) < 2:
+        return ""
+    median = float(np.median(pictures))
+    few = [int(c) for c in np.argsort(pictures, kind="stable") if pictures[c] < FEW * median]
+    if not few:
+        return f"None: every class of the {where} split is in at least {int(pictures.min()):,} pictures."
+    listed = _listed([f"{names[c]} ({pictures[c]:,})" for c in few])
+    return f"Fewest pictures of the {where} split have {listed}; the median class is in {median:,.0f}."
+
+
+def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[np.float64]) -> str:
+    """The class that is found worst, of several."""
+    if len(class_ids) < 2:
+        return ""
+    least, mean = int(ap.argmin()), float(ap.mean())
+    return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
+
+
+def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
+    """The kind of error that costs most, and what helps against it."""
+    kind = max(gains, key=lambda kind: gains[kind])
+    if gains[kind] < WORTH:
+        return ""
+    return (
+        f"Errors of the kind “{NAMES[kind]}” cost most: without them mAP50 would be {gains[kind]:.3f} higher "
+        f"({counts[kind]:,} at this confidence). {_HELPS[kind]}"
+    )
+
+
+def waits(share: float) -> str:
+    """Whether training waited for pictures; NaN where that is not known."""
+    if not share > WAITS:
+        return ""
+    return f"Training waited for pictures {share:.0%} of its time: try --cache ram, or more --workers."
+
+
+def skipped_steps(steps: int) -> str:
+    """Steps without a finite gradient."""
+    return f"{steps:,} steps were skipped, as their gradient was not finite: see the log of the run." if steps else ""
+
+
+def too_small(interval: tuple[float, float], images: int) -> str:
+    """Whether the set is too small to see small changes."""
+    half = (interval[1] - interval[0]) / 2
+    if not half > 0.02:
+        return ""
+    return (
+        f"With {images:,} pictures the figure is known to ± {half:.3f}: a change that is smaller may be luck. A larger "
+        "set for validation would tell more."
+    )
+
+
+def problems(count: int, data: str) -> str:
+    """What the scan of the labels found."""
+    if not count:
+        return ""
+    noun = "problem" if count == 1 else "problems"
+    return f"The labels have {count:,} {noun}: `train.py --data {data} --check-data` lists every one."
+
+
+def _listed(items: Sequence[str], most: int = 5) -> str:
+    """Names as a sentence has them."""
+    if len(items) > most:
+        return f"{', '.join(items[:most])} and {len(items) - most:,} more"
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

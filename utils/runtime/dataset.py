@@ -1,0 +1,74 @@
+"""The dataset that a model is measured on: which one, and whether the two fit."""
+
+from __future__ import annotations
+
+import logging
+
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.flags.measuring import MeasuringConfig
+from tessera.utils.runtime.model import Model
+from tessera.utils.types import DatasetSpec
+
+log = logging.getLogger(__name__)
+
+
+def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
+    """The dataset of `--data`, else the one that the weights were trained on, where they say it.
+
+    Args:
+        data: as given with --data; "" where it was not.
+        weights: names their file in messages.
+        trained_on: the dataset that the weights say; "" where they do not.
+
+    Raises:
+        UserError: none is known, it is not there, or has a mistake.
+    """
+    if data:
+        return load_spec(data)
+    if not trained_on:
+        raise ConfigError(
+            f"--data: none given, and {weights} does not say which dataset it was trained on. Give a dataset "
+            "YAML, such as --data coco128.yaml."
+        )
+    log.info(f"--data {trained_on}: what {weights} was trained on.")
+    try:
+        return load_spec(trained_on)
+    except UserError as error:
+        raise UserError(f"{error} It is what {weights} was trained on; give another with --data.") from error
+
+
+def check_classes(model: Model, spec: DatasetSpec, given: str, *, single_cls: bool) -> None:
+    """Refuse a model with another number of classes than the dataset names.
+
+    Args:
+        model: opened.
+        spec: the dataset.
+        given: what named the model, for the message, such as "--weights best.pt".
+        single_cls: all classes are one.
+
+    Raises:
+        UserError: names both.
+    """
+    if model.nc != spec.nc and not single_cls:
+        raise UserError(
+            f"{given} knows {model.nc} classes, but {spec.yaml_path} names {spec.nc}. "
+            f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
+        )
+
+
+def check_pixels(model: Model, spec: DatasetSpec) -> None:
+    """Warn where images of more than 8 bits come in other levels than in the model's training."""
+    if model.pixels != spec.pixels:
+        log.warning(
+            f"{model.source} was trained with `pixels: {model.pixels or 'none'}`, but {spec.yaml_path} has "
+            f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
+        )
+
+
+def image_size(model: Model, config: MeasuringConfig) -> int:
+    """Long side of the images in pixels: as asked for, else what the model was trained at or made for."""
+    imgsz = model.usable_imgsz(config.imgsz)
+    asked = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
+    log.info(f"Measured at {imgsz} px{asked}: {model.source} {model.imgsz_origin}.")
+    return imgsz
