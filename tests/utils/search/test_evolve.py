@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 import sys
 import threading
 from collections import Counter
@@ -28,6 +29,12 @@ from tessera.utils.types import Metrics
 from tests.utils.search.searches import MEASURED, START, curve, distance, found, made
 
 FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal is flushed to the disk with each of its thousands of lines; here no power goes out."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def nothing(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
