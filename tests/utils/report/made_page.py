@@ -16,7 +16,6 @@ from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.page.facts import Facts, Origin
 from tessera.utils.report.results import result_columns
