@@ -98,7 +98,7 @@ def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
         for top, folders in ((ROOT, ("data", "models", "utils")), (ROOT / "tessera", ("commands",)))
         for folder in folders
         for path in (top / folder).rglob("*")
-        if path.suffix in (".py", ".yaml")
+        if path.suffix in (".py", ".yaml", ".html", ".css", ".js")
     } | {f"tessera/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
     with zipfile.ZipFile(wheel) as opened:
         inside = set(opened.namelist())
