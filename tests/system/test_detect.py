@@ -16,6 +16,7 @@ from PIL import Image
 import tessera
 from tessera.commands import detect, val
 from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
 from tessera.utils.inference.outputs import CsvFile, JsonLines
@@ -76,7 +77,7 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
     expected = (Path(runs) / "val" / "predictions.json").read_text()
 
     detector = detect.Detector(weights, conf_thres=0.3, iou_thres=0.5, max_det=40, imgsz=96, device="cpu")
-    detector.pipeline.backend.pixels = val.load_spec(yaml).pixels  # as a training on this set would have kept it
+    detector.pipeline.backend.pixels = load_spec(yaml).pixels  # as a training on this set would have kept it
     results = list(detector(folder))
     ids = CocoIds(tuple(coco_image_ids([Path(result.source).stem for result in results])), (0, 1, 2))
     rows = CocoRows.collect({number: result.as_detections() for number, result in enumerate(results)})
