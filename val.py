@@ -44,7 +44,7 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
-from tessera.utils.report.validation import report_validation
+from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import open_model
@@ -107,7 +107,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-            report_validation(found, index, spec, run, origin, verbose=config.verbose)
+            listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
+            report_errors(found, listed, index, run)
         world.barrier()
         return found.metrics
 

@@ -18,7 +18,7 @@ from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
 from tessera.utils.types import DatasetIndex
 
-ERRORS = "errors.jsonl"  # the last file of a report: where it is, the best epoch has been measured
+ERRORS = "errors.jsonl"  # the last file of a run: where it is, the best epoch has been measured
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {

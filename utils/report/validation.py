@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.data.source.label_lines import ImageLabels, label_lines
 from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
-from tessera.utils.diagnosis.listing import error_items
+from tessera.utils.diagnosis.listing import ErrorItem, error_items
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
 
+class ErrorList(NamedTuple):
+    """The worst errors by cost, and by image where the lines of its labels are."""
+
+    items: list[ErrorItem]
+    labels: dict[int, ImageLabels]
+
+
 def report_validation(
     found: Evaluation,
     index: DatasetIndex,
@@ -36,8 +43,8 @@ def report_validation(
     verbose: bool,
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
-) -> None:
-    """Print the figures, plot the charts, and write the errors and the page of a validation; on rank 0.
+) -> ErrorList:
+    """Print the figures, plot the charts, and write the page of a validation; on rank 0.
 
     Args:
         found: what was measured.
@@ -47,6 +54,9 @@ def report_validation(
         verbose: print every class.
         plots: make the charts.
         epochs: reads the results.csv of a training.
+
+    Returns:
+        The errors, for `report_errors`.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -70,10 +80,15 @@ def report_validation(
         with tolerate(NAME):
             write_page(Facts(found, index, interval, gains, items, labels, origin, run, epochs and epochs()))
             print_lines(f"Report: {run / NAME}")
+    print_lines(f"Results in {run}")
+    return ErrorList(items, labels)
+
+
+def report_errors(found: Evaluation, listed: ErrorList, index: DatasetIndex, run: Path) -> None:
+    """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(run / "images.csv", found.errors, index)
-        write_errors(run / ERRORS, items, index, labels)
-    print_lines(f"Results in {run}")
+        write_errors(run / ERRORS, listed.items, index, listed.labels)
 
 
 def table_header() -> str:

@@ -135,16 +135,24 @@ def _continued(config: TrainConfig) -> Path:
 
 
 def _require_same_training(config: TrainConfig, folder: Path) -> None:
-    """Refuse flags with which a training would not compare with those of the table.
+    """Refuse flags with which a training would not compare with those of the table, and a search that is lost.
 
     Raises:
-        UserError: names the first that differs.
+        UserError: names all that differ.
     """
     before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
-    for key, now in config.as_dict().items():
-        if key not in _FREE and before.get(key, now) != now:
-            raise UserError(
-                f"--resume {folder}: its trainings had --{key.replace('_', '-')} {shown(before[key])}, now it is "
-                f"{shown(now)}: they could not be compared. Give the same flags, or leave --resume out to begin a "
-                "search."
-            )
+    differing = [key for key, now in config.as_dict().items() if key not in _FREE and before.get(key, now) != now]
+    if differing:
+        had, has = (
+            ", ".join(f"--{key.replace('_', '-')} {shown(values[key])}" for key in differing)
+            for values in (before, config.as_dict())
+        )
+        raise UserError(
+            f"{folder}: the trainings of this search had {had}, now there is {has}: they could not be compared. Give "
+            "the same flags, or begin another search under another --name, without --resume."
+        )
+    if (folder / TABLE).is_file() and (folder / JOURNAL).stat().st_size == 0:
+        raise UserError(
+            f"{folder / JOURNAL}: empty, though {TABLE} beside it has trials: the search is lost. Begin another one "
+            f"under another --name; --hyp {folder / BEST} begins it with the best set so far."
+        )

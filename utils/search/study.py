@@ -17,7 +17,7 @@ from typing import Any
 
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.search.folder import JOURNAL, turn
+from tessera.utils.search.folder import BEST, JOURNAL, turn
 from tessera.utils.search.worker import Worker
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line
@@ -164,8 +164,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"{path}: not a journal that a search has written ({one_line(f'{type(error).__name__}: {error}', 120)}). "
-            "Begin another search: leave --resume out."
+            f"{path}: not a journal that a search has written, or damaged "
+            f"({one_line(f'{type(error).__name__}: {error}', 120)}). Begin another search, under another --name; "
+            f"--hyp {path.with_name(BEST)} begins it with the best set so far."
         ) from error
 
 

@@ -24,7 +24,7 @@ from tessera.utils.ranks.signals import Interruption
 from tessera.utils.report.journal import Journal
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.results import read_results
-from tessera.utils.report.validation import report_validation, table_header, validation_line
+from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.search.watch import Pruned, Watch
@@ -137,11 +137,15 @@ class Validation:
                 self._state.progress.skipped_steps,
             )
             epochs = functools.partial(read_results, run.folder / "results.csv")
-            report_validation(found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs)
+            listed = report_validation(
+                found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs
+            )
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
+        if run.world.is_main:
+            report_errors(found, listed, index, run.folder)
         run.world.barrier()
         return found.metrics
 

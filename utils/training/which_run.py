@@ -203,7 +203,8 @@ def _newest_whole(run: Path, who: str) -> Resumable | None:
         why = " ".join(reasons[:2]) or "It has neither last.pt nor an epochN.pt."
         raise UserError(
             f"{who}: the run in {run} had begun, but has no checkpoint to continue from, and beginning anew would "
-            f"replace its results. {why} Put a whole one there, or give another --name."
+            f"replace its results. {why} Put a whole last.pt or epochN.pt there (a best.pt has weights alone), or give "
+            "another --name."
         )
     return None
 

@@ -91,7 +91,7 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
     assert "1,000 steps were skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
     assert "± 0.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
     assert not sentences.too_small((NAN, NAN), 67)
-    assert "2 problems: `train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
+    assert "2 problems: `uv run train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
     assert "1 problem:" in sentences.problems(1, "d.yaml") and not sentences.problems(0, "d.yaml")
 
 

@@ -5,11 +5,14 @@ python -m tests.utils.search.searches PROJECT TRIALS SECONDS      # a worker; an
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +67,24 @@ def curve(
             raise Pruned
     assert watch.metrics
     return watch.metrics
+
+
+def nothing(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+    """A training of one epoch that is worth 0."""
+    made(config)
+    watch.after_epoch(0, found(0.0))
+    return MEASURED
+
+
+def search(tmp_path: Path, trials: int, train: Callable[..., Metrics] = nothing, **more: Any) -> Metrics | None:
+    """A search in `tmp_path`, with other flags as given."""
+    return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, World(), train)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of evolve.csv."""
+    with (folder / "evolve.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 def main(project: str, trials: int, seconds: float) -> None:

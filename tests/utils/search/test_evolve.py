@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +23,9 @@ from tessera.utils.search.folder import open_search
 from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.watch import Watch
 from tessera.utils.types import Metrics
-from tests.utils.search.searches import MEASURED, START, curve, distance, found, made
+from tests.utils.search.searches import MEASURED, START, curve, distance, found, made, nothing, search, table
 
 FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A journal is flushed to the disk with each of its thousands of lines; here no power goes out."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-def nothing(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
-    made(config)
-    watch.after_epoch(0, found(0.0))
-    return MEASURED
-
-
-def search(tmp_path: Path, trials: int, train: Callable[..., Metrics] = nothing, **more: Any) -> Metrics | None:
-    return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, World(), train)
-
-
-def table(folder: Path) -> list[dict[str, str]]:
-    with (folder / "evolve.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_search_finds_a_better_set_and_says_why(tmp_path: Path) -> None:
@@ -189,8 +165,11 @@ def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp
     for more, message in (
         ({"resume": str(tmp_path / "exp")}, r"exp: not the folder of a search, which has a journal.log\. "),
         ({"resume": str(older)}, r"not the folder .*; its evolve.csv is of an earlier version.* --hyp hyp_evolved"),
-        ({"resume": "newest", "epochs": 3}, r"its trainings had --epochs 100, now it is 3"),
-        ({"resume": "newest", "objective": "map"}, r"its trainings had --objective 'fitness', now it is 'map'"),
+        (
+            {"resume": "newest", "epochs": 3, "imgsz": 64},
+            r"this search had --epochs 100, --imgsz 640, now there is --epochs 3, --imgsz 64: they could not",
+        ),
+        ({"resume": "newest", "objective": "map"}, r"had --objective 'fitness', now there is --objective 'map'"),
         ({"exist_ok": True}, r"exp is not empty, and a search writes to a folder of its own"),
     ):
         with pytest.raises(UserError, match=message):
@@ -323,28 +302,3 @@ def test_without_optuna_one_message_names_the_remedy(tmp_path: Path, monkeypatch
     with pytest.raises(MissingExtra, match=r"--evolve: needs the package optuna.* uv sync --extra tune"):
         search(tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("content", ["{}\n", "nonsense\n", "\0\n", '{"op_code": 99, "worker_id": "a"}\n', "[1]\n"])
-def test_a_journal_that_is_none(tmp_path: Path, content: str) -> None:
-    search(tmp_path, 1)
-    (tmp_path / "exp" / "journal.log").write_text(content)
-    with pytest.raises(UserError, match=r"journal.log: not a journal that a search has written"):
-        search(tmp_path, 2, resume="newest")
-
-
-def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
-    """Also where it is torn by another worker while this one is at work."""
-
-    def tear() -> None:
-        with (tmp_path / "exp" / "journal.log").open("a") as file:
-            file.write('{"op_code":8,"worker_id":"a","tri')
-
-    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
-        tear()
-        return nothing(config, hyp, world, watch)
-
-    search(tmp_path, 1, train)
-    tear()
-    search(tmp_path, 2, train, resume="newest")
-    assert len(table(tmp_path / "exp")) == 2

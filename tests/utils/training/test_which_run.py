@@ -15,7 +15,7 @@ from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoin
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
-from tessera.utils.report import validation
+from tessera.utils.report.journal import Journal
 from tessera.utils.training.which_run import start_of_run
 from tests.system.tiny import make_data
 
@@ -71,7 +71,7 @@ def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
 
     last, more = run / "weights" / "last.pt", command(data, run.parent, epochs=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(validation, "write_images", killed)  # after the plots, before errors.jsonl
+        patch.setattr(Journal, "finish", killed)  # after the plots
         train.run(**more)
     before = last.read_bytes()
     assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.diagnosis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
+from tessera.utils.flags.program import called, started
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
 FEW = 1 / 3  # of the median class's pictures: below it, a class has few
@@ -43,8 +44,9 @@ def found_share(confidence: float, correct: int, objects: int, false: int) -> st
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
     return (
-        f"At confidence {confidence:.3f}, which detect.py takes with these weights, {correct:,} of {objects:,} objects "
-        f"are found ({share:.0%}), and {false:,} of {correct + false:,} detections are false ({wrong:.0%})."
+        f"At confidence {confidence:.3f}, which {called('detect.py')} takes with these weights, {correct:,} of "
+        f"{objects:,} objects are found ({share:.0%}), and {false:,} of {correct + false:,} detections are false "
+        f"({wrong:.0%})."
     )
 
 
@@ -156,7 +158,7 @@ def problems(count: int, data: str) -> str:
     if not count:
         return ""
     noun = "problem" if count == 1 else "problems"
-    return f"The labels have {count:,} {noun}: `train.py --data {data} --check-data` lists every one."
+    return f"The labels have {count:,} {noun}: `{started('train.py')} --data {data} --check-data` lists every one."
 
 
 def _listed(items: Sequence[str], most: int = 5) -> str:
