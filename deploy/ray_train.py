@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Under `uv run` Ray would have every node build the environment again, though each has it already.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 import ray
 from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group

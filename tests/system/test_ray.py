@@ -174,6 +174,8 @@ def test_the_driver_ends_everything_with_a_checkpoint_and_says_when_restarts_are
 
     with cluster.driver(tmp_path, *args) as job:
         rows = len(table.read_text().splitlines())
+        # What an actor has read and not yet handed on is lost with it.
+        job.until(lambda: places("Resuming .* in", job.out))
         cluster.kill_actor(0, job, lambda: len(table.read_text().splitlines()) > rows)
         lost = cluster.end_of(job)
     assert places("Resuming .* in", lost.out) == [(state["epoch"], state["step_in_epoch"])], lost.said
