@@ -6,8 +6,8 @@
     uv run compare.py old.pt new.pt --data my.yaml --require "map >= -0.01" "ms <= 1"    # for CI: ends with 1 else
     uv run torchrun --standalone --nproc-per-node 2 compare.py old.pt new.pt --data coco.yaml
 
-Differences are B − A. Each run is measured once, as val.py measures it. Exit code 0: compared, and all requirements are
-met; 1: one is not met, or the comparison failed; 2: wrong flags. docs/compare.md explains the figures and compare.json.
+Differences are B − A. Each run is measured once, as val.py measures it. The exit code is 1 where a requirement is not
+met. docs/compare.md explains the figures and compare.json.
 
 From Python: `tessera.compare("old.pt", "new.pt", data="my.yaml").map.difference`.
 """
@@ -49,7 +49,7 @@ from tessera.utils.exporting.parity.content import size_of
 from tessera.utils.files import sha256
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
-from tessera.utils.ranks.failures import PeerError, run_rank
+from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.comparison import report_comparison
@@ -245,23 +245,26 @@ def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> Non
         model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))
 
 
+def start(given: dict[str, Any]) -> Comparison:
+    """Join the job and do what the flags ask for; every rank."""
+    config = CompareConfig(**given)
+    with open_world(config.device, config.local_rank) as world:
+        setup_logging(world.rank, world.size)
+        return compare(config, world)
+
+
 def run(*models: str, **kwargs: Any) -> Comparison:
     """Compare from Python: two models, or sides of several as `a=[…], b=[…]`; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the data or the weights.
     """
-    config = CompareConfig(**CompareConfig.named({**kwargs, **({"models": models} if models else {})}))
-    with open_world(config.device, config.local_rank) as world:
-        setup_logging(world.rank, world.size)
-        return compare(config, world)
+    return start(CompareConfig.named({**kwargs, **({"models": models} if models else {})}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, found = run_rank(lambda: run(**CompareConfig.from_args(arguments)))
-    return code if found is None else int(bool(found.unmet))
+    return run_command(CompareConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

@@ -52,11 +52,12 @@ from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.inference.tally import Tally
 from tessera.utils.inference.tracking import check_trackable
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.pictures import Style
+from tessera.utils.report.plain import plain_folder
 from tessera.utils.runtime.checkpoint import TorchNetwork
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,35 @@ class Summary(NamedTuple):
         detections: on all of them.
         failures: one line for each source that could not be read, or not to its end.
         folder: where the results are; None where there are none.
+        weights: what `--weights` names.
+        imgsz: long side of the network's input in pixels.
+        per_class: detections by class, of the classes that were found.
     """
 
     pictures: int
     detections: int
     failures: tuple[str, ...]
     folder: Path | None
+    weights: str
+    imgsz: int
+    per_class: dict[str, int]
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process."""
+        return UNREADABLE if self.failures else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        return {
+            "weights": self.weights,
+            "imgsz": self.imgsz,
+            "pictures": self.pictures,
+            "detections": self.detections,
+            "classes": self.per_class,
+            "unreadable": self.failures,
+            **plain_folder(self.folder),
+        }
 
 
 def detect(config: DetectConfig, world: World) -> Summary:
@@ -150,7 +174,16 @@ def detect(config: DetectConfig, world: World) -> Summary:
             for output in outputs:
                 output.add(result, item, place)
     folder = run if outputs and run.is_dir() else None
-    return Summary(tally.pictures, int(tally.per_class.sum()), tuple(tally.failures), folder)
+    found = dict(zip(detector.names, tally.per_class.tolist(), strict=True))
+    return Summary(
+        tally.pictures,
+        sum(found.values()),
+        tuple(tally.failures),
+        folder,
+        config.weights,
+        detector.imgsz,
+        {name: count for name, count in found.items() if count},
+    )
 
 
 def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
@@ -250,23 +283,26 @@ def fail(message: str, tally: Tally) -> None:
     log.warning(message)
 
 
+def start(given: dict[str, Any]) -> Summary:
+    """Do what the flags ask for."""
+    config = DetectConfig(**given)
+    with open_world(config.device) as world:
+        setup_logging(world.rank, world.size)
+        return detect(config, world)
+
+
 def run(**kwargs: Any) -> Summary:
     """Detect from Python; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the sources or the weights.
     """
-    config = DetectConfig(**DetectConfig.named(kwargs))
-    with open_world(config.device) as world:
-        setup_logging(world.rank, world.size)
-        return detect(config, world)
+    return start(DetectConfig.named(kwargs))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, summary = run_rank(lambda: run(**DetectConfig.from_args(arguments)))
-    return UNREADABLE if summary is not None and summary.failures else code
+    return run_command(DetectConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import FORMATS, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import size_of
-from tessera.utils.exporting.parity.verify import verify
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.exporting.parity.verify import Verified, verify
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
@@ -41,8 +41,8 @@ from tessera.utils.report.console import setup_logging
 log = logging.getLogger(__name__)
 
 
-def export(config: ExportConfig, world: World) -> list[Path]:
-    """Write what config.include names, and run it beside the checkpoint; return the files.
+def export(config: ExportConfig, world: World) -> Verified:
+    """Write what config.include names, and run it beside the checkpoint.
 
     Raises:
         UserError: a mistake in the flags; or a file finds something else than the checkpoint.
@@ -56,14 +56,13 @@ def export(config: ExportConfig, world: World) -> list[Path]:
     job = ExportJob.read(config)
     index = job.images("val")
     make_output(job.folder)
-    written = []
+    written = {}
     for one in formats:
         earlier = ", in place of an earlier one" if job.file(one.suffix).exists() else ""
         path = one.export(job)
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
-        written.append(path)
-    verify(job, written, world, index)
-    return written
+        written[one.name] = path
+    return verify(job, written, world, index)
 
 
 def make_output(folder: Path) -> None:
@@ -88,22 +87,25 @@ def make_output(folder: Path) -> None:
         ) from error
 
 
+def start(given: dict[str, Any]) -> Verified:
+    """Do what the flags ask for."""
+    config = ExportConfig(**given)
+    with open_world(config.device) as world:
+        return export(config, world)
+
+
 def run(**kwargs: Any) -> list[Path]:
     """Export from Python; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the weights or the data.
     """
-    config = ExportConfig(**ExportConfig.named(kwargs))
-    with open_world(config.device) as world:
-        return export(config, world)
+    return list(start(ExportConfig.named(kwargs)).files.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: run(**ExportConfig.from_args(arguments)))
-    return code
+    return run_command(ExportConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

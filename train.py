@@ -16,6 +16,7 @@ From Python: `tessera.train(data="shapes.yaml", epochs=20)` takes the names of t
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import sys
@@ -33,7 +34,7 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
-from tessera.utils.checkpoints.resume import ResumedRun, call_in_words, recall_end, remember_end
+from tessera.utils.checkpoints.resume import ResumedRun, call_in_words
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
 from tessera.utils.engine.guard import DivergenceGuard
@@ -45,7 +46,7 @@ from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import Interruption
@@ -57,6 +58,7 @@ from tessera.utils.search.evolve import evolve
 from tessera.utils.search.watch import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.training.data import open_loaders, read_data, reweight
+from tessera.utils.training.ended import Ended, recall_end, remember_end
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
 from tessera.utils.training.which_run import start_of_run
@@ -67,7 +69,7 @@ log = logging.getLogger(__name__)
 
 def train(
     asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None, watch: Watch | None = None
-) -> Metrics:
+) -> Ended:
     """Train, validate and save, epoch by epoch; every rank calls this.
 
     Args:
@@ -77,7 +79,7 @@ def train(
         watch: what a search sees of it; None outside of one.
 
     Returns:
-        The metrics of the best epoch.
+        How it ended, with the metrics of the best epoch.
 
     Raises:
         UserError: something is wrong with the data, the weights or the folders.
@@ -159,7 +161,7 @@ def train(
 # ------------------------------------------------------------------------------------------------- the command
 
 
-def start(given: Mapping[str, Any]) -> Metrics | None:
+def start(given: Mapping[str, Any]) -> Ended:
     """Join the job and do what the flags ask for; every rank."""
     asked = TrainConfig(**given)
     if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
@@ -169,19 +171,17 @@ def start(given: Mapping[str, Any]) -> Metrics | None:
         setup_logging(world.rank, world.size)
         require_same_command(asked, world)
         if asked.check_data:
-            check_data(asked, world)
-            return None
+            return check_data(asked, world)
         if ended := recall_end(world):
-            return ended[0]
+            return ended
+        ended = Ended()
         if asked.evolve:
-            metrics = evolve(*start_of_search(asked, world), world, train)
+            ended = (evolve(*start_of_search(asked, world), world, train) or ended).of_search()
         elif begun := start_of_run(given, world):
             config, hyp, resumed = begun
-            metrics = train(config, hyp, world, resumed)
-        else:
-            metrics = None
-        remember_end(metrics, world)
-        return metrics
+            ended = train(config, hyp, world, resumed)
+        remember_end(ended, world)
+        return ended
 
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
@@ -194,7 +194,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
 
-def check_data(config: TrainConfig, world: World) -> None:
+def check_data(config: TrainConfig, world: World) -> Ended:
     """`--check-data`: print every problem of the dataset, and with `--tile` how many views there are.
 
     Raises:
@@ -203,12 +203,15 @@ def check_data(config: TrainConfig, world: World) -> None:
     checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
     if world.is_main:
         print("\n".join(checked.lines()))
+    found = dataclasses.asdict(checked)
     if not checked.safe:
         raise UserError(
-            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first."
+            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first.",
+            details={"checked": found},
         )
     if config.tile:
         read_data(config, world)
+    return Ended(data=config.data, checked=found)
 
 
 def run(**kwargs: Any) -> Metrics | None:
@@ -219,14 +222,12 @@ def run(**kwargs: Any) -> Metrics | None:
     Raises:
         UserError: a mistake in the flags, the data, the weights or the folders.
     """
-    return start(TrainConfig.named(kwargs))
+    return start(TrainConfig.named(kwargs)).metrics
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: start(TrainConfig.from_args(arguments)))
-    return code
+    return run_command(TrainConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.startup import check_command_line, end_process
@@ -31,6 +31,7 @@ from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
+from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import CocoSink
 from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.label_files import LabelFileSink
@@ -38,11 +39,12 @@ from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.page.facts import Origin
+from tessera.utils.report.plain import plain_folder, plain_metrics
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
@@ -58,7 +60,36 @@ OUT_OF_MEMORY_REMEDIES = (
 )
 
 
-def validate(config: ValConfig, world: World) -> Metrics:
+class Validated(NamedTuple):
+    """What a validation found, and where it is.
+
+    Attributes:
+        metrics: the same on every rank.
+        interval: of mAP; None on other ranks than 0.
+        weights: what `--weights` names.
+        data: the dataset's YAML.
+        split: that was measured.
+        imgsz: long side of the images in pixels.
+        folder: of the results.
+    """
+
+    metrics: Metrics
+    interval: Intervals | None
+    weights: str
+    data: str
+    split: str
+    imgsz: int
+    folder: Path
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz")}
+        interval = self.interval and self.interval._asdict()
+        return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
+
+
+def validate(config: ValConfig, world: World) -> Validated:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
     model = open_model(
@@ -110,7 +141,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
         world.barrier()
-        return found.metrics
+        interval = listed.interval if world.is_main else None
+        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run)
 
 
 def settings_of(config: ValConfig) -> Settings:
@@ -149,13 +181,8 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
     return found
 
 
-def run(**kwargs: Any) -> Metrics:
-    """Measure from Python; takes the names of the flags.
-
-    Raises:
-        UserError: a mistake in the flags, the data or the weights.
-    """
-    given = ValConfig.named(kwargs)
+def start(given: dict[str, Any]) -> Validated:
+    """Join the job and do what the flags ask for; every rank."""
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank) as world:
         setup_logging(world.rank, world.size)
@@ -164,11 +191,18 @@ def run(**kwargs: Any) -> Metrics:
         return validate(config, world)
 
 
+def run(**kwargs: Any) -> Metrics:
+    """Measure from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags, the data or the weights.
+    """
+    return start(ValConfig.named(kwargs)).metrics
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: run(**ValConfig.from_args(arguments)))
-    return code
+    return run_command(ValConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import re
 import signal
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from tessera.utils.text import printable
 
@@ -29,24 +30,28 @@ class UserError(ValueError):
     The message may hold names of files: its control characters become escapes.
 
     Attributes:
+        kind: in one word, for `--json`.
         exit_code: of the process.
         reporter: the rank that reports it; None where every rank sees the same mistake, and rank 0 reports it.
+        details: plain values that `--json` prints beside the message.
     """
 
+    kind = "failed"
     exit_code = 1
 
-    def __init__(self, message: str, *, reporter: int | None = None) -> None:
+    def __init__(self, message: str, *, reporter: int | None = None, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(printable(message))
-        self.reporter = reporter
+        self.reporter, self.details = reporter, details
 
     def reported_by(self, rank: int) -> UserError:
         """The same mistake, which `rank` alone reports."""
-        return type(self)(str(self), reporter=rank)
+        return type(self)(str(self), reporter=rank, details=self.details)
 
 
 class ConfigError(UserError):
     """A mistake in flags, hyperparameters or a configuration YAML. The scripts exit with code 2."""
 
+    kind = "flags"
     exit_code = 2
 
 
@@ -58,10 +63,14 @@ class Interrupted(KeyboardInterrupt):
     """The run was stopped by a signal: no failure. No `except Exception` catches it.
 
     Attributes:
+        kind, details: as in UserError.
         exit_code: 128 + the signal, as in a shell.
         saved: all ranks stop together, after their checkpoint was written.
         reporter: as in UserError.
     """
+
+    kind = "interrupted"
+    details = None
 
     def __init__(self, message: str, number: int, *, saved: bool = False, reporter: int | None = None) -> None:
         super().__init__(message)

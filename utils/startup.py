@@ -11,9 +11,11 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from tessera.utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
-from tessera.utils.errors import ConfigError, UserError, explained, leave_the_report_to_rank_0
+from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
+from tessera.utils.flags.answer import answer
 from tessera.utils.flags.options import Options
 from tessera.utils.streams import keep_streams
+from tessera.utils.text import first_line
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -29,6 +31,7 @@ def check_command_line(options: type[Options]) -> None:
         options: the flags of the command.
     """
     keep_streams()
+    answer.open(options.program, sys.argv[1:])
     sys.excepthook = _print_mistake
     quieten_torch()
     spin_briefly()
@@ -36,6 +39,8 @@ def check_command_line(options: type[Options]) -> None:
     try:
         launch = Launch.from_environment()
         is_main, said_by = launch.rank == 0, f"rank {launch.rank}: " if launch.rank else ""
+        if not is_main:
+            answer.leave_to_rank_0()
         max_pixels()
         options(**options.from_args(sys.argv[1:]))
         if is_main and (idle := options.warning(sys.argv[1:])):
@@ -46,11 +51,13 @@ def check_command_line(options: type[Options]) -> None:
             print(f"{said_by}error: {error}", file=sys.stderr)
         else:
             leave_the_report_to_rank_0()
+        answer.fail(error.kind, str(error), error.exit_code)
         sys.exit(error.exit_code)
 
     def leave(number: int, frame: FrameType | None) -> None:
         if is_main:
             os.write(2, b"interrupted\n")
+        answer.fail(Interrupted.kind, "interrupted", INTERRUPTED)
         os._exit(INTERRUPTED)  # an exception would surface in the middle of an import, as an error of that import
 
     signal.signal(signal.SIGINT, leave)
@@ -75,5 +82,7 @@ def _print_mistake(kind: type[BaseException], error: BaseException, traceback: T
     mistake = explained(error) or (error if isinstance(error, UserError) else None)
     if mistake is None:
         sys.__excepthook__(kind, error, traceback)
+        answer.fail("defect", first_line(error), 1)
     else:
         print(f"error: {mistake}", file=sys.stderr)
+        answer.fail(mistake.kind, str(mistake), 1)

@@ -50,7 +50,8 @@ def test_two_ranks_compare_as_one(runs: tuple[Path, Path, Path], tmp_path: Path,
     assert together.code == 0, together.said
     one, two = result(tmp_path / "alone"), result(tmp_path / "together")
     assert one == two
-    assert one["version"] == 1 and one["images"] == 9 and one["verdict"] in alone.out and one["verdict"] in together.out
+    assert one["schema"] == "tessera.compare/1" and one["images"] == 9
+    assert one["verdict"] in alone.out and one["verdict"] in together.out
     pictures = [sorted(path.name for path in (tmp_path / name).rglob("*.jpg")) for name in ("alone", "together")]
     assert pictures[0] == pictures[1]
     for side, run in (("a", a), ("b", b)):

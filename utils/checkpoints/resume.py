@@ -1,16 +1,13 @@
-"""Resuming a run from its checkpoint: with which flags, on which data, and what a restarted call had returned."""
+"""Resuming a run from its checkpoint: with which flags, and on which data."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from tessera.utils.checkpoints.fitting import moved_classes
 from tessera.utils.checkpoints.saved_state import restore_state
@@ -19,14 +16,8 @@ from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
-from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
-
-_ARRAYS = {
-    **dict.fromkeys(("class_ids", "images_per_class", "objects_per_class"), np.int64),
-    **dict.fromkeys(("per_class", "class_confidences"), np.float64),
-}
 
 
 class Difference(NamedTuple):
@@ -206,22 +197,3 @@ def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
 def call_in_words(config: TrainConfig) -> str:
     """What a training is asked for, wherever this rank runs: the `call` of `open_world`."""
     return repr(dataclasses.replace(config, device="", local_rank=-1, workers=0))
-
-
-def remember_end(metrics: Metrics | None, world: World) -> None:
-    """Let the launcher keep what this call of tessera.train returns: restarted, it must not train again."""
-    world.remember("ended", json.dumps(metrics and vars(metrics), default=np.ndarray.tolist))
-
-
-def recall_end(world: World) -> tuple[Metrics | None] | None:
-    """What this call had returned before the launcher restarted the ranks; None where it had not ended. Every rank."""
-    kept = world.recall("ended")
-    if kept is None:
-        return None
-    log.info("Restarted by the launcher: this training had ended; its result is the one that was measured then.")
-    values = json.loads(kept)
-    if values is None:
-        return (None,)
-    values |= {name: np.array(values[name], dtype) for name, dtype in _ARRAYS.items()}
-    values |= {name: tuple(values[name]) for name in ("losses", "speed_ms", "names")}
-    return (Metrics(**{**values, "per_class": values["per_class"].reshape(-1, 4)}),)

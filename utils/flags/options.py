@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import check_path
+from tessera.utils.flags.answer import FLAG
 from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
 from tessera.utils.flags.program import called
 from tessera.utils.flags.published import published_table
@@ -148,6 +149,8 @@ class Options:
             if f.name == cls.weights_fields[-1]:
                 listed = "list the published weights that can be given by name, and end"
                 parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
+        told = "print one JSON object to stdout at the end, and all else to stderr (docs/json.md)"
+        parser.add_argument(FLAG, action=_Noted, dest=argparse.SUPPRESS, nargs=0, help=told)
         told = "print the versions of this program, Python and torch, and the device, and end"
         parser.add_argument("--version", const=version_line, help=told, **answer)
         words, former = parted(cls.program, argv)
@@ -239,6 +242,13 @@ class _Answer(argparse.Action):
         answer: Callable[[], str] = self.const
         print(answer())
         parser.exit()
+
+
+class _Noted(argparse.Action):
+    """Nothing to do: `Answer` has seen the flag before the others were read."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
 
 
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:

@@ -7,15 +7,18 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
+from tessera.utils.flags.answer import answer, answering
+from tessera.utils.flags.options import Options
 from tessera.utils.ranks.signals import Interruption, start_signal_thread
 from tessera.utils.ranks.store import read
+from tessera.utils.text import first_line
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ _PRINTING_S = 5.0
 
 class PeerError(UserError):
     """Another rank failed and reports it; this rank ends silently, with the same exit code."""
+
+    kind = "rank"
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -66,6 +71,33 @@ class FirstFailure(NamedTuple):
         return None if line is None else cls(*json.loads(line))
 
 
+class Result(Protocol):
+    """What a command ends with."""
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process."""
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Plain values with the keys of docs/json.md; on rank 0."""
+
+
+def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result]) -> int:
+    """The command line of one rank; returns the exit code. With `--json` the result is printed, or the failure.
+
+    Args:
+        options: the flags of the command.
+        argv: its words.
+        start: does what the flags ask for.
+    """
+    with answering(options.program, argv):
+        code, result = run_rank(lambda: start(options.from_args(argv)))
+        if result is not None:
+            code = result.exit_code
+            answer.give(result.as_dict(), code)
+        return code
+
+
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     """Run one rank's program; report a failure once for the whole job.
 
@@ -80,15 +112,20 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         launch = Launch.from_environment()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        answer.fail(error.kind, str(error), error.exit_code)
         return error.exit_code, None
+    if launch.rank:
+        answer.leave_to_rank_0()
     prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     end_signal_thread = start_signal_thread(f"rank {launch.rank}")
     try:
         with Interruption():
             return 0, body()
     except PeerError as error:
+        answer.fail(error.kind, str(error), error.exit_code)
         return error.exit_code, None
     except (UserError, Interrupted) as error:
+        answer.fail(error.kind, str(error), error.exit_code, error.details)
         # A mistake that every rank may have made, such as a wrong flag, names no reporter: rank 0 prints it.
         if launch.rank == (error.reporter or 0):
             label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
@@ -100,11 +137,13 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     except KeyboardInterrupt:
         if launch.rank == 0:
             print("interrupted", file=sys.stderr, flush=True)
+        answer.fail(Interrupted.kind, "interrupted", 130)
         return 130, None
     except Exception as error:
         mistake = explained(error)
         text = f"error: {mistake}" if mistake else "".join(traceback.format_exception(error))
         print(f"{prefix}{text}", file=sys.stderr, flush=True)
+        answer.fail(*(("failed", str(mistake)) if mistake else ("defect", first_line(error))), 1)
         return 1, None
     finally:
         end_signal_thread()
@@ -114,6 +153,7 @@ def exit_at_once(rank: int, message: str, exit_code: int) -> None:
     """End this process at once, whatever its other threads do; print `message` before, if there is one."""
     if message:
         print_without_waiting(f"rank {rank}: error: {message}")
+    answer.fail(UserError.kind if message else PeerError.kind, message or "another rank reports the failure", exit_code)
     os._exit(exit_code)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import Interrupted
+from tessera.utils.flags.answer import answer
 
 GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
 STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience
@@ -235,6 +236,7 @@ def _end_if_stuck(number: int, handler: Interruption) -> None:
         name = signal.Signals(number).name
         with contextlib.suppress(OSError):
             os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
+        answer.fail(Interrupted.kind, f"Stopped by {name}.", 128 + number)
         os._exit(128 + number)
 
 

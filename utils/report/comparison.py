@@ -11,6 +11,8 @@ from tessera.utils.evaluation.comparison.differences import ClassDifference, Dif
 from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
+from tessera.utils.flags.answer import headed
+from tessera.utils.flags.compare import CompareConfig
 from tessera.utils.flags.requirement import Requirement
 from tessera.utils.report.console import print_lines
 from tessera.utils.text import one_line, strict_json, table_row
@@ -26,7 +28,7 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_whole(run / "compare.json", f"{strict_json(found.as_dict())}\n".encode())
+    write_whole(run / "compare.json", f"{strict_json(headed(CompareConfig.program, found.as_dict()))}\n".encode())
     print_lines(*_lines(found, verbose), f"Results in {run}")
     for asked in found.unmet:
         log.error(f"{_named(asked)}: not met, found {found.value(asked):+.4f}")

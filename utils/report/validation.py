@@ -12,7 +12,7 @@ from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, wri
 from tessera.utils.diagnosis.gains import error_gains
 from tessera.utils.diagnosis.listing import ErrorItem, error_items
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.bootstrap import Intervals, bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
 
-class ErrorList(NamedTuple):
-    """The worst errors by cost, and by image where the lines of its labels are."""
+class Reported(NamedTuple):
+    """The worst errors by cost, by image where the lines of its labels are, and the 95 % intervals."""
 
     items: list[ErrorItem]
     labels: dict[int, ImageLabels]
+    interval: Intervals
 
 
 def report_validation(
@@ -43,7 +44,7 @@ def report_validation(
     verbose: bool,
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
-) -> ErrorList:
+) -> Reported:
     """Print the figures, plot the charts, and write the page of a validation; on rank 0.
 
     Args:
@@ -56,7 +57,7 @@ def report_validation(
         epochs: reads the results.csv of a training.
 
     Returns:
-        The errors, for `report_errors`.
+        The errors, for `report_errors`, and the intervals.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -81,10 +82,10 @@ def report_validation(
             write_page(Facts(found, index, interval, gains, items, labels, origin, run, epochs and epochs()))
             print_lines(f"Report: {run / NAME}")
     print_lines(f"Results in {run}")
-    return ErrorList(items, labels)
+    return Reported(items, labels, interval)
 
 
-def report_errors(found: Evaluation, listed: ErrorList, index: DatasetIndex, run: Path) -> None:
+def report_errors(found: Evaluation, listed: Reported, index: DatasetIndex, run: Path) -> None:
     """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(run / "images.csv", found.errors, index)

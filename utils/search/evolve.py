@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, Interrupted, tolerate
@@ -19,8 +19,8 @@ from tessera.utils.ranks.world import World
 from tessera.utils.search.folder import open_search
 from tessera.utils.search.plan import Job, Plan
 from tessera.utils.search.watch import Pruned, Watch
-from tessera.utils.types import Metrics
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # Of each training: its own folder, of which nothing stays.
@@ -28,7 +28,7 @@ _OWN: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.obje
 _OWN |= {"nosave": True, "noplots": True, "loggers": "none"}
 
 
-def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., Metrics]) -> Metrics | None:
+def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T]) -> T | None:
     """`--evolve N`: N trainings, some of them ended early, then those that make sure of the best; every rank.
 
     The ranks of a job are one worker; further jobs may work at the same search. The set to use is hyp_evolved.yaml:
@@ -38,12 +38,12 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., M
         config: of the search; each training has its own, without pictures, trackers and files that stay.
         start: hyperparameters of the first trial.
         world: this rank.
-        train: one training, of flags, hyperparameters, world and watch; returns its metrics.
+        train: one training, of flags, hyperparameters, world and watch.
 
     Returns:
-        The metrics of the last training that ended here; None where there was none left to do.
+        What the last training that ended here returned; None where there was none left to do.
     """
-    metrics: Metrics | None = None
+    ended: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
         plan = Plan(folder, config, start, world.recall("worker") or "")
         world.from_main(lambda: stack.enter_context(plan))
@@ -53,9 +53,9 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., M
             own = dataclasses.replace(config, **_OWN, project=str(folder), name=job.name, seed=job.seed)
             watch = Watch(world, parse_objective(config.objective), plan.report)
             with _training(plan, watch, world, folder):
-                metrics = train(own, job.hyp, world, watch=watch)
+                ended = train(own, job.hyp, world, watch=watch)
         log.info(world.from_main(plan.conclude))
-    return metrics
+    return ended
 
 
 def _next(plan: Plan, world: World) -> Job | None:

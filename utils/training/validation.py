@@ -29,6 +29,7 @@ from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.search.watch import Pruned, Watch
 from tessera.utils.training.data import TrainingData
+from tessera.utils.training.ended import Ended
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -109,14 +110,14 @@ class Validation:
             raise Pruned
         return found.metrics
 
-    def of_best(self, data: TrainingData) -> Metrics:
+    def of_best(self, data: TrainingData) -> Ended:
         """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies.
 
         Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
         """
         if self._watch:
             assert self._watch.metrics, "the last epoch is always measured"
-            return self._watch.metrics
+            return self._ended(self._watch.metrics)
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
@@ -147,7 +148,12 @@ class Validation:
         if run.world.is_main:
             report_errors(found, listed, index, run.folder)
         run.world.barrier()
-        return found.metrics
+        return self._ended(found.metrics)
+
+    def _ended(self, metrics: Metrics) -> Ended:
+        config, epochs, stopper = self._run.config, self._state.progress.epoch, self._state.stopper
+        best = None if stopper.best_epoch == START else stopper.best_epoch
+        return Ended(metrics, self._run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
     def _measurable(self, model: DetectionModel) -> DetectionModel | Pipeline:
         """What finds the objects: a copy of the model, with `--tile` in the pipeline of val.py."""

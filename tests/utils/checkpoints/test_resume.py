@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tessera.utils.checkpoints.resume import ResumedRun, recall_end, remember_end, run_of_checkpoint
+from tessera.utils.checkpoints.resume import ResumedRun, run_of_checkpoint
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
-from tests.utils.checkpoints.made_saver import METRICS
 from tests.utils.checkpoints.made_state import full, make_state
-
-ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
-ENDED = dataclasses.replace(
-    METRICS,
-    precision=0.1 + 0.2,
-    map50=1 / 3,
-    class_ids=np.array([1]),
-    per_class=np.array([[0.3, 0.5, 1 / 3, 0.25]]),
-    losses=(0.5, float("nan")),
-    speed_ms=(1.0, 2.0, 0.1),
-    names=("cat", "dög"),
-)
 
 
 def checkpoint() -> dict[str, Any]:
@@ -75,29 +60,6 @@ def test_another_kind_of_optimizer_is_refused_with_what_names_it(
     older = checkpoint()
     older["config"]["optimizer"] = "Adam"
     assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
-
-
-def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
-    kept: dict[str, str] = {}
-
-    class Kept(World):
-        def remember(self, key: str, value: str) -> None:
-            kept[key] = value
-
-        def recall(self, key: str) -> str | None:
-            return kept.get(key)
-
-    assert recall_end(Kept()) is None
-    remember_end(None, Kept())
-    assert recall_end(Kept()) == (None,), "a search in which nothing was left to do"
-    for metrics in (ENDED, dataclasses.replace(ENDED, **{key: getattr(ENDED, key)[:0] for key in ARRAYS})):
-        remember_end(metrics, Kept())
-        (recalled,) = recall_end(Kept()) or (None,)
-        assert recalled is not None and str(recalled) == str(metrics) and recalled.fitness == metrics.fitness
-        for field in dataclasses.fields(metrics):
-            was, now = getattr(metrics, field.name), getattr(recalled, field.name)
-            assert type(was) is type(now)
-            np.testing.assert_array_equal(was, now, strict=isinstance(was, np.ndarray))
 
 
 def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:

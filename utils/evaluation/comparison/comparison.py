@@ -11,8 +11,6 @@ from tessera.utils.evaluation.comparison.flips import Flips
 from tessera.utils.evaluation.comparison.verdict import verdict
 from tessera.utils.flags.requirement import Requirement
 
-VERSION = 1  # of `Comparison.as_dict`
-
 
 class RunFigures(NamedTuple):
     """A run of a side.
@@ -86,6 +84,11 @@ class Comparison:
         """The requirements that the differences do not meet."""
         return tuple(one for one in self.requirements if not one.allows(self.value(one)))
 
+    @property
+    def exit_code(self) -> int:
+        """Of the process."""
+        return int(bool(self.unmet))
+
     def means(self, metric: str) -> tuple[float, float]:
         """A figure of `RunFigures`, the mean of each side."""
         return _mean(self.a, metric), _mean(self.b, metric)
@@ -98,12 +101,11 @@ class Comparison:
         return b - a
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values with stable names, for compare.json; docs/compare.md explains them."""
+        """Plain values with stable names, for compare.json and `--json`; docs/compare.md explains them."""
         found, flips = self.differences, self.flips
         others = {name: self.means(name) for name in ("precision", "recall", "ms", "mb")}
         plain = {name: {"a": a, "b": b, "difference": b - a} for name, (a, b) in others.items()}
         return {
-            "version": VERSION,
             "data": self.data,
             "split": self.split,
             "images": found.images,

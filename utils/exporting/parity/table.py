@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.utils.exporting.parity.accuracy import Accuracy
 from tessera.utils.exporting.parity.difference import Difference
@@ -34,6 +35,25 @@ class Row:
     difference: Difference | None = None
     failures: str = ""
     unverified: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        found, apart = self.accuracy, self.difference
+        return {
+            "name": self.name,
+            "mb": self.megabytes,
+            "numbers": self.precision,
+            "ms": self.milliseconds,
+            "status": "refused" if self.failures else "unverified" if self.unverified else "verified",
+            "why": self.failures or self.unverified,
+            "map": found and found.map,
+            "map_interval": found and found.interval,
+            "drop": found and found.drop,
+            "drop_interval": found and found.drop_interval,
+            "boxes_px": apart and apart.box_px,
+            "scores": apart and apart.score,
+            "matched": apart and apart.share,
+        }
 
 
 def table(rows: Sequence[Row]) -> list[str]:

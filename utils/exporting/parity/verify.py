@@ -4,9 +4,8 @@ it finds something else."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Evaluation, measure
@@ -29,12 +28,30 @@ from tessera.utils.types import DatasetIndex
 _BATCH = 16
 
 
-def verify(job: ExportJob, files: Sequence[Path], world: World, index: DatasetIndex | None) -> None:
+class Verified(NamedTuple):
+    """What an export ends with, and what its files were found to do: the network first, then they."""
+
+    checkpoint: Path
+    files: dict[str, Path]
+    rows: list[Row]
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        network, *rows = (row.as_dict() for row in self.rows)
+        files = [
+            {"format": name, "file": str(path), **row}
+            for (name, path), row in zip(self.files.items(), rows, strict=True)
+        ]
+        return {"weights": str(self.checkpoint), "network": network, "files": files}
+
+
+def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetIndex | None) -> Verified:
     """Run every file beside the network, and print the table.
 
     Args:
         job: what was exported.
-        files: that were made of it, in any format.
+        files: that were made of it, by format.
         world: this process.
         index: images to compare and measure on; None = compare on drawn ones.
 
@@ -44,13 +61,16 @@ def verify(job: ExportJob, files: Sequence[Path], world: World, index: DatasetIn
     """
     samples = gather(index, job.imgsz)
     judge = Judge(job, samples, world, index)
-    rows = [judge.network(), *(judge.file(path) for path in files)]
+    rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {samples.origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
+    verified = Verified(job.path, files, rows)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
         raise UserError(
-            "\n".join(refused) + "\nDo not use what is named here: it does not find what the checkpoint finds."
+            "\n".join(refused) + "\nDo not use what is named here: it does not find what the checkpoint finds.",
+            details=verified.as_dict(),
         )
+    return verified
 
 
 class Measured(NamedTuple):

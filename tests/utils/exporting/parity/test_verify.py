@@ -75,7 +75,7 @@ def test_on_drawn_pictures_a_sound_file_passes_and_one_with_other_weights_is_ref
     job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use what is named") as caught:
-        verify(job, [made_onnx, damaged(made_onnx, tmp_path / "other.onnx")], World(), None)
+        verify(job, {"onnx": made_onnx, "other": damaged(made_onnx, tmp_path / "other.onnx")}, World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
     first, _, network, sound, other = capsys.readouterr().out.splitlines()
     assert "drawn shapes" in first
@@ -87,15 +87,15 @@ def test_map_and_what_is_lost_are_in_the_table_and_a_file_that_loses_too_much_is
     job: ExportJob, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = with_flags(job, data=str(data)).images("val")
-    verify(job, [made_onnx], World(), index)
+    verify(job, {"onnx": made_onnx}, World(), index)
     first, _, network, file = capsys.readouterr().out.splitlines()
     assert "6 pictures of val, and 7 crops" in first
     assert network.count(" to ") == 1 and file.count(" to ") == 2, "its interval, and that of what it lost"
     lost = Accuracy(0.5, (0.4, 0.6), 0.02, (0.01, 0.03))
     monkeypatch.setattr(verification, "accuracy", lambda *_: lost)
-    verify(with_flags(job, max_drop=0.03), [made_onnx], World(), index)
+    verify(with_flags(job, max_drop=0.03), {"onnx": made_onnx}, World(), index)
     with pytest.raises(UserError, match=r"loses 0\.0200 of mAP50-95, at most 0\.01 .*--max-drop"):
-        verify(job, [made_onnx], World(), index)
+        verify(job, {"onnx": made_onnx}, World(), index)
 
 
 def test_data_of_other_classes_is_a_mistake(job: ExportJob, data: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_two_networks_that_predict_no_number_do_not_agree(
         parameter.data.fill_(torch.nan)
     broken = damaged(made_onnx, tmp_path / "broken.onnx", np.nan)
     with pytest.raises(UserError, match=r"best\.pt: predicts what is not a finite number for 13 of 13 pictures"):
-        verify(dataclasses.replace(job, model=model), [broken], World(), None)
+        verify(dataclasses.replace(job, model=model), {"onnx": broken}, World(), None)
     said = capsys.readouterr().out
     assert "100.0%" not in said
     assert "broken.onnx: not verified here: on these pictures neither it nor best.pt finds anything" in said
@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_run_here_is_not_verified_and_said_so(
         monkeypatch.setattr(world.accelerator, "onnx_providers", ("NoSuchExecutionProvider", "CPUExecutionProvider"))
     else:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    verify(job, [made_onnx], world, None)
+    verify(job, {"onnx": made_onnx}, world, None)
     reason = "NoSuchExecutionProvider" if lacks == "the device" else "needs the package onnxruntime"
     assert re.search(rf"best\.onnx: not verified here: .*{reason}", capsys.readouterr().out)
 

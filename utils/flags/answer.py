@@ -1,0 +1,92 @@
+"""What `--json` prints: one object on stdout, and nothing else there. docs/json.md has its keys."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tessera import __version__
+from tessera.utils.text import strict_json
+
+FLAG = "--json"
+SCHEMA = 1  # rises where a key of an object changes its meaning or goes
+
+
+def headed(program: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """An object of a command with what says which it is, first."""
+    return {"schema": f"tessera.{program.removesuffix('.py')}/{SCHEMA}", "version": __version__, **values}
+
+
+class Answer:
+    """The object of this process; without `--json` it does nothing.
+
+    From `open` on, whatever else is printed to stdout goes to stderr, also by libraries and further processes.
+    """
+
+    def __init__(self) -> None:
+        self._program, self._began = "", 0.0
+        self._stdout: int | None = None  # None: not open, or left to rank 0
+        self._giving = threading.Lock()  # held for good once an object was printed
+
+    def open(self, program: str, argv: Sequence[str]) -> bool:
+        """Take stdout where the command line asks for it, and this has not been done; whether it was.
+
+        Args:
+            program: the command, such as "val.py".
+            argv: its words; the flag counts though others are wrong.
+        """
+        if self._program or FLAG not in argv:
+            return False
+        self._program, self._began = program, time.monotonic()
+        sys.stdout.flush()
+        self._stdout = self._kept = os.dup(1)
+        os.dup2(2, 1)
+        self._printed, sys.stdout = sys.stdout, sys.stderr  # in one order with what is printed there
+        return True
+
+    def leave_to_rank_0(self) -> None:
+        """Print nothing: this is another rank."""
+        self._stdout = None
+
+    def close(self) -> None:
+        """Give stdout back, for a command that is called inside a program."""
+        sys.stdout = self._printed
+        os.dup2(self._kept, 1)
+        os.close(self._kept)
+        self._program, self._stdout, self._giving = "", None, threading.Lock()
+
+    def give(self, values: Mapping[str, Any], exit_code: int, error: Mapping[str, str] | None = None) -> None:
+        """Print the object, unless one was printed."""
+        if self._stdout is None or not self._giving.acquire(blocking=False):  # of a thread, or a signal's handler
+            return
+        seconds = round(time.monotonic() - self._began, 3)
+        ended = {"exit_code": exit_code, "error": error, "seconds": seconds}
+        left = f"{strict_json(headed(self._program, {**ended, **values}))}\n".encode()
+        try:
+            while left:
+                left = left[os.write(self._stdout, left) :]
+        except OSError as failed:
+            print(f"WARNING: {FLAG}: stdout: {failed.strerror}; the object is lost.", file=sys.stderr)
+
+    def fail(self, kind: str, message: str, exit_code: int, details: Mapping[str, Any] | None = None) -> None:
+        """Print the object of a failure, unless one was printed."""
+        self.give(details or {}, exit_code, {"kind": kind, "message": message})
+
+
+answer = Answer()  # a process has one stdout
+
+
+@contextmanager
+def answering(program: str, argv: Sequence[str]) -> Iterator[None]:
+    """Inside, `answer` is open where `--json` is asked for; it stays open where the process has opened it."""
+    opened = answer.open(program, argv)
+    try:
+        yield
+    finally:
+        if opened:
+            answer.close()
