@@ -29,7 +29,14 @@ Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 AUTO = "auto"  # class weights by the numbers of objects
-LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of `TRACKERS` in report/trackers
+LOGGER_NAMES = (
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "clearml",
+    "comet",
+)  # keys of `TRACKERS` in report/trackers
 
 
 # ---------------------------------------------------------------------------------------------- hyperparameters

@@ -26,7 +26,7 @@ from tessera.utils.report.trackers import channel, loggers
 from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
 
-REMOTE = ("wandb", "mlflow", "clearml", "comet")
+REMOTE = ("wandb", "mlflow", "trackio", "clearml", "comet")
 
 
 class Wall:
@@ -151,9 +151,10 @@ def test_wandb_keeps_the_last_pictures_which_are_of_an_earlier_epoch(
 
 def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
-    fake = install(monkeypatch, "mlflow", entities=entities)
+    fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: True)
     use(["mlflow"], tmp_path, picture)
     client = "mlflow.MlflowClient()"
+    assert fake.named("mlflow.MlflowClient") == [((None,), {})], "MLFLOW_TRACKING_URI applies"
     assert fake.named(f"{client}.get_experiment_by_name") == [(("tessera",), {})]
     (_, params), (_, metrics) = fake.named(f"{client}.log_batch")
     assert ("epochs", "3") in params["params"]
@@ -171,6 +172,14 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(fake.named(f"{client}.create_run")) == 1
 
 
+def test_mlflow_without_a_server_keeps_a_projects_runs_beside_them(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install(monkeypatch, "mlflow", is_tracking_uri_set=lambda: False)
+    use(["mlflow"], tmp_path / "runs" / "exp", picture)
+    assert fake.named("mlflow.MlflowClient") == [((f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}",), {})]
+
+
 def test_mlflow_sends_parameters_in_batches_and_names_it_accepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +191,20 @@ def test_mlflow_sends_parameters_in_batches_and_names_it_accepts(
     assert metrics["metrics"][0][0] == "metrics/mAP_0.5-0.95"
 
 
+def test_trackio(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, "trackio")
+    use(["trackio"], tmp_path, picture)
+    ((_, init),) = fake.named("trackio.init")
+    assert (init["project"], init["config"], init["resume"]) == ("tessera", CONFIG, "never")
+    assert init["name"].startswith(f"{tmp_path.name}-")
+    assert fake.named("trackio.init().log")[0] == (({"train/box_loss": 0.5},), {"step": 2})
+    ((artifact, _),) = fake.named("trackio.init().log_artifact")
+    assert artifact == (tmp_path / "best.pt",) and len(fake.named("trackio.init().finish")) == 1
+    use(["trackio"], tmp_path, picture, resume=True)
+    again = fake.named("trackio.init")[1][1]
+    assert (again["name"], again["resume"]) == (init["name"], "must")
+
+
 def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     fake = install(monkeypatch, "clearml", Task=Recorder(calls, "Task"))
@@ -190,6 +213,7 @@ def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch)
     ((_, init),) = fake.named("Task.init")
     assert (init["project_name"], init["task_name"]) == ("tessera", tmp_path.name)
     assert init["continue_last_task"] is False and init["auto_connect_frameworks"] is False
+    assert init["reuse_last_task_id"] is False
     assert fake.named("Task.init().connect") == [((CONFIG,), {"name": "config"})]
     reports = "Task.init().get_logger()"
     assert fake.named(f"{reports}.report_scalar") == [
@@ -201,32 +225,34 @@ def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch)
     assert (upload["name"], upload["artifact_object"]) == ("best", str(tmp_path / "best.pt"))
     assert len(fake.named("Task.init().close")) == 1
     use(["clearml"], tmp_path, picture, resume=True)
-    assert fake.named("Task.init")[1][1]["continue_last_task"] == "id-1"
-    assert fake.named("Task.init().set_initial_iteration") == [((0,), {})]
+    resumed = fake.named("Task.init")[1][1]
+    assert resumed["reuse_last_task_id"] == "id-1"
+    assert resumed["continue_last_task"] == 0 and resumed["continue_last_task"] is not False, "a number: no offset"
 
 
 def test_comet(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Experiment(Recorder):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(calls, "Experiment")
-            calls.append(("opened", (), kwargs))
-
         def get_key(self) -> str:
             return "key-1"
 
-    calls: list[Any] = []
-    fake = install(monkeypatch, "comet", Experiment=Experiment, ExistingExperiment=Experiment)
-    fake.calls = calls
+    def start(**kwargs: Any) -> Experiment:
+        fake.calls.append(("opened", (), kwargs))
+        return Experiment(fake.calls, "Experiment")
+
+    fake = install(monkeypatch, "comet", start=start, ExperimentConfig=lambda **kwargs: kwargs)
     use(["comet"], tmp_path, picture)
-    assert fake.named("opened")[0][1]["project_name"] == "tessera"
-    assert fake.named("Experiment.set_name") == [((tmp_path.name,), {})]
+    opened = fake.named("opened")[0][1]
+    assert (opened["project_name"], opened["mode"], opened["experiment_key"]) == ("tessera", "create", None)
+    assert opened["experiment_config"]["name"] == tmp_path.name
     assert fake.named("Experiment.log_parameters") == [((CONFIG,), {})]
     assert fake.named("Experiment.log_metrics") == [(({"train/box_loss": 0.5},), {"step": 2, "epoch": 2})]
     assert fake.named("Experiment.log_image") == [((str(picture),), {"name": "val_batch0_pred", "step": 2})]
     assert fake.named("Experiment.log_model") == [(("weights", str(tmp_path / "best.pt")), {"overwrite": True})]
     assert len(fake.named("Experiment.end")) == 1
     use(["comet"], tmp_path, picture, resume=True)
-    assert fake.named("opened")[1][1]["previous_experiment"] == "key-1"
+    resumed = fake.named("opened")[1][1]
+    assert (resumed["mode"], resumed["experiment_key"]) == ("get", "key-1")
+    assert len(fake.named("Experiment.log_parameters")) == 1
 
 
 @pytest.mark.parametrize("name", REMOTE)

@@ -19,7 +19,7 @@ from tessera.models.detector import GraphNode
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
 from tessera.utils.report.trackers.channel import CLOSE_FAILED_S, CLOSE_S, Channel
-from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Wandb
+from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Trackio, Wandb
 from tessera.utils.report.trackers.tensorboard import TensorBoard
 from tessera.utils.report.trackers.tracker import Tracker
 
@@ -28,6 +28,7 @@ TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "mlflow": MLflow,
+    "trackio": Trackio,
     "clearml": ClearML,
     "comet": Comet,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,20 +47,26 @@ class Wandb(Tracker):
 
 
 class MLflow(Tracker):
-    """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI applies."""
+    """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI applies.
+
+    Without it the runs of a project are in mlflow.db beside their folders, wherever the command is started: MLflow's
+    own default is the working folder, and from 3.13 on it refuses to keep runs in plain files.
+    """
 
     module = package = "mlflow"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
         self._entities = api.entities
-        self._client = api.MlflowClient()
+        local = None if api.is_tracking_uri_set() else run.parent
+        self._client = api.MlflowClient(local and f"sqlite:///{local / 'mlflow.db'}")
         if previous_id is not None:
             self._client.update_run(previous_id, status="RUNNING")
             self.run_id = previous_id
             return
         name = project_name(config)
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        files = local and (local / "mlartifacts").as_uri()
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name, files)
         self.run_id = str(self._client.create_run(experiment_id, run_name=run.name).info.run_id)
         params = [self._entities.Param(_mlflow_key(key), str(value)[:500]) for key, value in config.items()]
         for start in range(0, len(params), 100):  # the server's limit for a batch
@@ -85,6 +92,37 @@ def _mlflow_key(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. /" else "-" for c in name)
 
 
+class Trackio(Tracker):
+    """Trackio (huggingface.co/docs/trackio), on this machine. TRACKIO_DIR, TRACKIO_SERVER_URL and the like apply."""
+
+    module = package = "trackio"
+
+    def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
+        self._api = api
+        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # it resumes by name: no other run has it
+        self._run = api.init(
+            project=project_name(config),
+            name=self.run_id,
+            config=dict(config),
+            resume="never" if previous_id is None else "must",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def image(self, tag: str, path: Path, step: int) -> None:
+        self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, step=step)
+
+    def checkpoint(self, path: Path) -> None:
+        self._run.log_artifact(path, name=f"{self.run_id}-model", type="model", aliases=[path.stem])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 class ClearML(Tracker):
     """ClearML (clear.ml/docs). Its configuration file or CLEARML_* variables apply."""
 
@@ -94,8 +132,8 @@ class ClearML(Tracker):
         self._task = api.Task.init(
             project_name=project_name(config),
             task_name=run.name,
-            reuse_last_task_id=False,
-            continue_last_task=previous_id or False,
+            reuse_last_task_id=previous_id or False,
+            continue_last_task=False if previous_id is None else 0,  # 0: our epochs already continue, no offset
             # Everything is reported here; it must not patch argparse, torch.save and matplotlib.
             auto_connect_arg_parser=False,
             auto_connect_frameworks=False,
@@ -103,8 +141,6 @@ class ClearML(Tracker):
         self.run_id = str(self._task.id)
         if previous_id is None:
             self._task.connect(dict(config), name="config")
-        else:
-            self._task.set_initial_iteration(0)  # our epochs already continue from there
         self._reports = self._task.get_logger()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -123,23 +159,23 @@ class ClearML(Tracker):
 
 
 class Comet(Tracker):
-    """Comet (comet.com/docs). Its configuration file or COMET_* variables apply."""
+    """Comet (comet.com/docs). Its configuration file or COMET_* variables apply, COMET_START_ONLINE=0 among them."""
 
     module = "comet_ml"
     package = "comet-ml"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
-        automatic = dict.fromkeys(
-            ("auto_metric_logging", "auto_param_logging", "auto_output_logging", "auto_histogram_weight_logging"), False
+        kinds = ("metric_logging", "param_logging", "output_logging", "histogram_weight_logging")
+        automatic = {f"auto_{kind}": False for kind in kinds}
+        self._experiment = api.start(
+            project_name=project_name(config),
+            experiment_key=previous_id,
+            mode="create" if previous_id is None else "get",
+            experiment_config=api.ExperimentConfig(name=run.name, **automatic),
         )
-        if previous_id is not None:
-            self._experiment = api.ExistingExperiment(previous_experiment=previous_id, **automatic)
-            self.run_id = previous_id
-            return
-        self._experiment = api.Experiment(project_name=project_name(config), **automatic)
         self.run_id = str(self._experiment.get_key())
-        self._experiment.set_name(run.name)
-        self._experiment.log_parameters(dict(config))
+        if previous_id is None:
+            self._experiment.log_parameters(dict(config))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._experiment.log_metrics(dict(values), step=step, epoch=step)
