@@ -18,6 +18,7 @@ from tessera.utils.streams import keep_streams
 from tessera.utils.text import first_line
 
 INTERRUPTED = 128 + signal.SIGINT
+END_S = 30.0  # for what libraries have registered for the end of the process
 
 
 def check_command_line(options: type[Options]) -> None:
@@ -66,13 +67,21 @@ def check_command_line(options: type[Options]) -> None:
 def end_process(exit_code: int) -> NoReturn:
     """End this process as sys.exit does, without the second of work to free every module and object one by one.
 
-    Threads are waited for, and what is registered for the end is done; for a command's last line only. Where another
-    program runs the command, such as a profiler or a debugger, that one has the last word: it gets the SystemExit.
+    Threads are waited for, and what is registered for the end is done, but no longer than `END_S`: a tracker's package
+    may wait for its server there. For a command's last line only. Where another program runs the command, such as a
+    profiler or a debugger, that one has the last word: it gets the SystemExit.
     """
     if sys._getframe(1).f_back is not None:
         sys.exit(exit_code)
+    limit = threading.Timer(END_S, _end_at_once, (exit_code,))
+    limit.daemon = True
+    limit.start()
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter itself begins
     atexit._run_exitfuncs()
+    _end_at_once(exit_code)
+
+
+def _end_at_once(exit_code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(exit_code)

@@ -129,6 +129,9 @@ class ClearML(Tracker):
     module = package = "clearml"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
+        # On Linux it would fork a process to report from, beside its own thread that asks git for the revision: that
+        # one waited for ever, and the process's end for it.
+        api.Task._report_subprocess_enabled = False
         self._task = api.Task.init(
             project_name=project_name(config),
             task_name=run.name,

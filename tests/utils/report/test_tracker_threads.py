@@ -1,0 +1,155 @@
+"""No tracker breaks or delays a run, wherever it raises, hangs or falls behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tessera.utils.report.trackers import channel, loggers
+from tessera.utils.report.trackers.loggers import Loggers
+from tests.utils.report.fake_trackers import CONFIG, install
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Wall:
+    """A call that blocks until the test is over."""
+
+    def __init__(self) -> None:
+        self.fell = threading.Event()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.fell.wait(100)
+
+
+def active(log: Loggers) -> list[str]:
+    return [channel.name for channel in log._channels if channel.alive]
+
+
+@pytest.fixture
+def wall() -> Iterator[Wall]:
+    made = Wall()
+    yield made
+    made.fell.set()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1)])
+def test_a_tracker_that_raises_is_switched_off_with_one_warning(
+    error: BaseException,
+    tmp_path: Path,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    install(monkeypatch, "wandb", init=fail)
+    with Loggers(["wandb", "tensorboard"], tmp_path, CONFIG) as log:
+        for epoch in range(5):
+            log.scalars({"a": 1.0}, epoch)
+            time.sleep(0.01)
+        assert active(log) == ["tensorboard"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"wandb is switched off, the run continues without it: {type(error).__name__}: {error}"
+    ]
+    assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("a")) == 5
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "why"),
+    [("CALL_S", 0.5, "a call has not returned for 0.5 s"), ("MOST_CALLS", 10, "it is 10 calls behind")],
+)
+def test_a_tracker_that_hangs_or_falls_behind_is_switched_off_not_waited_for(
+    limit: str,
+    value: float,
+    why: str,
+    tmp_path: Path,
+    wall: Wall,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    install(monkeypatch, "wandb", init=wall)
+    if limit == "MOST_CALLS":
+        monkeypatch.setattr(channel, limit, value)
+    started = time.monotonic()
+    with Loggers(["wandb"], tmp_path, CONFIG) as log:
+        log.scalars({"a": 1.0}, 0)
+        assert active(log) == ["wandb"]
+        monkeypatch.setattr(channel, limit, value)  # a busy machine may take longer until here
+        time.sleep(0.51)
+        for epoch in range(50):
+            log.scalars({"a": 1.0}, epoch)
+        assert active(log) == []
+    assert time.monotonic() - started < 20
+    assert [r.getMessage() for r in caplog.records] == [f"wandb is switched off, the run continues without it: {why}"]
+
+
+@pytest.mark.parametrize(("limit", "error"), [("CLOSE_S", None), ("CLOSE_FAILED_S", ZeroDivisionError)])
+def test_closing_waits_a_bounded_time_for_all_trackers_together(
+    limit: str,
+    error: type[Exception] | None,
+    tmp_path: Path,
+    wall: Wall,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    install(monkeypatch, "wandb", init=wall)
+    install(monkeypatch, "clearml", Task=SimpleNamespace(init=wall))
+    monkeypatch.setattr(loggers, limit, 0.3)
+    started = time.monotonic()
+    log = Loggers(["wandb", "clearml"], tmp_path, CONFIG)
+    log.__exit__(error)
+    assert 0.3 <= time.monotonic() - started < 20
+    log.__exit__(error)
+    assert len(caplog.records) == 2 and all("did not finish in time" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_hangs_anywhere_is_left_behind(
+    where: str, tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: dict[str, Any] = {name: lambda *_, **__: None for name in ("log", "finish")} | {where: wall}
+    install(monkeypatch, "wandb", init=calls.get("init", lambda **_: SimpleNamespace(id="id-1", **calls)))
+    monkeypatch.setattr(loggers, "CLOSE_S", 0.3)
+    with Loggers(["wandb", "tensorboard"], tmp_path, CONFIG) as log:
+        log.scalars({"a": 1.0}, 0)
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
+        "wandb is switched off, the run continues without it"
+    ]
+    assert len(EventAccumulator(str(tmp_path)).Reload().Scalars("a")) == 1
+
+
+def test_a_process_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text("import time\ndef __getattr__(name):\n    time.sleep(600)\n")
+    program = f"""
+import atexit, pathlib, time
+from tessera.utils.report.trackers import loggers
+from tessera.utils import startup
+loggers.CLOSE_S = startup.END_S = 0.3
+atexit.register(time.sleep, 600)  # as ClearML's package may
+with loggers.Loggers(["wandb"], pathlib.Path({str(tmp_path)!r}), {{}}) as log:
+    log.scalars({{"a": 1.0}}, 0)
+startup.end_process(7)
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120, check=False).returncode == 7
+
+
+def test_a_slow_tracker_gets_everything_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, "wandb")
+    with Loggers(["wandb"], tmp_path, CONFIG) as log:
+        for epoch in range(200):
+            log.scalars({"a": float(epoch)}, epoch)
+    assert [kwargs["step"] for _, kwargs in fake.named("wandb.init().log")] == list(range(200))
+    assert fake.calls[-1][0] == "wandb.init().finish"
