@@ -44,11 +44,13 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
+from tessera.utils.report.suspects import report_suspects
 from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.suspects.evidence import Evidence, EvidenceSink
 from tessera.utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
@@ -90,7 +92,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
             offer_names(model, spec, config, run)
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
-        sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
+        evidence = EvidenceSink(index) if config.find_errors else None
+        sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
 
         found = measure(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
@@ -104,11 +107,14 @@ def validate(config: ValConfig, world: World) -> Metrics:
         )
         if coco is not None:
             coco.write(run / "predictions.json", world)
+        judged = world.gather(evidence.evidence()) if evidence is not None else []
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
+        if world.is_main and judged:
+            report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, config)
         world.barrier()
         return found.metrics
 
