@@ -50,7 +50,9 @@ from tessera.utils.runtime.dataset import check_classes, check_pixels, image_siz
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.suspects.evidence import Evidence, EvidenceSink
+from tessera.utils.suspects.copy import require_new
+from tessera.utils.suspects.evidence import Evidence
+from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
+    if config.corrected:
+        world.from_main(lambda: require_new(Path(config.corrected).expanduser(), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
@@ -114,7 +118,7 @@ def validate(config: ValConfig, world: World) -> Metrics:
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
         if world.is_main and judged:
-            report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, config)
+            report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
         world.barrier()
         return found.metrics
 

@@ -29,9 +29,10 @@ from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.open_model import open_model
-from tessera.utils.suspects.evidence import EvidenceSink, Suspicion
+from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.files import NAMES
 from tessera.utils.suspects.ranking import suspects
+from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import Batch, DatasetIndex, Detections
 from tests.utils.diagnosis.planted import KINDS, Planted, plant
 
@@ -95,7 +96,7 @@ def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index
         there = [error for error in planted if kind in (error.kind, "all")]
         found, k = right(mine, there, index), len(there)
         if mine:
-            at = found[:k].mean(), found.sum() / k
+            at = found[:k].sum() / k, found.sum() / k
             print(f"{name:>10}{kind:>14}: {k:>5} planted, in the first {k} {at[0]:.2f}, found {at[1]:.2f} of them")
     worst: dict[int, float] = {}
     for score, _, image, _ in claims:
@@ -138,7 +139,7 @@ def cleanlabs(found: dict[int, Detections], index: DatasetIndex) -> tuple[list[C
         boxes = np.concatenate([np.asarray(part, float).reshape(-1, 5) for part in predictions[i]])
         claims += [(1 - s, "missing", i, b[:4]) for s, b in zip(scores, boxes, strict=True) if np.isfinite(s) and s < 1]
     for kind, score in (
-        ("shifted", rank.compute_badly_located_box_scores),
+        ("shifted", rank.compute_badloc_box_scores),
         ("wrong class", rank.compute_swap_box_scores),
     ):
         for i, scores in enumerate(score(labels=labels, predictions=predictions)):

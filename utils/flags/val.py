@@ -46,9 +46,13 @@ class ValConfig(MeasuringConfig):
                 if not self.find_errors:
                     raise ConfigError(f"{flag} without --find-errors: no label is judged. Give --find-errors too.")
                 if name == "epochs" and not self.folds:
-                    raise ConfigError("--epochs without --folds: nothing is trained. Give --folds too, or leave it out.")
+                    raise ConfigError(
+                        "--epochs without --folds: nothing is trained. Give --folds too, or leave it out."
+                    )
                 if name == "corrected_score" and not self.corrected:
-                    raise ConfigError("--corrected-score without --corrected: no copy is written. Give --corrected too.")
+                    raise ConfigError(
+                        "--corrected-score without --corrected: no copy is written. Give --corrected too."
+                    )
         if self.find_errors:
             self._check_finding()
 
@@ -70,4 +74,6 @@ class ValConfig(MeasuringConfig):
                 f"like those of nothing. Leave --conf-thres out, or give at most {MOST_CONF:g}."
             )
         if self.folds and self.task != "train":
-            raise ConfigError(f"--folds {self.folds} --task {self.task}: what is trained on is judged. Give --task train.")
+            raise ConfigError(
+                f"--folds {self.folds} --task {self.task}: what is trained on is judged. Give --task train."
+            )
