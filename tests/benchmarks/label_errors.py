@@ -3,10 +3,10 @@
     uv run python -m tests.benchmarks.label_errors --weights runs/train/exp/weights/best.pt --data shapes.yaml
     uv run --with cleanlab python -m tests.benchmarks.label_errors …       # cleanlab's figures too
 
-A copy of the labels of `val` gets 5 % of each kind of error; the pictures are not copied. For each kind a line: how many
-of the first k suspects of that kind are planted errors of it, k being how many were planted, and how many of the planted
-errors are among all suspects. Then the same for all kinds in one ranking, and for pictures with any planted error,
-ranked by their worst suspect. cleanlab has scores for three of the kinds, and for pictures.
+A copy of the labels of `val` gets 5 % of each kind of error; the pictures are not copied. For each kind a line: which
+share of the first k suspects of that kind are planted errors of it, k being how many were planted, and how many of the
+planted errors are among all suspects. Then the same for all kinds in one ranking, and for pictures with any planted
+error, ranked by their worst suspect. cleanlab has scores for three of the kinds, and for pictures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tessera.utils.suspects.files import NAMES
 from tessera.utils.suspects.ranking import suspects
 from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import Batch, DatasetIndex, Detections
-from tests.utils.diagnosis.planted import KINDS, Planted, plant
+from tests.utils.suspects.planted import KINDS, Planted, plant
 
 Claim = tuple[float, str, int, NDArray[np.float64]]  # score, kind, image, box in pixels
 CLEANLAB_CONF = 0.5  # of detections for cleanlab's scores of missing labels; its own threshold is higher still

@@ -42,8 +42,8 @@ def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
     for entry in (entry for entries in spec.splits.values() for entry in entries):
         if folder.resolve().is_relative_to(entry.resolve()):
             raise ConfigError(
-                f"{flag} {shown(folder)}: it lies in {shown(entry)}, whose pictures are the dataset's: the copy's would "
-                "be too. Name a folder elsewhere."
+                f"{flag} {shown(folder)}: it lies in {shown(entry)}, whose pictures are those of the dataset: those of "
+                "the copy would be too. Name a folder elsewhere."
             )
 
 

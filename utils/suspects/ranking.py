@@ -148,10 +148,13 @@ def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArra
 
 
 def _better(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of labels in a bin beyond each one, of the last axis: (C, …, B), classes with few beside all."""
+    """The share of labels in a bin beyond each one: (C, Z, B) of classes, sizes, bins, and so the result.
+
+    Where there are few of a class and size, those of that size count beside them; where few of these, all labels.
+    """
     own = counts.cumsum(-1).astype(np.float64)
-    total = own[..., -1:]
-    everyone, all_labels = own.sum(0), np.maximum(total.sum(0), 1)
-    worse = (own + _WEIGHT * everyone / all_labels) / (total + _WEIGHT)
+    worse = own.sum((0, 1)) / max(own[..., -1].sum(), 1)
+    for part in (own.sum(0), own):
+        worse = (part + _WEIGHT * worse) / (part[..., -1:] + _WEIGHT)
     better: NDArray[np.float64] = (1 - worse).clip(0, 1)
     return better

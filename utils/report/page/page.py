@@ -101,7 +101,7 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "origin": origin,
         "command": readable(origin.command, 2000),
         "flags": {name: readable(str(value), 200) for name, value in origin.config.as_dict().items()},
-        "given": origin.flags,
+        "given": origin.config.given,
         "versions": _versions(facts),
         "usage": _usage(facts),
     }
