@@ -1,7 +1,7 @@
 """`--folds K`: the training of some weights again, K times, each time without a Kth of the images.
 
-Each training is a process of its own, of train.py with `--resume auto`: what is finished is taken as it is, what was cut
-off goes on. It begins where the training of the weights began, not with them: they have seen every label.
+Each training is a process of its own, of train.py with `--resume auto`: what is finished is taken as it is, and what
+was cut off goes on. It begins where the training of the weights began, not with them: they have seen every label.
 """
 
 from __future__ import annotations

@@ -148,13 +148,13 @@ def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArra
 
 
 def _better(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of labels in a bin beyond each one: (C, Z, B) of classes, sizes, bins, and so the result.
+    """The share of the other labels that are beyond the bin of one: (C, Z, B) of classes, sizes, bins, as the result.
 
     Where there are few of a class and size, those of that size count beside them; where few of these, all labels.
     """
-    own = counts.cumsum(-1).astype(np.float64)
-    worse = own.sum((0, 1)) / max(own[..., -1].sum(), 1)
-    for part in (own.sum(0), own):
-        worse = (part + _WEIGHT * worse) / (part[..., -1:] + _WEIGHT)
+    worse: NDArray[np.float64] = np.zeros(counts.shape[-1])
+    for part, weight in ((counts.sum((0, 1)), 0.0), (counts.sum(0), _WEIGHT), (counts, _WEIGHT)):
+        up_to = part.cumsum(-1)  # one of them is the label itself
+        worse = ((up_to - 1).clip(0) + weight * worse) / np.maximum((up_to[..., -1:] - 1).clip(0) + weight, 1)
     better: NDArray[np.float64] = (1 - worse).clip(0, 1)
     return better
