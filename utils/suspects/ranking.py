@@ -110,6 +110,8 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
     trust = _trust(counts)[rows.near.astype(np.int64), rows.classes, bins_of(rows.confidences)]
     sizes = sizes_of(rows.boxes_xyxy, index.sizes_hw[rows.images])
     supported = _better(counts.supports)[rows.classes, sizes, steps_of(rows.confidences)]
+    others = counts.supports.sum((1, 2))[rows.classes] - 1
+    known = others / (others + _WEIGHT)  # of a class with few labels it is not known how many of them would be found
     placed = _better(counts.overlaps[:, None])[rows.classes, 0, bins_of(rows.ious)]
     agrees = rows.supports / np.maximum(rows.confidences, 1e-6)
     reach = ((rows.ious - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows.ious) * 2).clip(0, 1)
@@ -117,7 +119,7 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
         [rows.kinds == kind for kind in Suspicion],
         [
             trust,
-            (1 - trust) * supported**_DOUBT,
+            (1 - trust) * supported**_DOUBT * known,
             trust * reach * placed**_DOUBT,
             trust * (1 - agrees).clip(0, 1),
             ((rows.ious - 0.5) / 0.4).clip(0, 1),
