@@ -171,6 +171,11 @@ def folds(spec: DatasetSpec, index: DatasetIndex, count: int) -> NDArray[np.int6
             f"--folds {count}: train has {len(sizes):,} images that differ, expected at least {count}. Give a smaller "
             "number."
         )
+    if alike < ALIKE_BITS[0]:
+        log.warning(
+            f"--folds {count}: too many pictures look alike to keep them in one fold; those that differ in more than "
+            f"{alike} of {BITS} bits may be in several, and errors that they share are found less."
+        )
     filled, fold_of_group = np.zeros(count, np.int64), np.zeros(len(sizes), np.int64)
     least: dict[int, bytes] = {}
     for own, content in zip(groups.tolist(), contents, strict=True):

@@ -187,5 +187,5 @@ def test_folds_are_of_equal_size_and_hold_twins_together(tmp_path: Path) -> None
     for number in range(3):
         assert fold_of[2 * number] == fold_of[2 * number + 1]
     np.testing.assert_array_equal(folds(spec, index, 3), fold_of)
-    with pytest.raises(UserError, match=r"--folds 11: train has 10 images that differ, expected at least 11"):
-        folds(spec, index, 11)
+    with pytest.raises(UserError, match=r"--folds 14: train has 13 images that differ, expected at least 14"):
+        folds(spec, index, 14)

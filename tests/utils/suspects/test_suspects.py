@@ -83,12 +83,9 @@ def with_error(scene: Scene, kind: Suspicion) -> Scene:
         classes[0] = (classes[0] + 1) % NC
     if kind is Suspicion.SHIFTED:
         boxes[0] += (boxes[0, [2, 3, 2, 3]] - boxes[0, [0, 1, 0, 1]]) * 0.25
-    more = {Suspicion.SPURIOUS: [[2, 192, 40, 199]], Suspicion.DUPLICATE: (boxes[:1] + [0, 0, 2, 1]).tolist()}.get(
-        kind, []
-    )
-    return Scene(
-        np.append(classes, classes[:1] if len(more) else []).astype(np.int32), np.array([*boxes, *more], np.float32)
-    )
+    spurious, twin = np.array([[2, 192, 40, 199]]), boxes[:1] + np.array([0, 0, 2, 1])
+    more = {Suspicion.SPURIOUS: spurious, Suspicion.DUPLICATE: twin}.get(kind, np.zeros((0, 4)))
+    return Scene(np.append(classes, classes[: len(more)]), np.concatenate((boxes, more)).astype(np.float32))
 
 
 def test_perfect_labels_have_no_suspects() -> None:
