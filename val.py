@@ -211,6 +211,8 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
         found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
     if config.end2end and "iou_thres" in given:
         found.append("--iou-thres: without effect, --end2end suppresses nothing.")
+    if config.folds and (config.save_txt or config.save_json):
+        found.append("--save-txt and --save-json: without effect with --folds, which judges labels alone.")
     if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
         found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
     return found
