@@ -79,7 +79,7 @@ def test_out_of_fold(trained: list[str], tmp_path: Path, command: Command) -> No
     rows = listed(run)
     assert sum(row["kind"] == "duplicate" for row in rows) >= 3
     assert {Path(str(row["label"])).parent.name for row in rows} == {"train"}
-    parts = [(run / "folds" / "data" / f"fold{n}-train.txt").read_text().splitlines() for n in (1, 2)]
+    parts = [(run / "folds" / "copy" / f"fold{n}-train.txt").read_text().splitlines() for n in (1, 2)]
     assert len(parts[0]) + len(parts[1]) == 16 and not set(parts[0]) & set(parts[1])
     weights = [run / "folds" / f"fold{n}" / "weights" / "best.pt" for n in (1, 2)]
     written = [path.stat().st_mtime_ns for path in weights]

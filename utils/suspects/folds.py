@@ -30,7 +30,7 @@ from tessera.utils.suspects.copy import write_copy
 from tessera.utils.text import shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
-_DATA, _STATE = "data", "folds.json"
+_DATA, _STATE = "copy", "folds.json"
 # Of each training: it leaves weights alone.
 _OWN: dict[str, Any] = {"resume": "auto", "exist_ok": False, "evolve": 0, "noplots": True, "noreport": True}
 _OWN |= {"loggers": "none", "profile": False, "check_data": False, "save_period": -1, "local_rank": -1}
