@@ -116,14 +116,14 @@ def validate(config: ValConfig, world: World) -> Metrics:
         )
         if coco is not None:
             coco.write(run / "predictions.json", world)
-        judged = world.gather(evidence.evidence()) if evidence is not None else []
+        origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
-            origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
-        if world.is_main and judged:
-            report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
+        if evidence is not None:
+            judged = world.gather(evidence.evidence())
+            world.from_main(lambda: report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config))
         world.barrier()
         return found.metrics
 
