@@ -30,6 +30,7 @@ ROOMS = (
     "tessera.utils.runtime",
     "tessera.utils.evaluation",
     "tessera.utils.diagnosis",
+    "tessera.utils.suspects",
     "tessera.utils.inference.sources",
     "tessera.utils.report.page",
     "tessera.utils.report",

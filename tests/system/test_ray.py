@@ -63,7 +63,8 @@ class Cluster:
         words = f"--node-rank={number}".encode()
         started = [pid for pid in self.processes() if words in _read(pid, "cmdline").split(b"\0")]
         parents = (re.search(rb"\nPPid:\t(\d+)", _read(pid, "status")) for pid in started)
-        return [int(parent[1]) for parent in parents if parent]
+        # A process that torchrun starts has its command line at first.
+        return [pid for parent in parents if parent and (pid := int(parent[1])) not in started]
 
     def kill_actor(self, number: int, job: Job, ready: Callable[[], object]) -> None:
         """kill -9 of it once `ready` gives something true, while the job runs."""
