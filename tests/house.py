@@ -32,6 +32,7 @@ ROOMS = (
     "tessera.utils.diagnosis",
     "tessera.utils.inference.sources",
     "tessera.utils.report.page",
+    "tessera.utils.report.albums",
     "tessera.utils.report",
     "tessera.utils.search",
     "tessera.utils.training",
