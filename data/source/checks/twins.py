@@ -21,7 +21,7 @@ from tessera.data.source.held_out import ALIKE_BITS, BITS
 _ALIKE = ALIKE_BITS[0]  # bits that twins may differ in
 _PARTS = 8
 _PART_BITS = BITS // _PARTS
-_CROWD = 200  # pictures of an equal part that one is compared with: more are frames of a still camera
+_CROWD = 50  # pictures of an equal part that one is compared with: more are frames of a still camera
 _CORRELATION = 0.99  # of the small copies of twins
 _FAR = 40.0  # levels that the most different of their points may be apart
 _CONTRAST = 2.0  # standard deviation of levels, below which a picture shows nothing to compare
@@ -44,7 +44,7 @@ def check_twins(check: DatasetCheck, looks: Mapping[Part, Sequence[Look | None]]
         return
     paths = [part.listing.images[int(part.places[own])] for part, own in owners]
     order = {part.split: number for number, part in enumerate(looks)}
-    for first, second, bits in _nearest(twins_among(known), [order[part.split] for part, _ in owners]):
+    for first, second, bits in twins_among(known, [order[part.split] for part, _ in owners]):
         sides = owners[first][0], owners[second][0]
         check.twins.append(
             Twins(
@@ -73,37 +73,40 @@ def _report(check: DatasetCheck, first: str, second: str, pairs: Sequence[Twins]
         check.notes.append(f"{looks} one of {first}, {example}")
 
 
-def _nearest(pairs: Sequence[Pair], splits: Sequence[int]) -> list[Pair]:
-    """Of each picture's twins in each split the nearest one; pairs between splits first, then by bits.
+def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[Pair]:
+    """Of each picture the nearest one before it in each split that looks the same, where their files differ.
 
-    A picture that is second in one pair is named there alone: a chain of n has n - 1 pairs.
-    """
-    best: dict[tuple[int, int], Pair] = {}
-    for pair in sorted(pairs, key=lambda pair: (pair[2], pair[0], pair[1])):
-        best.setdefault((pair[1], splits[pair[0]]), pair)
-    return sorted(best.values(), key=lambda pair: (splits[pair[0]] == splits[pair[1]], pair[2], pair[0], pair[1]))
+    A chain of n pictures so has n - 1 pairs, and what is kept does not grow with the pairs that are compared.
 
+    Args:
+        looks: of N pictures.
+        splits: the number of each one's split, ascending.
 
-def twins_among(looks: Sequence[Look]) -> list[Pair]:
-    """Pairs of pictures that look the same and whose files differ: first < second, and the bits they differ in.
-
-    A picture is compared with at most `_CROWD` others of each equal part of its hash.
+    Returns:
+        Places of both, the first before the second, and the bits in which they differ; of two splits first, then by
+        bits.
     """
     bits = np.stack([look.bits for look in looks])
     small = np.stack([look.small for look in looks]).reshape(len(looks), -1)
     _, contents = np.unique([look.digest.hex() for look in looks], return_inverse=True)
     shows = np.array([look.small.std() >= _CONTRAST for look in looks])
-    found: dict[tuple[int, int], int] = {}
+    split_of, count = np.array(splits), max(splits) + 1
+    none = np.iinfo(np.int64).max
+    best = np.full(len(looks) * count, none)  # bits, then the place of the first
     for first, second in _candidates(bits):
         usable = (contents[first] != contents[second]) & shows[first] & shows[second]
         first, second = first[usable], second[usable]
-        distance = _POPCOUNT[bits[first] ^ bits[second]].sum(1)
-        near = distance <= _ALIKE
-        first, second, distance = first[near], second[near], distance[near]
+        distance = _POPCOUNT[bits[first] ^ bits[second]].sum(1, dtype=np.int64)
+        keys, values = second * count + split_of[first], distance * len(looks) + first
+        better = (distance <= _ALIKE) & (values < best[keys])
+        first, second, keys, values = first[better], second[better], keys[better], values[better]
         alike = _alike(small[first], small[second])
-        rows = zip(first[alike].tolist(), second[alike].tolist(), distance[alike].tolist(), strict=True)
-        found.update({(a, b): int(bits) for a, b, bits in rows})
-    return [(a, b, bits) for (a, b), bits in sorted(found.items())]
+        np.minimum.at(best, keys[alike], values[alike])
+    found = [
+        (int(best[key] % len(looks)), key // count, int(best[key] // len(looks)))
+        for key in np.flatnonzero(best < none).tolist()
+    ]
+    return sorted(found, key=lambda pair: (splits[pair[0]] == splits[pair[1]], pair[2], pair[0], pair[1]))
 
 
 def _alike(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -40,14 +40,15 @@ def drawn() -> list[Pixels]:
 
 
 def test_drawn_pictures_are_not_taken_for_each_other() -> None:
-    assert twins_among([look(render_image("train", number)[0], number) for number in range(400)]) == []
+    assert twins_among([look(render_image("train", number)[0], number) for number in range(400)], [0] * 400) == []
 
 
 @pytest.mark.parametrize(("scale", "quality"), [(1, 50), (0.5, 90), (0.4, 75), (1.6, 90)])
 def test_copies_in_another_size_or_quality_are_found(drawn: list[Pixels], scale: float, quality: int) -> None:
     copies = [saved_again(pixels, scale, quality) for pixels in drawn]
     count = len(drawn)
-    found = twins_among([look(pixels, number) for number, pixels in enumerate([*drawn, *copies])])
+    looks = [look(pixels, number) for number, pixels in enumerate([*drawn, *copies])]
+    found = twins_among(looks, [0] * count + [1] * count)
     assert {second - first for first, second, _ in found} == {count}
     assert len(found) >= 0.85 * count  # of photographs all; grounds of little contrast have bits of chance
 
@@ -59,8 +60,8 @@ def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
         left, top = 10 + 25 * (number % 3), 10 + 25 * (number // 3)
         page[top : top + 20, left : left + 20] = 0
         pictures.append(look(page, number))
-    assert twins_among(pictures) == []
-    assert twins_among([look(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)]) == []
+    assert twins_among(pictures, [0] * 9) == []
+    assert twins_among([look(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5) == []
 
 
 def test_every_pair_within_the_limit_is_compared() -> None:
@@ -94,3 +95,9 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     assert any(line.startswith(problem) for line in found.problems)
     assert note in found.notes
     assert [twins.splits for twins in found.twins] == [("train", "val"), ("train", "train")]
+
+
+def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
+    """A still camera has a pair for each picture, not one for any two of them."""
+    chain = [look(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
+    assert [pair[1] for pair in sorted(twins_among(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]
