@@ -93,8 +93,9 @@ def remark_on(check: DatasetCheck, part: Part, looks: Sequence[Look | None]) -> 
             for kind, detail in _kinds_of(look):
                 found.setdefault(kind, []).append(Remark(kind, part.split, path, part.listing.shown(path), detail))
     known = sum(look is not None for look in looks)
-    if len(found.get(GREY, [])) > _FEW * known:
-        del found[GREY]
+    for kind in (DARKER, BRIGHTER, GREY, TINY):
+        if len(found.get(kind, [])) > _FEW * known:
+            del found[kind]
     for kind in KINDS:
         remarks = found.get(kind, [])
         check.remarks += remarks

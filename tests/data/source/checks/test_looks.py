@@ -57,5 +57,5 @@ def test_each_kind_is_found_where_it_was_planted(planted: Path) -> None:
 def test_what_a_whole_set_is_like_is_no_remark(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX for split in ("train", "val") for n in range(6)})
     for path in (tmp_path / "pets" / "images").rglob("*.jpg"):
-        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)[:20, :40] // 20)
     assert check(yaml).remarks == []
