@@ -85,7 +85,12 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logs = tmp_path_factory.mktemp("ray")
     with two_hosts() as hosts, tempfile.TemporaryDirectory(prefix="r") as folder:  # sockets in it need a short path
-        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "TESSERA_CACHE": str(logs / "cache")}
+        quiet = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",  # Ray's own would let all other tests of the machine go first
+            "TESSERA_CACHE": str(logs / "cache"),
+        }
         head = f"{hosts[0].address}:{PORT}"
         roles = (
             ["--head", f"--port={PORT}", f"--temp-dir={folder}", "--include-dashboard=false"],
