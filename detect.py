@@ -3,6 +3,7 @@
     uv run detect.py --weights runs/train/exp/weights/best.pt --source pictures/
     uv run detect.py --weights yolov5n.pt --source street.mp4 --classes car truck --save-json
     uv run detect.py --weights best.onnx --source rtsp://camera/stream --conf-thres auto
+    uv run detect.py --weights best.pt --source unlabelled/ --label-next 50
 
 A picture is decoded, resized and padded, its boxes are suppressed and put back by the functions of val.py: at equal
 thresholds both find the same. A source that cannot be read is one line, the rest goes on, and the exit code is 3.
@@ -36,6 +37,7 @@ from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import read_ahead
 from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.label_next import LabelNext, unlabelled_pictures
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
     CropFiles,
@@ -141,13 +143,17 @@ def detect(config: DetectConfig, world: World) -> Summary:
         sources.origins = without_results(sources.origins, first_run(config))
     if config.track:
         check_trackable(sources.origins)
+    if config.label_next:
+        sources.origins = unlabelled_pictures(sources.origins)
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
     with ExitStack() as stack:
         run = stack.enter_context(
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
-        outputs = open_outputs(config, detector, run, tally)
+        labelling = LabelNext(detector, config.label_next, run, config.weights) if config.label_next else None
+        outputs = [*open_outputs(config, detector, run, tally), *([labelling] if labelling else [])]
+        find = labelling.detect if labelling else detector.detect
         stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
         for output in outputs:
             stack.callback(output.close)
@@ -166,7 +172,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
                 for output in outputs:
                     output.event(item)
                 continue
-            result = tracking(detector.detect(item)) if tracking else detector.detect(item)
+            result = tracking(find(item)) if tracking else find(item)
             tally.add(result.classes, result.speed_ms, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
                 require_apart(run, [item.source])
@@ -217,7 +223,7 @@ def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
 def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tally) -> list[Output]:
     """The files that the flags ask for."""
     outputs: list[Output] = []
-    if not config.nosave:
+    if not (config.nosave or config.label_next):
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
         outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
     if config.auto_label:

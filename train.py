@@ -16,7 +16,6 @@ From Python: `tessera.train(data="shapes.yaml", epochs=20)` takes the names of t
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import sys
@@ -44,6 +43,7 @@ from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.files import user_path
 from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_command
@@ -51,6 +51,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.ranks.world import World
+from tessera.utils.report.albums.data_page import write_data_page
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.journal import EpochFigures, Journal
@@ -198,12 +199,17 @@ def check_data(config: TrainConfig, world: World) -> Ended:
     """`--check-data`: print every problem of the dataset, and with `--tile` how many views there are.
 
     Raises:
-        UserError: training would not be safe.
+        UserError: training would not be safe, or the page of `--report` cannot be written.
     """
     checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
     if world.is_main:
         print("\n".join(checked.lines()))
-    found = dataclasses.asdict(checked)
+    found = checked.as_dict()
+    if config.report:
+        folder = user_path(config.report, "--report")
+        page = world.from_main(lambda: write_data_page(checked, load_spec(config.data), folder))
+        if world.is_main:
+            print(f"Report: {page}")
     if not checked.safe:
         raise UserError(
             f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first.",

@@ -33,6 +33,7 @@ ROOMS = (
     "tessera.utils.suspects",
     "tessera.utils.inference.sources",
     "tessera.utils.report.page",
+    "tessera.utils.report.albums",
     "tessera.utils.report",
     "tessera.utils.search",
     "tessera.utils.training",

@@ -29,14 +29,7 @@ Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 AUTO = "auto"  # class weights by the numbers of objects
-LOGGER_NAMES = (
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "trackio",
-    "clearml",
-    "comet",
-)  # keys of `TRACKERS` in report/trackers
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "clearml", "comet")  # keys of report/trackers' TRACKERS
 
 
 # ---------------------------------------------------------------------------------------------- hyperparameters
@@ -302,6 +295,9 @@ class TrainConfig(Options):
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
     loggers: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--log")
     check_data: bool = option(False, "check the dataset, print every problem, and end", kind=bool)
+    report: str = option(
+        "", "with --check-data, also write a page: data_report.html in this folder (bare: runs/data)", bare="runs/data"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,6 +312,11 @@ class TrainConfig(Options):
             raise ConfigError(
                 "--evolve with --resume auto: a search is begun or joined by --name with --exist-ok. Give these in its "
                 "place; --resume with a folder, or bare for the newest search, continues one."
+            )
+        if self.report and not self.check_data:
+            raise ConfigError(
+                "--report without --check-data: it writes the page of a dataset's checks. Give --check-data too; a "
+                "training writes report.html by itself."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")

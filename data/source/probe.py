@@ -77,11 +77,13 @@ class Header(NamedTuple):
         least_bytes: how long a file with so many pixels is at least.
         is_decoded_size: the decoded picture has this height and width: they are turned as EXIF says, and nothing is
             unusual about the file. Else only decoding can tell.
+        orientation: of a JPEG, as EXIF numbers it: 1 is upright, 2 to 8 are turned or mirrored when it is decoded.
     """
 
     size_hw: Size
     least_bytes: int = 0
     is_decoded_size: bool = False
+    orientation: int = 1
 
     @property
     def pixels(self) -> int:
@@ -205,7 +207,7 @@ def _without_preview(content: bytes) -> bytes:
 
 def _jpeg(encoded: Buffer) -> Header | None:
     """Walk the markers (ITU T.81, B.1) up to the first frame header of any coding (B.2.2), as libjpeg does."""
-    at, is_usual, is_turned, applications = 2, True, False, 0
+    at, is_usual, orientation, applications = 2, True, 1, 0
     for _ in range(_MOST_MARKERS):
         match = _MARKER.search(encoded, at)
         if match is None:
@@ -218,7 +220,7 @@ def _jpeg(encoded: Buffer) -> Header | None:
             depth, height, width = _FRAME.unpack_from(encoded, at + 2)
             is_usual = is_usual and marker in _COMMON_FRAMES and depth == 8 and height > 0 and width > 0
             least_bytes = height * width // (_JPEG_BLOCK * _JPEG_BLOCKS_A_BYTE)
-            return Header((width, height) if is_turned else (height, width), least_bytes, is_usual)
+            return Header((width, height) if orientation >= 5 else (height, width), least_bytes, is_usual, orientation)
         if marker in (_SCAN, _END):
             is_usual = False
         if marker in _BARE:
@@ -230,7 +232,7 @@ def _jpeg(encoded: Buffer) -> Header | None:
                 if at + length > len(encoded):
                     return None
                 is_usual = is_usual and applications == 1  # readers differ in which of several segments they use
-                is_turned = _exif_orientation(bytes(encoded[at + 8 : at + length])) >= 5
+                orientation = _exif_orientation(bytes(encoded[at + 8 : at + length]))
         at += length
     return None
 

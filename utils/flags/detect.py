@@ -35,6 +35,12 @@ class DetectConfig(Options):
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
     )
+    label_next: int = option(
+        0,
+        "choose the N pictures without labels that are most worth labelling, with labels to begin with",
+        kind=int,
+        low=1,
+    )
     save_csv: bool = option(False, "write predictions.csv", kind=bool)
     save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
@@ -64,6 +70,23 @@ class DetectConfig(Options):
         if self.auto_label and (self.save_conf or self.track):
             flag = "--save-conf" if self.save_conf else "--track"
             raise ConfigError(f"--auto-label with {flag}: a row of labels has no room for it. Give one of the two.")
+        if self.label_next:
+            self._check_label_next()
+
+    def _check_label_next(self) -> None:
+        for flag, given in {"--auto-label": self.auto_label, "--save-txt": self.save_txt}.items():
+            if given:
+                raise ConfigError(
+                    f"--label-next with {flag}: it writes labels of the pictures that it chooses, as --auto-label "
+                    f"does. Leave {flag} out."
+                )
+        if self.track:
+            raise ConfigError("--label-next with --track: it chooses among pictures, and nothing moves in them.")
+        if self.agnostic_nms:
+            raise ConfigError(
+                "--label-next with --agnostic-nms: finds that are in doubt would suppress sure ones of other classes. "
+                "Leave one of them out."
+            )
 
     @property
     def confidence(self) -> float | Literal["auto"] | None:
@@ -72,6 +95,6 @@ class DetectConfig(Options):
         Raises:
             ConfigError: it is neither a number from 0 to 1 nor auto.
         """
-        if (self.conf_thres or "auto" * self.auto_label).strip().lower() == "auto":
+        if (self.conf_thres or "auto" * (self.auto_label or self.label_next > 0)).strip().lower() == "auto":
             return "auto"
         return parsed_confidence(self.conf_thres, "a number from 0 to 1, or auto")

@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera.data.feed.windows import DEFAULT_OVERLAP
 from tessera.data.source.probe import breaks_off
+from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
@@ -152,9 +153,9 @@ class Detector:
         """The door for files, with the rule of the weights."""
         return to_pixels(picture, pixels=self.pipeline.backend.pixels, note=self._note)
 
-    def detect(self, frame: Frame, *, keep_picture: bool = False) -> Result:
-        """Find objects on one frame."""
-        found, speed_ms = self.pipeline(frame.pixels, self.rules)
+    def detect(self, frame: Frame, *, keep_picture: bool = False, rules: Suppression | None = None) -> Result:
+        """Find objects on one frame, by other rules than the detector's own where some are given."""
+        found, speed_ms = self.pipeline(frame.pixels, rules or self.rules)
         return Result(
             found.boxes_xyxy.numpy().astype(np.float32),
             found.scores.numpy().astype(np.float32),

@@ -9,9 +9,9 @@ from tessera.data.source.index import build_index
 from tessera.data.source.label_lines import ImageLabels, label_lines
 from tessera.utils.errors import tolerate
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.albums.suspects_page import PAGE, write_suspects_page
 from tessera.utils.report.console import print_lines
 from tessera.utils.report.page.facts import Origin
-from tessera.utils.report.suspects_page import PAGE, write_suspects_page
 from tessera.utils.suspects.copy import CHANGES, write_copy
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.files import FILE, suspect_table, write_suspects

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel, round_imgsz
 from tessera.models.summary import count_parameters, summary
@@ -50,6 +51,14 @@ class TrainedNetwork(Backend):
     def describe(self, imgsz: int) -> str:
         """As Model."""
         return summary(self._model, imgsz)
+
+    def watch(self, take: Callable[[list[Tensor]], None]) -> None:
+        """Have `take` called with what the head reads, L maps (B, channels, ny, nx), before each of its calls."""
+
+        def before(head: nn.Module, maps: tuple[list[Tensor]]) -> None:
+            take(maps[0])
+
+        self._model.head.register_forward_pre_hook(before)
 
 
 class TorchNetwork(TrainedNetwork):

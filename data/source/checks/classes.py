@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.checks.report import DatasetCheck, SplitCounts, counted
 from tessera.data.source.index import class_names
 from tessera.data.source.refusals import counts_from_one, unknown_classes
 from tessera.utils.text import first_of, one_line, printable, shown, table_row
@@ -75,18 +75,21 @@ def ignored_regions(part: Part) -> list[str]:
     return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
 
 
-def table(parts: Sequence[Part]) -> list[str]:
+def counts_of(part: Part) -> SplitCounts:
+    """A split in numbers."""
+    classes, owners, nc = part.scanned.classes, part.owners, len(class_names(part.spec, part.single_cls))
+    pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)
+    images, objects = (np.bincount(column, minlength=nc).tolist() for column in (pairs[:, 0], classes))
+    counts = part.scanned.counts
+    return SplitCounts(part.split, len(counts), int((counts == 0).sum()), len(classes), tuple(images), tuple(objects))
+
+
+def table(names: Sequence[str], counts: Sequence[SplitCounts]) -> list[str]:
     """How many images and objects each class has in each split."""
-    if not parts:
+    if not counts:
         return []
-    names = class_names(parts[0].spec, parts[0].single_cls)
-    columns = []
-    for part in parts:
-        classes, owners = part.scanned.classes, part.owners
-        pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)
-        columns += [np.bincount(pairs[:, 0], minlength=len(names)), np.bincount(classes, minlength=len(names))]
-    heads = [f"{part.split} {noun}" for part in parts for noun in ("img", "obj")]
-    figures = np.stack(columns, 1).tolist()
-    rows = [table_row(one_line(printable(name), 60), *row) for name, row in zip(names, figures, strict=True)]
+    heads = [f"{own.split} {noun}" for own in counts for noun in ("img", "obj")]
+    columns = [column for own in counts for column in (own.class_images, own.class_objects)]
+    rows = [table_row(one_line(printable(name), 60), *row) for name, *row in zip(names, *columns, strict=True)]
     more = len(rows) - _MOST_ROWS
     return [table_row("class", *heads), *rows[:_MOST_ROWS], *([f"and {more:,} more classes"] if more > 0 else [])]

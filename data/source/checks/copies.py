@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, counted
 
 Place = tuple[Part, int]  # the image among those of the split that are kept
 
 
-def check_copies(check: DatasetCheck, digests: Mapping[Part, list[bytes]]) -> None:
+def check_copies(check: DatasetCheck, looks: Mapping[Part, Sequence[Look | None]]) -> None:
     """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels.
 
     Args:
         check: what is added to.
-        digests: split → of each of its images that is kept.
+        looks: split → of each of its images that is kept.
     """
     owners: dict[bytes, list[Place]] = {}
-    for part, of_images in digests.items():
-        for own, digest in enumerate(of_images):
-            if digest:
-                owners.setdefault(digest, []).append((part, own))
+    for part, of_images in looks.items():
+        for own, look in enumerate(of_images):
+            if look is not None:
+                owners.setdefault(look.digest, []).append((part, own))
     copies = [places for places in owners.values() if len(places) > 1]
-    parts = list(digests)
+    parts = list(looks)
     for at, first in enumerate(parts):
         _report_twice(check, first, [[own for part, own in places if part is first] for places in copies])
         for second in parts[at + 1 :]:

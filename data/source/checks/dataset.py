@@ -5,13 +5,17 @@ from __future__ import annotations
 from tessera.data.source.annotations.coco import MOST_OWNERLESS
 from tessera.data.source.checks.auto_labels import check_auto_labels
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
-from tessera.data.source.checks.classes import check_classes, check_names, ignored_regions, table
+from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.copies import check_copies
+from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.files import check_label_files, check_orphans
+from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.pictures import check_pictures
 from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.twins import check_twins
 from tessera.data.source.held_out import part_of
+from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images
 from tessera.data.source.refusals import refuse_unusable, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
@@ -31,7 +35,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
     """
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
-    digests: dict[Part, list[bytes]] = {}
+    looks: dict[Part, list[Look | None]] = {}
     if not single_cls:
         check_names(check, spec)
     for split in spec.splits:
@@ -42,15 +46,19 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
             continue
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         _check_part(check, part)
-        digests[part] = check_pictures(check, part)
+        looks[part] = check_pictures(check, part)
         check.facts += [sizes_at(part, imgsz), *ignored_regions(part)]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
-    check_orphans(check, list(digests))
-    check_copies(check, digests)
-    check.facts += table(list(digests))
+    check_orphans(check, list(looks))
+    check_copies(check, looks)
+    check_twins(check, looks)
+    check_drift(check, list(looks))
+    check.names = class_names(spec, single_cls)
+    check.counts = [counts_of(part) for part in looks]
+    check.facts += table(check.names, check.counts)
     return check
 
 

@@ -1,4 +1,4 @@
-"""Pictures: every one is decoded, and its file's content told from the others'."""
+"""Pictures: every one is decoded, its file's content told from the others', and what it looks like."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from tessera.data.source.checks.looks import Look, look_at, remark_on
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, counted
 from tessera.data.source.decode import decode_levels
-from tessera.data.source.probe import breaks_off
+from tessera.data.source.probe import breaks_off, read_header
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
@@ -23,15 +24,14 @@ from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
 class _Decoded(NamedTuple):
     """A decoded image; `brightest` is its largest level of more than 8 bits, and the byte that became of it."""
 
-    digest: bytes
     size_hw: tuple[int, int]
-    is_cut: bool
     brightest: tuple[float, int] | None
+    look: Look
 
 
-def check_pictures(check: DatasetCheck, part: Part) -> list[bytes]:
-    """Decode every image that is kept; the digest of each file, b"" of one that does not decode."""
-    digests: list[bytes] = []
+def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
+    """Decode every image that is kept, and say what it looks like; None of one that does not decode."""
+    looks: list[Look | None] = []
     listing = part.listing
     paths = [listing.images[place] for place in part.places.tolist()]
     deep: list[tuple[float, int]] = []
@@ -42,15 +42,15 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[bytes]:
             shown = listing.shown(path)
             if isinstance(decoded, str):
                 check.errors.append(f"{shown}: {decoded}")
-                digests.append(b"")
+                looks.append(None)
                 continue
             height, width = decoded.size_hw
             if [height, width] != size:
                 stated = f"{size[1]} x {size[0]}"
                 check.errors.append(f"{shown}: decodes to {width} x {height} pixels, but its header says {stated}.")
-            elif decoded.is_cut:
+            elif decoded.look.is_cut:
                 check.notes.append(f"{shown}: the end of the file is missing; what decodes is used")
-            digests.append(decoded.digest)
+            looks.append(decoded.look)
             if decoded.brightest is not None:
                 deep.append(decoded.brightest)
     level, byte = max(deep, default=(0.0, 0))
@@ -60,11 +60,12 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[bytes]:
             f"which becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in "
             f"{part.spec.yaml_path.name}"
         )
-    return digests
+    remark_on(check, part, looks)
+    return looks
 
 
 def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
-    """Digest of the file, its decoded size and whether its end is missing; or why it cannot be used."""
+    """What a file holds; or why it cannot be used."""
     try:
         with open_plain(path) as file:
             raw = file.read()
@@ -73,8 +74,14 @@ def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
         return f"cannot be read ({error.strerror})."
-    digest = hashlib.blake2b(raw, digest_size=16).digest()
-    brightest = None
-    if levels.dtype != np.uint8:
-        brightest = brightest_level(levels), int(to_uint8(levels, rule).max())
-    return _Decoded(digest, (levels.shape[0], levels.shape[1]), breaks_off(raw), brightest)
+    pixels = to_uint8(levels, rule)
+    brightest = None if levels.dtype == np.uint8 else (brightest_level(levels), int(pixels.max()))
+    header = read_header(raw)
+    look = look_at(
+        pixels,
+        hashlib.blake2b(raw, digest_size=16).digest(),
+        is_cut=breaks_off(raw),
+        is_deep=levels.dtype != np.uint8,
+        orientation=header.orientation if header else 1,
+    )
+    return _Decoded((levels.shape[0], levels.shape[1]), brightest, look)

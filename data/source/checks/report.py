@@ -2,9 +2,95 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tessera.utils.text import first_of
+
+
+class Twins(NamedTuple):
+    """Two pictures of different files that look the same, or nearly so.
+
+    Attributes:
+        splits: of both.
+        paths: of both.
+        shown: both as messages name them.
+        bits: of 144 by which they differ.
+    """
+
+    splits: tuple[str, str]
+    paths: tuple[str, str]
+    shown: tuple[str, str]
+    bits: int
+
+
+class Moved(NamedTuple):
+    """A share that differs between two splits by more than chance.
+
+    Attributes:
+        name: of a class, a size or a place.
+        shares: of the pictures of both splits, on average.
+        p: that chance does as much to any share of its family; adjusted for all families too.
+    """
+
+    name: str
+    shares: tuple[float, float]
+    p: float
+
+
+class Drift(NamedTuple):
+    """How a family of shares, such as those of the classes, differs between two splits.
+
+    Attributes:
+        family: what the shares are of.
+        splits: two.
+        pictures: of both, that were compared.
+        p: that chance does as much, adjusted for all families.
+        distance: half the sum of all differences of the shares, 0 … 1; of classes the largest difference.
+        moved: shares that differ, the most certain first; () where nothing does.
+    """
+
+    family: str
+    splits: tuple[str, str]
+    pictures: tuple[int, int]
+    p: float
+    distance: float
+    moved: tuple[Moved, ...]
+
+
+class Remark(NamedTuple):
+    """A picture that is unusual.
+
+    Attributes:
+        kind: in which way, such as "very dark".
+        split, path: of it.
+        shown: as messages name it.
+        detail: what was measured.
+    """
+
+    kind: str
+    split: str
+    path: str
+    shown: str
+    detail: str
+
+
+class SplitCounts(NamedTuple):
+    """A split in numbers; of C classes.
+
+    Attributes:
+        split: its name.
+        images, empty, objects: in it; `empty` are images without an object.
+        class_images, class_objects: of each class.
+    """
+
+    split: str
+    images: int
+    empty: int
+    objects: int
+    class_images: tuple[int, ...]
+    class_objects: tuple[int, ...]
 
 
 @dataclass
@@ -18,6 +104,11 @@ class DatasetCheck:
         facts: what the dataset holds, wrong or not.
         left_out: images that training would do without.
         images, objects: totals of what can be used.
+        names: of the classes.
+        counts: of each split.
+        twins: pictures that look the same, in other splits first, each with the one most like it.
+        drifts: how the other splits differ from train.
+        remarks: unusual pictures.
     """
 
     errors: list[str] = field(default_factory=list)
@@ -27,11 +118,26 @@ class DatasetCheck:
     left_out: list[str] = field(default_factory=list)
     images: int = 0
     objects: int = 0
+    names: tuple[str, ...] = ()
+    counts: list[SplitCounts] = field(default_factory=list)
+    twins: list[Twins] = field(default_factory=list)
+    drifts: list[Drift] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
     @property
     def safe(self) -> bool:
         """Whether training would run on what is left, and learn what the labels say."""
         return not self.errors
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for JSON."""
+        named = {
+            "counts": [one._asdict() for one in self.counts],
+            "twins": [one._asdict() for one in self.twins],
+            "drifts": [one._asdict() | {"moved": [share._asdict() for share in one.moved]} for one in self.drifts],
+            "remarks": [one._asdict() for one in self.remarks],
+        }
+        return {**dataclasses.asdict(self), **named}
 
     def lines(self) -> list[str]:
         """Everything, the worst first, and a verdict."""

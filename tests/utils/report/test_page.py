@@ -33,7 +33,7 @@ MEGABYTES_5 = 5_000_000
 class Tags(HTMLParser):
     """Every tag of a page with its attributes, and those that are left open."""
 
-    VOID = frozenset({"meta", "link", "input", "br", "image", "rect", "line", "polyline", "circle"})
+    VOID = frozenset({"meta", "link", "input", "br", "image", "rect", "line", "polyline", "circle", "img"})
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ import pytest
 
 from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.albums.suspects_page import MOST, chosen, suspects_page, write_suspects_page
 from tessera.utils.report.page.facts import Origin
-from tessera.utils.report.suspects_page import MOST, chosen, suspects_page, write_suspects_page
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.ranking import Suspect
 from tessera.utils.types import DatasetIndex

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import os
 import platform
 import shlex
-from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 from markupsafe import Markup
@@ -31,6 +25,7 @@ from tessera.utils.report.page.confusion import heat_map
 from tessera.utils.report.page.dataset import glance, pictures_by_class, splits_of
 from tessera.utils.report.page.facts import Facts, readable
 from tessera.utils.report.page.gallery import gallery, kinds_shown
+from tessera.utils.report.page.shell import own_file, rendered
 from tessera.utils.report.page.svg import bar
 from tessera.utils.report.page.threshold import curves_of
 from tessera.utils.report.page.training import data_wait, panels, validation_loss
@@ -50,23 +45,7 @@ def write_page(facts: Facts) -> None:
 
 def page(facts: Facts) -> str:
     """The page: the same text for the same facts."""
-    return rendered("page.html", _sections(facts))
-
-
-def rendered(template: str, content: Mapping[str, Any]) -> str:
-    """A page of a template of this package, with the style and the script that all of them have, and no other."""
-    style, script = _part("page.css"), _part("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            policy=f"{policy}; base-uri 'none'; form-action 'none'",
-            style=Markup(style),  # a file of this package
-            script=Markup(script),
-            **content,
-        )
-    )
+    return rendered(own_file(__package__, "page.html"), **_sections(facts))
 
 
 def _sections(facts: Facts) -> dict[str, Any]:
@@ -183,24 +162,3 @@ def _usage(facts: Facts) -> list[tuple[str, str]]:
         ("Measure again", f"{started('val.py')} --weights {weights}{given}{tiles} --verbose"),
         ("Export", f"{started('export.py')} --weights {weights} --include onnx"),
     ]
-
-
-@cache
-def _part(name: str) -> str:
-    return (resources.files(__package__) / name).read_text("utf-8")
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_part),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _digest(text: str) -> str:
-    """A source of a content policy: this text alone."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

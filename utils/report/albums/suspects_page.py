@@ -10,7 +10,7 @@ from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.files import atomic_write
 from tessera.utils.report.page.crops import NO_CROP, Crop, Mark, Subject, crops_of
 from tessera.utils.report.page.facts import Origin, readable
-from tessera.utils.report.page.page import rendered
+from tessera.utils.report.page.shell import own_file, rendered
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.files import EXPLAINED, LIKELY, NAMES
 from tessera.utils.suspects.ranking import Suspect
@@ -90,7 +90,7 @@ def suspects_page(
         "shown_kinds": [NAMES[kind] for kind in Suspicion if NAMES[kind] in {one.kind for one in shown}],
         "command": readable(origin.command, 2000),
     }
-    return rendered("suspects.html", content)
+    return rendered(own_file(__package__, "suspects.html"), **content)
 
 
 def chosen(suspects: Sequence[Suspect]) -> list[int]:

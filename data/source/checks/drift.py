@@ -1,0 +1,214 @@
+"""Drift: how val and test differ from train by more than chance, in classes, sizes, places and crowds.
+
+Every picture counts once, whatever it holds: objects of a picture are of one scene, and a hundred of them say little
+more than one. Whether a difference is chance is asked of the pictures themselves: a thousand times they are dealt to
+the two splits anew, and a family of shares drifts where hardly any deal differs as much (a permutation test, whose
+largest difference of a family is compared: Westfall and Young 1993). The p-values of all families and splits are
+corrected by Holm (1979), and what is certain but small is left out.
+
+Legend: N pictures of both splits, K shares of a family, E entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck, Drift, Moved
+from tessera.data.source.index import class_names
+from tessera.utils.seeding import sample_rng
+from tessera.utils.text import first_of, shown
+
+ROUNDS = 999  # deals
+LEVEL = 0.05  # of all families and splits together, that chance may alarm
+EFFECT = 0.15  # Cohen's h of two shares (Cohen 1988, who calls 0.2 small), below which a difference matters little
+_LEAST = 20  # pictures of a split, below which nothing is said
+_SEEN = 5  # pictures that have a share, below which it is not compared
+_SIDES = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)  # of a box: root of its area over that of the picture
+_SIDE_NAMES = ("below 4 %", "4 to 8 %", "8 to 16 %", "16 to 32 %", "32 to 64 %", "64 % and more")
+_CROWDS = (0, 1, 2, 5, 10, 20)
+_CROWD_NAMES = ("none", "1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
+_ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
+CLASSES, SIZES, PLACES, CROWDS = "classes", "sizes", "places", "objects a picture"
+FAMILIES = {
+    CLASSES: "pictures that have an object of the class",
+    SIZES: "boxes of a picture by their side, as a share of the picture's",
+    PLACES: "boxes of a picture by where their centres lie",
+    CROWDS: "pictures by how many objects they have",
+}
+
+
+class Shares(NamedTuple):
+    """Shares of a family, picture by picture, as a sparse matrix (N, K).
+
+    Attributes:
+        names: of the K shares.
+        pictures: int64 (E,).
+        columns: int64 (E,).
+        values: float64 (E,), 0 … 1.
+        has: bool (N,), pictures that count: those with an object, or all.
+    """
+
+    names: tuple[str, ...]
+    pictures: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float64]
+    has: NDArray[np.bool_]
+
+
+def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
+    """Report families of shares in which a split differs from train."""
+    train = next((part for part in parts if part.split == "train"), None)
+    others = [part for part in parts if part is not train]
+    if train is None:
+        return
+    found: list[Drift] = []
+    for other in others:
+        for family, (first, second) in _families(train, other).items():
+            if min(first.has.sum(), second.has.sum()) >= _LEAST:
+                found.append(compared(family, ("train", other.split), first, second))
+    check.drifts += _corrected(found)
+    for drift in check.drifts:
+        if drift.moved:
+            check.notes.append(f"{drift.splits[1]}: {sentence(drift)}")
+
+
+def sentence(drift: Drift) -> str:
+    """What drifts, in words."""
+    moved = [f"{one.name} {100 * one.shares[0]:.0f} % and {100 * one.shares[1]:.0f} %" for one in drift.moved]
+    return (
+        f"{drift.family} differ from {drift.splits[0]} by more than chance (p {drift.p:.3f}): {first_of(moved, 3)} "
+        f"({FAMILIES[drift.family]}, in {drift.splits[0]} and {drift.splits[1]})"
+    )
+
+
+def compared(family: str, splits: tuple[str, str], first: Shares, second: Shares) -> Drift:
+    """A family's shares in two splits; its p-values are of this family alone."""
+    n, m = int(first.has.sum()), int(second.has.sum())
+    means = np.stack([_sums(first, first.has) / n, _sums(second, second.has) / m])
+    joined = _joined(first, second)
+    inside = np.zeros(len(joined.has), np.bool_)
+    inside[len(first.has) :] = True
+    places = np.flatnonzero(joined.has)
+    seen = np.bincount(joined.columns, minlength=len(joined.names)) >= _SEEN
+    scale = _scales(joined, n, m)
+    rng = sample_rng(0, 0, 0, "bootstrap")
+    total = _sums(joined, joined.has)
+
+    def deviation(dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.where(seen, np.abs(_sums(joined, dealt) - total * (m / (n + m))) / scale, 0)
+
+    own = deviation(inside & joined.has)
+    largest = np.zeros(ROUNDS)
+    for number in range(ROUNDS):
+        dealt = np.zeros(len(joined.has), np.bool_)
+        dealt[places[rng.permutation(n + m)[:m]]] = True
+        largest[number] = deviation(dealt).max(initial=0)
+    chance = (1 + (largest[:, None] >= own - 1e-9).sum(0)) / (1 + ROUNDS)
+    size = np.abs(2 * np.arcsin(np.sqrt(means.clip(0, 1)))[1] - 2 * np.arcsin(np.sqrt(means.clip(0, 1)))[0])
+    moved = [
+        Moved(joined.names[k], (float(means[0, k]), float(means[1, k])), float(chance[k]))
+        for k in np.argsort(chance - 1e-3 * size, kind="stable").tolist()
+        if seen[k] and size[k] >= EFFECT and chance[k] <= LEVEL
+    ]
+    differences = np.abs(means[1] - means[0])
+    distance = differences.max(initial=0) if family == CLASSES else differences.sum() / 2
+    return Drift(family, splits, (n, m), float(chance.min(initial=1)), float(distance), tuple(moved))
+
+
+def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
+    """Drifts with p-values of them all (Holm 1979); what is no longer certain has not moved."""
+    order = np.argsort([drift.p for drift in drifts], kind="stable").tolist()
+    corrected = dict[int, Drift]()
+    least = 0.0
+    for rank, place in enumerate(order):
+        drift, factor = drifts[place], len(drifts) - rank
+        least = max(least, min(1.0, drift.p * factor))
+        certain = [one._replace(p=max(least, one.p * factor)) for one in drift.moved if one.p * factor <= LEVEL]
+        corrected[place] = drift._replace(p=least, moved=tuple(certain) if least <= LEVEL else ())
+    return [corrected[place] for place in range(len(drifts))]
+
+
+def _families(train: Part, other: Part) -> dict[str, tuple[Shares, Shares]]:
+    pairs = {
+        CLASSES: _classes,
+        SIZES: _sizes,
+        PLACES: _places,
+        CROWDS: _crowds,
+    }
+    found = {family: (make(train), make(other)) for family, make in pairs.items()}
+    if len(class_names(train.spec, train.single_cls)) == 1:
+        del found[CLASSES]  # which is told by how many pictures have no object
+    return found
+
+
+def _classes(part: Part) -> Shares:
+    names = class_names(part.spec, part.single_cls)
+    pairs = np.unique(np.stack((_images(part), part.scanned.classes.astype(np.int64)), 1), axis=0)
+    pairs = pairs[pairs[:, 1] < len(names)]
+    everything = np.ones(len(part.scanned.counts), np.bool_)
+    return Shares(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
+
+
+def _sizes(part: Part) -> Shares:
+    boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0) / part.scanned.sizes_hw[images][:, ::-1]
+    return _of_boxes(part, np.searchsorted(_SIDES, np.sqrt(sides.prod(1)), "right") - 1, _SIDE_NAMES)
+
+
+def _places(part: Part) -> Shares:
+    boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / part.scanned.sizes_hw[images][:, ::-1]
+    column, row = np.clip((3 * centres).astype(np.int64), 0, 2).T
+    return _of_boxes(part, 3 * row + column, tuple(f"{row} {column}" for row in _ROWS for column in _COLUMNS))
+
+
+def _crowds(part: Part) -> Shares:
+    counts = part.scanned.counts
+    everything = np.ones(len(counts), np.bool_)
+    columns = np.searchsorted(_CROWDS, counts, "right") - 1
+    return Shares(_CROWD_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
+
+
+def _of_boxes(part: Part, columns: NDArray[np.int64], names: tuple[str, ...]) -> Shares:
+    """Of each picture's boxes the share in each column."""
+    images, counts = _images(part), part.scanned.counts
+    return Shares(names, images, columns, 1 / counts[images], counts > 0)
+
+
+def _images(part: Part) -> NDArray[np.int64]:
+    """The image of each object, among those that are kept."""
+    return np.repeat(np.arange(len(part.scanned.counts), dtype=np.int64), part.scanned.counts)
+
+
+def _sums(shares: Shares, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Sum of each share over the pictures that are `dealt`, (K,)."""
+    values = shares.values * dealt[shares.pictures]
+    sums: NDArray[np.float64] = np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(float)
+    return sums
+
+
+def _joined(first: Shares, second: Shares) -> Shares:
+    return Shares(
+        first.names,
+        np.concatenate((first.pictures, second.pictures + len(first.has))),
+        np.concatenate((first.columns, second.columns)),
+        np.concatenate((first.values, second.values)),
+        np.concatenate((first.has, second.has)),
+    )
+
+
+def _scales(shares: Shares, n: int, m: int) -> NDArray[np.float64]:
+    """Standard deviation of each sum over m pictures of n + m, dealt without replacement; infinite where it is 0."""
+    total = n + m
+    cell = shares.pictures * len(shares.names) + shares.columns
+    keys, of = np.unique(cell, return_inverse=True)
+    values = np.bincount(of.reshape(-1), weights=shares.values, minlength=len(keys))
+    squares = np.bincount(keys % len(shares.names), weights=values**2, minlength=len(shares.names))
+    means = _sums(shares, shares.has) / total
+    variance = (squares - total * means**2) / (total - 1) * (m * n / total)
+    return np.where(variance > 1e-9, np.sqrt(np.maximum(variance, 0)), np.inf)

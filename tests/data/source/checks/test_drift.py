@@ -1,0 +1,83 @@
+"""Drift between splits: what was planted is named, chance is not, and a crowd in one picture is one picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tessera.data.source.checks.drift import CLASSES, CROWDS, PLACES, SIZES, check_drift
+from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import DatasetCheck
+from tests.data.source.checks.made_part import made_part
+
+Rng = np.random.Generator
+
+
+def checked(train: Part, val: Part) -> DatasetCheck:
+    check = DatasetCheck()
+    check_drift(check, [train, val])
+    return check
+
+
+def moved(check: DatasetCheck) -> set[str]:
+    return {drift.family for drift in check.drifts if drift.moved}
+
+
+def ordinary(rng: Rng) -> list[tuple[int, float, float, float]]:
+    """Class, centre x, centre y and side of each object of a picture, shares of it; correlated within the picture."""
+    own = int(rng.integers(3))
+    side, x = 0.05 + 0.3 * rng.random(), 0.2 + 0.6 * rng.random()
+    return [(own, x, 0.2 + 0.6 * rng.random(), side) for _ in range(int(rng.geometric(0.25)))]
+
+
+def planted(kind: str) -> Callable[[Rng], list[tuple[int, float, float, float]]]:
+    def scene(rng: Rng) -> list[tuple[int, float, float, float]]:
+        objects = ordinary(rng)
+        if kind == CLASSES:
+            return [(0 if rng.random() < 0.7 else c, x, y, side) for c, x, y, side in objects]
+        if kind == SIZES:
+            return [(c, x, y, side * 0.5) for c, x, y, side in objects]
+        if kind == PLACES:
+            return [(c, x, 0.2 + 0.2 * y, side) for c, x, y, side in objects]
+        return objects + [(c, x, y, side) for c, x, y, side in objects for _ in range(3)]
+
+    return scene
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SIZES, PLACES, CROWDS])
+def test_what_was_planted_is_named(kind: str) -> None:
+    check = checked(made_part("train", ordinary, 400, 0), made_part("val", planted(kind), 150, 1))
+    assert kind in moved(check)
+    (note,) = (line for line in check.notes if line.startswith(f"val: {kind} differ from train by more than chance"))
+    assert "%" in note
+
+
+def test_chance_hardly_ever_alarms() -> None:
+    """Objects of a picture are alike in class, place and size: a test over objects would alarm nearly always."""
+    alarms = sum(
+        bool(moved(checked(made_part("train", ordinary, 150, seed), made_part("val", ordinary, 40, 1000 + seed))))
+        for seed in range(20)
+    )
+    assert alarms <= 3  # of 20 at 5 %, more happens in one of 63 tries
+
+
+def test_a_crowd_in_one_picture_moves_nothing() -> None:
+    crowd = made_part("val", lambda rng: [(2, rng.random(), rng.random(), 0.05)] * 2000, 1, 7)
+    val = made_part("val", ordinary, 60, 1)
+    scanned = val.scanned._replace(
+        counts=np.concatenate((val.scanned.counts, crowd.scanned.counts)),
+        classes=np.concatenate((val.scanned.classes, crowd.scanned.classes)),
+        boxes_xyxy=np.concatenate((val.scanned.boxes_xyxy, crowd.scanned.boxes_xyxy)),
+        sizes_hw=np.concatenate((val.scanned.sizes_hw, crowd.scanned.sizes_hw)),
+    )
+    assert moved(checked(made_part("train", ordinary, 200, 0), dataclasses.replace(val, scanned=scanned))) == set()
+
+
+def test_little_says_nothing_and_the_same_says_the_same() -> None:
+    train = made_part("train", ordinary, 200, 0)
+    assert checked(train, made_part("val", planted(SIZES), 10, 1)).drifts == []
+    val = made_part("val", planted(SIZES), 60, 1)
+    assert checked(train, val).drifts == checked(train, val).drifts

@@ -1,0 +1,103 @@
+"""Near-duplicates: copies that are scaled or saved again are found, drawn pictures are not taken for each other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tessera.data.source.checks import twins as twins_module
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.looks import Look, look_at
+from tessera.data.source.checks.twins import twins_among
+from tessera.data.source.held_out import BITS
+from tessera.data.source.shapes import render_image
+from tessera.data.source.spec import load_spec
+from tessera.utils.pixels import Pixels
+from tests.data.make import write_dataset
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+def look(pixels: Pixels, number: int) -> Look:
+    return look_at(pixels, str(number).encode(), is_cut=False, is_deep=False, orientation=1)
+
+
+def saved_again(pixels: Pixels, scale: float, quality: int) -> Pixels:
+    size = round(pixels.shape[1] * scale), round(pixels.shape[0] * scale)
+    done, encoded = cv2.imencode(".jpg", cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), [1, quality])
+    assert done
+    return cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Pixels]:
+    """Pictures of the shapes; none is a copy."""
+    return [render_image("train", number, size=320)[0] for number in range(60)]
+
+
+def test_drawn_pictures_are_not_taken_for_each_other() -> None:
+    assert twins_among([look(render_image("train", number)[0], number) for number in range(400)], [0] * 400) == []
+
+
+@pytest.mark.parametrize(("scale", "quality"), [(1, 50), (0.5, 90), (0.4, 75), (1.6, 90)])
+def test_copies_in_another_size_or_quality_are_found(drawn: list[Pixels], scale: float, quality: int) -> None:
+    copies = [saved_again(pixels, scale, quality) for pixels in drawn]
+    count = len(drawn)
+    looks = [look(pixels, number) for number, pixels in enumerate([*drawn, *copies])]
+    found = twins_among(looks, [0] * count + [1] * count)
+    assert {second - first for first, second, _ in found} == {count}
+    assert len(found) >= 0.85 * count  # of photographs all; grounds of little contrast have bits of chance
+
+
+def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
+    pictures = []
+    for number in range(9):
+        page = np.full((90, 90, 3), 255, np.uint8)
+        left, top = 10 + 25 * (number % 3), 10 + 25 * (number // 3)
+        page[top : top + 20, left : left + 20] = 0
+        pictures.append(look(page, number))
+    assert twins_among(pictures, [0] * 9) == []
+    assert twins_among([look(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5) == []
+
+
+def test_every_pair_within_the_limit_is_compared() -> None:
+    """The parts of the hash leave none out that a comparison of all with all finds."""
+    rng = np.random.default_rng(0)
+    own = rng.integers(0, 2, (300, BITS), np.uint8)
+    for row in range(150, 300):
+        own[row] = own[row - 150]
+        own[row, rng.permutation(BITS)[: rng.integers(0, 15)]] ^= 1
+    bits = np.packbits(own, axis=1)
+    found = {
+        (a, b)
+        for first, second in twins_module._candidates(bits)
+        for a, b in zip(first.tolist(), second.tolist(), strict=True)
+    }
+    assert {(row, row + 150) for row in range(150)} <= found
+
+
+def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {f"{split}/{n}": BOX for split in ("train", "val") for n in range(4)})
+    cv2.imwrite(str(root / "images/train/0.jpg"), drawn[0])
+    cv2.imwrite(str(root / "images/val/1.jpg"), saved_again(drawn[0], 0.5, 80))
+    cv2.imwrite(str(root / "images/train/2.jpg"), saved_again(drawn[0], 0.7, 80))
+    shutil.copy(root / "images/train/3.jpg", root / "images/val/3.jpg")  # an equal file is told as that
+    found = check_dataset(load_spec(yaml))
+    problem = "1 image of val looks nearly the same as one of train, such as images/train/"
+    note = (
+        "1 image of train looks nearly the same as another one of it, such as images/train/0.jpg ~ images/train/2.jpg"
+    )
+    assert any(line.startswith(problem) for line in found.problems)
+    assert note in found.notes
+    assert [twins.splits for twins in found.twins] == [("train", "val"), ("train", "train")]
+
+
+def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
+    """A still camera has a pair for each picture, not one for any two of them."""
+    chain = [look(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
+    assert [pair[1] for pair in sorted(twins_among(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]

@@ -1,0 +1,121 @@
+"""data_report.html: its size, its bytes, and that the names of users are text in it."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import shutil
+from pathlib import Path
+
+import cv2
+import pytest
+
+from tessera.commands import train
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, Remark, SplitCounts, Twins
+from tessera.data.source.shapes import render_image
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.report.albums.data_page import NAME, data_page
+from tessera.utils.types import DatasetSpec
+from tests.data.make import write_dataset, write_image
+from tests.utils.report.test_page import HOSTILE, MEGABYTES_5, Tags
+
+BOX = "0 0.5 0.5 0.5 0.5\n"
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> Path:
+    """Pets with a near-duplicate and a dark picture."""
+    root = tmp_path / "pets"
+    made = write_dataset(root, {f"{split}/{number}": BOX for split in ("train", "val") for number in range(4)})
+    drawn = render_image("train", 0, size=320)[0]
+    cv2.imwrite(str(root / "images/train/0.jpg"), drawn)
+    cv2.imwrite(str(root / "images/val/0.jpg"), drawn, [cv2.IMWRITE_JPEG_QUALITY, 70])
+    cv2.imwrite(str(root / "images/val/1.jpg"), cv2.imread(str(root / "images/val/1.jpg")) // 20)
+    return made
+
+
+def report(yaml: Path, folder: Path) -> str:
+    train.run(data=str(yaml), check_data=True, report=str(folder))
+    return (folder / NAME).read_text()
+
+
+def test_the_page_is_written_and_no_file_of_the_user_is_touched(
+    yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def state() -> dict[Path, tuple[int, bytes]]:
+        files = [path for path in (tmp_path / "pets").rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+    before = state()
+    text = report(yaml, tmp_path / "page")
+    said = capsys.readouterr().out
+    assert state() == before and f"Report: {tmp_path / 'page' / NAME}" in said
+    assert text == report(yaml, tmp_path / "page")
+    tags = Tags(text)
+    assert tags.open == [] and sum(tag == "script" for tag, _ in tags.found) == 1
+    assert sum(tag == "img" for tag, _ in tags.found) == 3
+    for tag, attrs in tags.found:
+        assert not any(name.startswith("on") or name == "style" for name in attrs), (tag, attrs)
+        for name in ("src", "href"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+    for line in check_dataset(load_spec(yaml)).problems:
+        assert html.escape(line) in text and line in said
+    assert "very dark" in text and "train and val" in text
+
+
+def test_what_is_wrong_is_written_too(yaml: Path, tmp_path: Path) -> None:
+    (tmp_path / "pets/labels/train/0.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(UserError, match=r"has 1 error\(s\)"):
+        report(yaml, tmp_path / "page")
+    assert "labels/train/0.txt:1: class 7" in (tmp_path / "page" / NAME).read_text()
+
+
+def made_check(folder: Path, pictures: int, names: list[str]) -> DatasetCheck:
+    """Findings without number, of hostile names."""
+    paths = [str(write_image(folder / f"{number}.png", (300, 300), number)) for number in range(pictures)]
+    many = [f"{name} {number}" for number in range(2000 // len(names)) for name in names]
+    zeros = (0,) * len(many)
+    return DatasetCheck(
+        errors=[f"{name} {'x' * 5000}" for name in many],
+        problems=list(many),
+        notes=list(many),
+        names=tuple(many),
+        counts=[SplitCounts(split, 9, 0, 9, zeros, zeros) for split in ("train", "val")],
+        twins=[Twins(("train", "val"), (a, b), (names[0], names[1]), 3) for a, b in itertools.pairwise(paths)],
+        drifts=[
+            Drift("classes", ("train", "val"), (9, 9), 0.01, 0.5, tuple(Moved(name, (0.1, 0.9), 0.01) for name in many))
+        ],
+        remarks=[Remark("tiny", "train", path, names[2], "side 9") for path in paths],
+    )
+
+
+def test_any_number_of_findings_stays_below_five_megabytes_and_names_are_text(tmp_path: Path) -> None:
+    spec = DatasetSpec(HOSTILE[0], tmp_path / HOSTILE[0].replace("/", ""), tmp_path, {}, ())
+    text = data_page(made_check(tmp_path / "pictures", 160, HOSTILE), spec)
+    assert len(text.encode()) < MEGABYTES_5 and "more not shown" in text
+    tags = Tags(text)
+    assert tags.open == [] and sum(tag == "script" for tag, _ in tags.found) == 1
+    assert html.escape(HOSTILE[0]) in text and "<script>alert" not in text
+    assert not {"\u202e", "\x1b", "\x00"} & set(text)
+    assert not any("onload" in attrs for _, attrs in tags.found)
+
+
+def test_a_picture_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
+    check = made_check(tmp_path / "pictures", 2, ["a", "b", "c"])
+    shutil.rmtree(tmp_path / "pictures")
+    text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))
+    assert "<img" not in text and text.count("No room for its picture") == 4
+
+
+def test_a_place_that_cannot_be_written_to_is_one_message(yaml: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(UserError, match=r"--report .*taken.* cannot be written there"):
+            report(yaml, folder)
+    assert (tmp_path / "taken").read_text() == "mine"
+    with pytest.raises(ConfigError, match=r"--report: found .*NUL"):
+        train.run(data=str(yaml), check_data=True, report="a\0b")
+    with pytest.raises(ConfigError, match="--report without --check-data"):
+        train.run(data=str(yaml), report=str(tmp_path))

@@ -1,0 +1,52 @@
+"""What every page shares: one file that asks for nothing, runs only its own script, and shows names as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page: the same text for the same values.
+
+    Args:
+        template: of Jinja, which may take macros.html; it gets `policy`, `style` and `script`, which belong together.
+        values: what it fills in; every text is escaped.
+    """
+    style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
+    return _template(template).render(
+        policy=f"{policy}; base-uri 'none'; form-action 'none'",
+        style=Markup(style),  # a file of this package
+        script=Markup(script),
+        **values,
+    )
+
+
+@cache
+def own_file(package: str, name: str) -> str:
+    """The text of a file beside the modules of a package."""
+    return (resources.files(package) / name).read_text("utf-8")
+
+
+@cache
+def _template(text: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: own_file(__package__, name)),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.from_string(text)
+
+
+def _digest(text: str) -> str:
+    """A source of a content policy: this text alone."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
