@@ -5,6 +5,7 @@ OMP_NUM_THREADS=1 nice -n 19 uv run python -m tests.benchmarks.label_next --seed
 Of the photographs of cards, 30 are labelled; three times 30 more are chosen among those that are not, by the detector
 that was trained on what is labelled so far, and get the labels that people gave them. Both arms of a seed begin with
 the same 30 and the same detector; each training goes on from the weights of the round before, for as many steps.
+How many of 30 have a card that are chosen among cards and photographs of raccoons is told too.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ def run_seed(given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     first = [everything[int(i)] for i in rng.permutation(len(everything))[: given.more]]
     start = trained(given, f"start-{seed}", first, seed, given.weights)
     print(f"seed {seed}: {len(first)} pictures: mAP50-95 {start:.3f}", flush=True)
+    rest = set(everything) - set(first)
+    mixed = [*sorted(rest), *(path.resolve() for path in pictures(given.shared / "raccoon", "train"))]
+    cards = len(rest.intersection(chosen_next(given, f"start-{seed}", mixed)))
+    expected = given.more * len(rest) / len(mixed)
+    print(f"seed {seed}: of {len(mixed)} with raccoons {cards} of {given.more} have cards, {expected:.1f} by chance")
     found: dict[str, list[float]] = {}
     for arm in given.arms:
         labelled, name, found[arm] = list(first), f"start-{seed}", []
