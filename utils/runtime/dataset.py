@@ -51,8 +51,9 @@ def check_classes(model: Model, spec: DatasetSpec, given: str, *, single_cls: bo
         UserError: names both.
     """
     if model.nc != spec.nc and not single_cls:
+        kept = f"keeps {spec.nc} of them by `classes`" if spec.parts else f"names {spec.nc}"
         raise UserError(
-            f"{given} knows {model.nc} classes, but {spec.yaml_path} names {spec.nc}. "
+            f"{given} knows {model.nc} classes, but {spec.yaml_path} {kept}. "
             f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
         )
 

@@ -73,7 +73,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         elif isinstance(box, str):
             rows.problems.append((item.line, box))
         else:
-            rows.add(item.line, (name, *corners), class_ids[name], box)
+            rows.add(item.line, (class_ids[name], *corners), class_ids[name], box)
     return rows.parsed()
 
 
