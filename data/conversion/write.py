@@ -1,7 +1,10 @@
 """A converted dataset: labels, links to the pictures, and a YAML that trains."""
 
+# Paths of places are strings, as in data/source/listing.py.
+# ruff: noqa: PTH122
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -59,6 +62,10 @@ def write_dataset(found: LabelledDataset, folder: Path, target: str, *, copy_ima
             )
         else:
             kept += _write_labels(found, folder, images / split, of_split, split, target, losses)
+        if target == "voc":  # what other readers of VOC begin with
+            stems = "".join(f"{split}/{os.path.splitext(image.place)[0]}\n" for image in of_split)
+            (folder / "ImageSets" / "Main").mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "ImageSets" / "Main" / f"{split}.txt", stems.encode(errors="surrogateescape"))
     if kept or (found.categories and target != "coco"):
         write_kept(folder, found.categories.values(), kept)
     write_spec(found, folder, entries, regions and target != "yolo")
