@@ -98,7 +98,8 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
     of_images = scanned.left_out_counts > 0
     emptied = int((of_images & (scanned.counts == 0) & (scanned.ignored_counts == 0)).sum())
-    by_class = [f"{shown(name)} {count:,}" for name, count in zip(spec.left_out, objects, strict=True)]
+    by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
+    by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
         f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
         f"{sum(objects):,} objects in {int(of_images.sum()):,} images, {emptied:,} of which are background without "
