@@ -4,6 +4,7 @@
     uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on what it was trained on
     uv run val.py --weights runs/train/exp/weights/best.onnx           # a file of export.py, in its own runtime
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
+    uv run val.py --weights runs/train/exp/weights/best.pt --find-errors            # which labels are likely wrong
 
 Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
 among the ranks without padding, and the matches of all ranks are put in the order of the images before any figure is
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,25 +32,37 @@ from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import measure
+from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.flags.program import called
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.console import setup_logging
+from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
-from tessera.utils.report.validation import report_errors, report_validation
+from tessera.utils.report.suspects import report_suspects
+from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
+from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
+from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
-from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.types import DatasetSpec, Metrics
+from tessera.utils.suspects.copy import require_new
+from tessera.utils.suspects.evidence import Evidence
+from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_of
+from tessera.utils.suspects.sink import EvidenceSink
+from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +74,8 @@ OUT_OF_MEMORY_REMEDIES = (
 def validate(config: ValConfig, world: World) -> Metrics:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    model = open_model(
-        config.weights,
-        world,
-        augment=config.augment,
-        half=config.half,
-        end2end=config.end2end,
-        trust_file=config.trust_file,
-    )
+    training = training_again(config, world)
+    model = opened(config.weights, config, world)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config.data, config.weights, model.data)
@@ -78,11 +85,15 @@ def validate(config: ValConfig, world: World) -> Metrics:
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
+    if config.corrected:
+        world.from_main(lambda: require_new(Path(config.corrected).expanduser(), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
+        if training is not None:
+            return judge_by_folds(trained_folds(config, training, spec, index, run), config, spec, index, run, world)
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
@@ -90,7 +101,8 @@ def validate(config: ValConfig, world: World) -> Metrics:
             offer_names(model, spec, config, run)
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
-        sinks: list[Sink] = [sink for sink in (labels, coco, pictures) if sink is not None]
+        evidence = EvidenceSink(index) if config.find_errors else None
+        sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
 
         found = measure(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
@@ -104,13 +116,68 @@ def validate(config: ValConfig, world: World) -> Metrics:
         )
         if coco is not None:
             coco.write(run / "predictions.json", world)
+        origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
-            origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
+        if evidence is not None:
+            judged = world.gather(evidence.evidence())
+            world.from_main(lambda: report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config))
         world.barrier()
         return found.metrics
+
+
+def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | ExportedDetector | ExportedNetwork:
+    """The file that `weights` means, as the flags say."""
+    own = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
+    return open_model(weights, world, **own, trust_file=config.trust_file)
+
+
+def training_again(config: ValConfig, world: World) -> TrainConfig | None:
+    """With `--folds`, the training that is done again; None without.
+
+    Raises:
+        UserError: it cannot be.
+    """
+    if not config.folds:
+        return None
+    if world.size > 1:
+        raise ConfigError(
+            f"--folds {config.folds} on {world.size} ranks: each fold is a training of its own, which one process "
+            f"starts. Start {called('val.py')} without a launcher; several GPUs can share the trainings of its folder: "
+            "docs/labels.md."
+        )
+    known = None if is_exported(config.weights) else load_weights(resolve_weights(config.weights)).checkpoint
+    return training_of(known, config.weights)
+
+
+def judge_by_folds(
+    folds: Iterable[Fold], config: ValConfig, spec: DatasetSpec, index: DatasetIndex, run: Path, world: World
+) -> Metrics:
+    """Judge the labels of each fold by weights that have not seen them; the metrics are those of all folds."""
+    judged, measured, images = list[Evidence](), list[Evaluation](), []
+    for fold in folds:
+        model, part = opened(str(fold.weights), config, world), part_of_index(index, fold.images)
+        imgsz, evidence = image_size(model, config), EvidenceSink(part)
+        found = measure(
+            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
+            part,
+            world,
+            imgsz,
+            settings_of(config),
+            batch_size=config.batch_size,
+            workers=config.workers,
+            sinks=[evidence],
+        )
+        judged.append(evidence.evidence().of_images(fold.images))
+        measured.append(found)
+        images.append(fold.images)
+    metrics = pooled(measured, images, spec.names)
+    print_lines(table_header(), validation_line(metrics), "Each image was measured by weights that have not seen it.")
+    origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
+    report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
+    return metrics
 
 
 def settings_of(config: ValConfig) -> Settings:
@@ -145,6 +212,8 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
         found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
     if config.end2end and "iou_thres" in given:
         found.append("--iou-thres: without effect, --end2end suppresses nothing.")
+    if config.folds and (config.save_txt or config.save_json):
+        found.append("--save-txt and --save-json: without effect with --folds, which judges labels alone.")
     if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
         found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
     return found

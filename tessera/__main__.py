@@ -31,7 +31,7 @@ def main() -> int:
     elif asked == "--version":
         print(version_line())
     else:
-        hint = did_you_mean(asked, COMMANDS)
+        hint = did_you_mean(asked, (*COMMANDS, "--help", "--version"))
         problem = f"no command is called {shown(asked)}.{hint}" if asked else "no command is given."
         print(f"error: {problem}\n{USAGE}", file=sys.stderr)
         return 2

@@ -31,6 +31,7 @@ ROOMS = (
     "tessera.utils.runtime",
     "tessera.utils.evaluation",
     "tessera.utils.diagnosis",
+    "tessera.utils.suspects",
     "tessera.utils.inference.sources",
     "tessera.utils.report.page",
     "tessera.utils.report",

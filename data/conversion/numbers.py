@@ -28,14 +28,18 @@ def exact(value: str | int | Written) -> Fraction:
     return Fraction(number) if number.adjusted() > _LEAST else Fraction()
 
 
-def number_text(value: Fraction) -> str:
-    """The shortest text that stands for a number, as the module says."""
-    whole = round(value)
-    if abs(whole - value) < _NOISE:
-        return str(whole)
-    short = repr(float(value))
-    if abs(Fraction(short) - value) < _NOISE:
-        return short
+def pixel_text(value: Fraction) -> str:
+    """Text of a number of pixels, which may have been a share in between: what it was before that."""
+    near = (number for number in (Fraction(round(value)), exact(float(value))) if abs(number - value) < _NOISE)
+    return share_text(next(near, value))
+
+
+def share_text(value: Fraction) -> str:
+    """The shortest text that stands for a number, of 30 decimals where it has no end before."""
+    if value.denominator == 1:
+        return str(value)
+    if exact(float(value)) == value:
+        return repr(float(value))
     digits = f"{abs(round(value * 10**_DECIMALS)):0{_DECIMALS + 1}d}"
     text = f"{digits[:-_DECIMALS]}.{digits[-_DECIMALS:]}".rstrip("0")
     return f"-{text}" if value < 0 else text

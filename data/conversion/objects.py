@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from tessera.data.conversion.numbers import Written, exact, number_text
+from tessera.data.conversion.numbers import Written, exact, pixel_text
 from tessera.utils.text import strict_json
 
 ANY_NAME = "-1"  # the class of a region that is about every class: label files have that number
@@ -134,4 +134,4 @@ def _area(part: Sequence[Fraction]) -> Fraction:
 
 
 def _listed(numbers: Iterable[Fraction]) -> str:
-    return ", ".join(map(number_text, numbers))
+    return ", ".join(map(pixel_text, numbers))

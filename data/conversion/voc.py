@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from tessera.data.conversion.numbers import exact, number_text
+from tessera.data.conversion.numbers import exact, pixel_text
 from tessera.data.conversion.objects import ANY_NAME, Labelled, LabelledImage
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -21,7 +21,7 @@ def fields_of(labelled: Labelled) -> dict[str, str]:
         "name": labelled.name,
         **more,
         "difficult": str(int(labelled.ignored)),
-        **dict(zip(_CORNERS, map(number_text, corners), strict=True)),
+        **dict(zip(_CORNERS, map(pixel_text, corners), strict=True)),
     }
 
 

@@ -19,6 +19,7 @@ from tessera.data.conversion.objects import ANY_NAME, Labelled, LabelledImage
 from tessera.data.conversion.read import LabelledDataset
 from tessera.data.conversion.voc import fields_of, of_fields, row_key, xml_of
 from tessera.data.conversion.yolo import of_row, row_of
+from tessera.data.source.annotations.classes import keys_of
 from tessera.data.source.listing import label_path
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
@@ -144,21 +145,14 @@ def write_spec(found: LabelledDataset, folder: Path, entries: dict[str, Any], wi
         with_regions: whether regions of every class are objects of a class to ignore.
     """
     spec, source = found.spec, read_yaml(found.spec.yaml_path, "a dataset").values
-    numbered = dict(enumerate(spec.label_names or spec.names))
-    names = {number: name for number, name in numbered.items() if name not in spec.ignore}
-    ignore = {number: name for number, name in numbered.items() if name in spec.ignore and name != ANY_NAME}
+    keys = keys_of(spec)
+    ignore = {number: name for number, name in keys.get("ignore", {}).items() if name != ANY_NAME}
     if with_regions:
-        ignore[max({**names, **ignore}) + 1] = ANY_NAME
+        ignore[len(found.names)] = ANY_NAME
     values: dict[str, Any] = dict(entries)
     if spec.held_out:
         values["val"] = spec.held_out.share
-    values["names"] = list(names.values()) if list(names) == list(range(len(names))) else names
-    if ignore:
-        values["ignore"] = ignore
-    if spec.parts:
-        merged = dict(zip(spec.names, map(list, spec.parts), strict=True))
-        is_subset = all(parts == [name] for name, parts in merged.items())
-        values["classes"] = list(merged) if is_subset else merged
+    values |= {key: value for key, value in {**keys, "ignore": ignore}.items() if value}
     values |= {key: source[key] for key in _AS_THEY_ARE if key in source}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     note = f"# Labels of {spec.yaml_path}, by convert.py"

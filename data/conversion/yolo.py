@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from tessera.data.conversion.numbers import exact, number_text
+from tessera.data.conversion.numbers import exact, share_text
 from tessera.data.conversion.objects import ANY_NAME, Labelled, Size, bounds
 
 
@@ -32,7 +32,7 @@ def row_of(labelled: Labelled, size_hw: Size, numbers: Mapping[str, int]) -> str
             y1, y2 = (_cut(y / height) for y in (top, top + high))
             shares = [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
     number = ANY_NAME if labelled.ignored else str(numbers[labelled.name])
-    return " ".join([number, *map(number_text, shares)])
+    return " ".join([number, *map(share_text, shares)])
 
 
 def of_row(row: str, size_hw: Size, names: Sequence[str]) -> Labelled:

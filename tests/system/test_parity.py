@@ -149,9 +149,8 @@ ALL = tuple(CASES)
         (ALL[:2], 2),
         pytest.param(ALL[2:], 2, marks=pytest.mark.slow),
         pytest.param(ALL[:2], 4, marks=pytest.mark.slow),
-        pytest.param(ALL[2:], 4, marks=pytest.mark.slow),
     ],
-    ids=["plain-2", "others-2", "plain-4", "others-4"],
+    ids=["plain-2", "others-2", "plain-4"],
 )
 def test_three_steps_do_not_depend_on_the_number_of_ranks(
     started: Callable[[tuple[str, ...]], dict[str, Started]], names: tuple[str, ...], ranks: int

@@ -63,7 +63,8 @@ class Cluster:
         words = f"--node-rank={number}".encode()
         started = [pid for pid in self.processes() if words in _read(pid, "cmdline").split(b"\0")]
         parents = (re.search(rb"\nPPid:\t(\d+)", _read(pid, "status")) for pid in started)
-        return [int(parent[1]) for parent in parents if parent]
+        # A process that torchrun starts has its command line at first.
+        return [pid for parent in parents if parent and (pid := int(parent[1])) not in started]
 
     def kill_actor(self, number: int, job: Job, ready: Callable[[], object]) -> None:
         """kill -9 of it once `ready` gives something true, while the job runs."""
@@ -85,7 +86,12 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logs = tmp_path_factory.mktemp("ray")
     with two_hosts() as hosts, tempfile.TemporaryDirectory(prefix="r") as folder:  # sockets in it need a short path
-        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "TESSERA_CACHE": str(logs / "cache")}
+        quiet = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",  # Ray's own would let all other tests of the machine go first
+            "TESSERA_CACHE": str(logs / "cache"),
+        }
         head = f"{hosts[0].address}:{PORT}"
         roles = (
             ["--head", f"--port={PORT}", f"--temp-dir={folder}", "--include-dashboard=false"],

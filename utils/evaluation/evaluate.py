@@ -206,6 +206,20 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     return Evaluation(metrics, curves, ranking, errors, found.matches)
 
 
+def pooled(parts: Sequence[Evaluation], images: Sequence[NDArray[np.int64]], names: tuple[str, ...]) -> Metrics:
+    """The metrics of validations of several indexes as of one; of a single rank.
+
+    Args:
+        parts: what each found.
+        images: of each part, the number that each image of its index has among all.
+        names: of the classes.
+    """
+    last_hits = LastHits.joined([found.matches.last_hits() for found in parts])
+    states = [found.matches.state(last_hits) for found in parts]
+    moved = [dataclasses.replace(state, images=own[state.images]) for state, own in zip(states, images, strict=True)]
+    return dataclasses.replace(summarize(rank(moved), len(names))[0], names=names)
+
+
 def _agree(exact: Metrics, half: Metrics) -> bool:
     """Whether both precisions measure the same.
 

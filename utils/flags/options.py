@@ -158,6 +158,21 @@ class Options:
         """What a command line has that has no effect, in one line; "" where there is nothing."""
         return meaning(cls.program, parted(cls.program, argv)[1])[1]
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Fields that differ from what they are by themselves; without what a launcher sets."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
+        return {name: value for name, (value, own) in values.items() if value != own and name != "local_rank"}
+
+    def as_args(self) -> list[str]:
+        """The flags that give these values, as `from_args` takes them."""
+        words = []
+        for name, value in self.given.items():
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words += map(str, value) if isinstance(value, tuple) else [str(value)]
+        return words
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for opt.yaml and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tessera.data.conversion.numbers import exact, number_text, parse_written
+from tessera.data.conversion.numbers import exact, parse_written, share_text
 from tessera.data.conversion.objects import Labelled, of_record, record_text
 from tessera.data.conversion.voc import fields_of, of_fields
 from tessera.data.conversion.yolo import of_row, row_of
@@ -45,6 +45,7 @@ def test_a_polygon_of_a_label_file(shares: list[float], size_hw: tuple[int, int]
     assert list(map(float, row_of(through_json(labelled), size_hw, NUMBERS).split())) == [-1, *shares]
 
 
+@example([7582.0, 1.0, 0.001, 1.0], (1, 1))  # a share that a float is close to, but not equal to
 @given(st.lists(PIXELS, min_size=4, max_size=4), SIZES)
 def test_a_box_of_coco_and_of_voc(box: list[float], size_hw: tuple[int, int]) -> None:
     """Where it lies in the image, so that nothing is cut."""
@@ -66,6 +67,6 @@ def test_a_box_of_coco_and_of_voc(box: list[float], size_hw: tuple[int, int]) ->
 
 def test_text_of_numbers() -> None:
     texts = {Fraction(48): "48", Fraction(-1, 2): "-0.5", Fraction(1, 3): f"0.{'3' * 30}", exact("1e-999999999"): "0"}
-    assert {number: number_text(number) for number in texts} == texts
-    assert number_text(exact("0.12345678901234567890123")) == "0.12345678901234567890123"
+    assert {number: share_text(number) for number in texts} == texts
+    assert share_text(exact("0.12345678901234567890123")) == "0.12345678901234567890123"
     assert parse_written("0.10") != 0.1 and exact(parse_written("0.10")) == Fraction(1, 10)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
-from tessera.utils.report.page import gallery as gallery_module
+from tessera.utils.report.page import crops as crops_module
 from tessera.utils.report.page.breakdown import breakdowns, calibration
 from tessera.utils.report.page.classes import class_table
 from tessera.utils.report.page.confusion import MOST_CLASSES, heat_map
@@ -103,11 +103,11 @@ def test_pictures_have_a_budget(facts: Facts, monkeypatch: pytest.MonkeyPatch) -
     whole = gallery(facts)
     sizes = [len(error.uri) for error in whole]
     assert min(sizes) > 0
-    monkeypatch.setattr(gallery_module, "BYTES", sum(sizes) // 2)
+    monkeypatch.setattr(crops_module, "BYTES", sum(sizes) // 2)
     some = gallery(facts)
     kept = sum(len(error.uri) for error in some)
     assert len(some) == len(whole) and sum(sizes) // 4 < kept < sum(sizes)
-    monkeypatch.setattr(gallery_module, "DECODED", 0)
+    monkeypatch.setattr(crops_module, "DECODED", 0)
     assert not any(error.uri for error in gallery(facts))
 
 

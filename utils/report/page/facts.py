@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
 _NAME = 60  # characters of a name
-_IDLE = frozenset({"local_rank"})  # set by a launcher, not asked for
 
 
 @dataclass(frozen=True)
@@ -52,21 +50,9 @@ class Origin:
     skipped: int = 0
 
     @property
-    def flags(self) -> dict[str, object]:
-        """Those that differ from what they are by themselves."""
-        fields = [field for field in dataclasses.fields(self.config) if field.name not in _IDLE]
-        values = {field.name: (getattr(self.config, field.name), field.default) for field in fields}
-        return {name: value for name, (value, default) in values.items() if value != default}
-
-    @property
     def command(self) -> str:
         """The command with its flags, as one would type it."""
-        words = [*shlex.split(started(self.config.program))]
-        for name, value in self.flags.items():
-            words.append("--" + name.replace("_", "-"))
-            if value is not True:
-                words += map(str, value) if isinstance(value, tuple) else [str(value)]
-        return shlex.join(words)
+        return shlex.join([*shlex.split(started(self.config.program)), *self.config.as_args()])
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,32 @@
-"""The worst errors with their pictures, within a budget of bytes and of pixels to decode."""
+"""The worst errors with their pictures."""
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tessera.data.source.decode import REDUCTIONS, read_image
 from tessera.utils.diagnosis.files import NAMES
 from tessera.utils.diagnosis.gains import ERROR_KINDS
-from tessera.utils.diagnosis.listing import Box, ErrorItem
-from tessera.utils.errors import UserError
+from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.evaluation.tally import Errors
-from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import Pixels
 from tessera.utils.report.page.breakdown import sides_as_seen
 from tessera.utils.report.page.confusion import in_words, most_confused
+from tessera.utils.report.page.crops import NO_CROP, Crop, Mark, Subject, crops_of
 from tessera.utils.report.page.facts import Facts, readable
 
 WORST = 60  # errors that are shown for their cost alone
 OF_A_KIND = 10  # that are shown beside them
 OF_A_CELL = 2  # of the confusion matrix that is shown
 MOST = 140
-SIDE = 220  # pixels of a crop
-BYTES = 3_000_000  # of all crops, as text
-DECODED = 200_000_000  # pixels of their files; where a decoder reduces them, it takes about that much less time
-_AROUND = 0.6  # of the boxes, that is shown on each side of them
-_LEAST = 48  # pixels of the picture that a crop shows at least
-_QUALITY = 78
 _SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the picture as the model sees it
 
 
 Pair = tuple[int, int]
-
-
-class Mark(NamedTuple):
-    """A box on a crop, in its pixels: the object's or the detection's."""
-
-    kind: str
-    x: float
-    y: float
-    width: float
-    height: float
 
 
 class Shown(NamedTuple):
@@ -83,16 +63,6 @@ class Shown(NamedTuple):
     width: int
     height: int
     marks: list[Mark]
-
-
-class _Crop(NamedTuple):
-    uri: str
-    width: int
-    height: int
-    marks: list[Mark]
-
-
-_NO_CROP = _Crop("", 0, 0, [])
 
 
 def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: frozenset[int]) -> list[int]:
@@ -139,67 +109,12 @@ def gallery(facts: Facts) -> list[Shown]:
     """The errors that are shown, by cost."""
     cells = cells_of(facts.found.errors, facts.items)
     rows = chosen(facts.items, cells, frozenset({-1, *most_confused(facts.found.errors.confusion).tolist()}))
-    crops = dict(_crops(facts, rows))
-    return [_shown(facts, row, cells[row], crops.get(row, _NO_CROP)) for row in rows]
+    items = [facts.items[row] for row in rows]
+    crops = dict(crops_of(facts.index, [Subject(item.image, item.true_box, item.box) for item in items]))
+    return [_shown(facts, row, cells[row], crops.get(place, NO_CROP)) for place, row in enumerate(rows)]
 
 
-def _crops(facts: Facts, rows: Sequence[int]) -> Iterator[tuple[int, _Crop]]:
-    """Crops of these errors, each file decoded once, the most costly first, until a budget is spent."""
-    by_image: dict[int, list[int]] = {}
-    for row in rows:
-        by_image.setdefault(facts.items[row].image, []).append(row)
-    size = pixels = 0
-    for image, own in by_image.items():
-        height, width = facts.index.sizes_hw[image].tolist()
-        windows = [_window(facts.items[row], width, height) for row in own]
-        least = min(max(x2 - x1, y2 - y1) for x1, y1, x2, y2 in windows)
-        reduction = next((by for by in REDUCTIONS if least >= SIDE * by), 1)
-        pixels += height * width // reduction
-        if size > BYTES or pixels > DECODED:
-            return
-        try:
-            picture = read_image(facts.index.path(image), reduction, facts.index.pixels)
-        except UserError:  # it is listed without a crop
-            continue
-        for row, window in zip(own, windows, strict=True):
-            crop = _crop(picture, picture.shape[1] / width, window, facts.items[row])
-            size += len(crop.uri)
-            yield row, crop
-
-
-def _window(item: ErrorItem, width: int, height: int) -> tuple[int, int, int, int]:
-    """What is shown of a picture around an error: x1, y1, x2, y2."""
-    boxes = np.array([box for box in (item.box, item.true_box) if box is not None])
-    (x1, y1), (x2, y2) = boxes[:, :2].min(0), boxes[:, 2:].max(0)
-    side = max(x2 - x1, y2 - y1)
-    margin = max(_AROUND * side, (_LEAST - side) / 2)
-    corners = np.clip([x1 - margin, y1 - margin, x2 + margin, y2 + margin], 0, [width, height] * 2)
-    left, top, right, bottom = (int(v) for v in corners.round())
-    return min(left, width - 1), min(top, height - 1), max(right, left + 1), max(bottom, top + 1)
-
-
-def _crop(picture: Pixels, scale: float, window: tuple[int, int, int, int], item: ErrorItem) -> _Crop:
-    x1, y1, x2, y2 = (round(side * scale) for side in window)
-    part = picture[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
-    factor = SIDE / max(part.shape[:2])
-    width, height = (max(round(side * factor), 1) for side in (part.shape[1], part.shape[0]))
-    resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR)
-    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(resized, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-    assert done, part.shape
-    uri = f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
-    boxes = (("true", item.true_box), ("found", item.box))
-    zoom = width / (window[2] - window[0])
-    return _Crop(uri, width, height, [_mark(kind, box, window, zoom) for kind, box in boxes if box is not None])
-
-
-def _mark(kind: str, box: Box, window: tuple[int, int, int, int], zoom: float) -> Mark:
-    x1, y1, x2, y2 = box
-    left, top = window[:2]
-    sides = (x1 - left, y1 - top, x2 - x1, y2 - y1)
-    return Mark(kind, *(round(float(side) * zoom, 1) for side in sides))
-
-
-def _shown(facts: Facts, row: int, cell: Pair, crop: _Crop) -> Shown:
+def _shown(facts: Facts, row: int, cell: Pair, crop: Crop) -> Shown:
     item = facts.items[row]
     predicted, true = ("" if c is None else facts.name(c) for c in (item.predicted, item.true))
     labels = facts.labels.get(item.image)

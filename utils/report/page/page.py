@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import shlex
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -49,13 +50,22 @@ def write_page(facts: Facts) -> None:
 
 def page(facts: Facts) -> str:
     """The page: the same text for the same facts."""
+    return rendered("page.html", _sections(facts))
+
+
+def rendered(template: str, content: Mapping[str, Any]) -> str:
+    """A page of a template of this package, with the style and the script that all of them have, and no other."""
     style, script = _part("page.css"), _part("page.js")
     policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
-    return _template().render(
-        policy=f"{policy}; base-uri 'none'; form-action 'none'",
-        style=Markup(style),  # a file of this package
-        script=Markup(script),
-        **_sections(facts),
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            policy=f"{policy}; base-uri 'none'; form-action 'none'",
+            style=Markup(style),  # a file of this package
+            script=Markup(script),
+            **content,
+        )
     )
 
 
@@ -91,7 +101,7 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "origin": origin,
         "command": readable(origin.command, 2000),
         "flags": {name: readable(str(value), 200) for name, value in origin.config.as_dict().items()},
-        "given": origin.flags,
+        "given": origin.config.given,
         "versions": _versions(facts),
         "usage": _usage(facts),
     }
@@ -181,11 +191,14 @@ def _part(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(_part("page.html"))
 
 
 def _digest(text: str) -> str:

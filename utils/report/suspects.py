@@ -1,0 +1,68 @@
+"""The report of `--find-errors`: the table, the list, the page, and the copy with corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tessera.data.source.index import build_index
+from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.utils.errors import tolerate
+from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.console import print_lines
+from tessera.utils.report.page.facts import Origin
+from tessera.utils.report.suspects_page import PAGE, write_suspects_page
+from tessera.utils.suspects.copy import CHANGES, write_copy
+from tessera.utils.suspects.evidence import Evidence
+from tessera.utils.suspects.files import FILE, suspect_table, write_suspects
+from tessera.utils.suspects.ranking import Suspect, suspects
+from tessera.utils.types import DatasetIndex, DatasetSpec
+
+
+def report_suspects(
+    evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
+) -> None:
+    """Print the table, and write the list, the page and the copy that was asked for; on rank 0.
+
+    Args:
+        evidence: of all images.
+        index, spec: the split, and the dataset that it is of.
+        run: the folder to write to.
+        origin: of the page.
+        config: the flags.
+
+    Raises:
+        UserError: the copy cannot be written.
+    """
+    listed = suspects(evidence, index)
+    print_lines(*suspect_table(listed, len(index.classes), len(index)))
+    labels: dict[int, ImageLabels] = {}
+    with tolerate("lines of the labels"):
+        labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
+    with tolerate(FILE):
+        write_suspects(run / FILE, listed, index, labels)
+        print_lines(f"Suspects: {run / FILE}")
+    if not config.noreport:
+        with tolerate(PAGE):
+            write_suspects_page(run, listed, index, labels, origin)
+            print_lines(f"Page: {run / PAGE}")
+    if config.corrected:
+        print_lines(*_corrected(Path(config.corrected), listed, index, spec, config.corrected_score))
+
+
+def _corrected(
+    folder: Path, listed: Sequence[Suspect], index: DatasetIndex, spec: DatasetSpec, least: float
+) -> list[str]:
+    """Write the copy, and say what is in it."""
+    applied: dict[int, list[Suspect]] = {}
+    for suspect in listed:
+        if suspect.score >= least:
+            applied.setdefault(suspect.image, []).append(suspect)
+    sides = ("train", "val")  # that share their pictures where a part of them is held out
+    others = [split for split in sides if spec.held_out and index.split in sides and split != index.split]
+    changes = write_copy(folder, spec, [index, *(build_index(spec, split) for split in others)], applied)
+    return [
+        f"Corrected copy: {folder / spec.name}.yaml, with {len(changes):,} suggestions of a score of {least:g} and "
+        f"more applied to {len(applied):,} images of {index.split}"
+        + (f"; {folder / CHANGES} lists them" if changes else "")
+    ]

@@ -1,0 +1,87 @@
+"""`label_errors.jsonl`, and the table on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tessera.data.source.label_lines import ImageLabels
+from tessera.utils.files import atomic_write
+from tessera.utils.suspects.evidence import Suspicion
+from tessera.utils.suspects.ranking import Suspect
+from tessera.utils.text import strict_json
+from tessera.utils.types import DatasetIndex
+
+FILE = "label_errors.jsonl"
+LIKELY = 0.5  # score of the suspects that the table counts apart
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Suspicion}  # as people read them
+EXPLAINED = {
+    Suspicion.MISSING: "something is found where nothing is labelled",
+    Suspicion.SPURIOUS: "nothing is found where something is labelled",
+    Suspicion.SHIFTED: "the object is found beside its label",
+    Suspicion.WRONG_CLASS: "an object of another class is found there",
+    Suspicion.DUPLICATE: "two labels of one object",
+}
+
+
+def write_suspects(
+    target: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels]
+) -> None:
+    """Write a line of JSON for each suspect, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with atomic_write(target) as file:
+        for suspect in suspects:
+            file.write(f"{strict_json(suspect_row(suspect, index, labels.get(suspect.image)))}\n".encode())
+
+
+def suspect_row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
+    """A line of the list."""
+    line, own = labels.place(suspect.object) if labels else (None, None)
+    other_line, other = labels.place(suspect.other) if labels else (None, None)
+
+    def name(class_id: int | None) -> str | None:
+        return None if class_id is None else index.names[class_id]
+
+    def rounded(box: tuple[float, ...] | None) -> list[float] | None:
+        return None if box is None else [round(side, 2) for side in box]
+
+    return {
+        "score": suspect.score,
+        "kind": NAMES[suspect.kind],
+        "image": str(index.path(suspect.image)),
+        "label": labels.file if labels else None,
+        "line": line,
+        "id": own,
+        "other_line": other_line,
+        "other_id": other,
+        "class": name(suspect.labelled),
+        "suggested_class": name(suspect.suggested),
+        "confidence": round(suspect.confidence, 4),
+        "iou": None if suspect.iou is None else round(suspect.iou, 4),
+        "box": rounded(suspect.box),
+        "suggested_box": rounded(suspect.suggested_box),
+    }
+
+
+def suspect_table(suspects: Sequence[Suspect], labels: int, images: int) -> list[str]:
+    """Lines for the console: how many suspects of each kind, and of how many the score is above one half.
+
+    Args:
+        suspects: all of them.
+        labels, images: how many there are.
+    """
+    if not suspects:
+        return [f"Label errors: none is suspected among {labels:,} labels of {images:,} images."]
+    likely = [suspect for suspect in suspects if suspect.score >= LIKELY]
+    lines = [
+        f"Label errors: {len(suspects):,} suspects among {labels:,} labels of {images:,} images, {len(likely):,} with "
+        f"a score of {LIKELY:g} and more:",
+        f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
+    ]
+    for kind in Suspicion:
+        every, most = (sum(suspect.kind is kind for suspect in part) for part in (suspects, likely))
+        lines.append(f"{NAMES[kind]:>22}{every:>11,}{most:>11,}   {EXPLAINED[kind]}")
+    return lines

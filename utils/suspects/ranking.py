@@ -1,0 +1,162 @@
+"""Suspects: what is likely wrong with which label, with a score from 0 to 1 that compares across kinds.
+
+The score says how likely the detector is right to disagree, by how often it agrees with the labels otherwise:
+
+- trust in a detection is the share of correct ones among those of its confidence, as far as its class does as well as
+  the others;
+- a label without support counts for much where the detector finds nearly all labels of that class and size;
+- a label that lies badly counts for much where the others of its class lie well.
+
+Legend: R rows, C classes, B bins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.suspects.evidence import BINS, Counts, Evidence, Rows, Suspicion, bins_of, sizes_of, steps_of
+from tessera.utils.types import DatasetIndex
+
+LEAST_SCORE = 0.1  # of a suspect that is listed
+_WEIGHT = 10.0  # of what is known of all classes, in objects, beside what is known of one
+_DOUBT = 4.0  # exponent of the share of labels that look better
+_FAR, _CLOSE = 0.3, 0.1  # IoU: from the first on a label is surely about what is detected, up to the second not at all
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A label that is likely wrong.
+
+    Attributes:
+        score: from 0 to 1.
+        kind: what is wrong.
+        image: index of the image.
+        object: row of the label among those of the image; -1 of a missing one.
+        other: the label that a duplicate repeats; else -1.
+        labelled: class of the label; None of a missing one.
+        suggested: class that it should have; None where it should not be there.
+        confidence: of the detection; of a spurious label of the best one about it, 0 without one.
+        iou: of label and detection, or of two labels; None where there are not two.
+        box: of the label, xyxy pixels of the original image.
+        suggested_box: where it should be; None where it should not be there.
+    """
+
+    score: float
+    kind: Suspicion
+    image: int
+    object: int
+    other: int
+    labelled: int | None
+    suggested: int | None
+    confidence: float
+    iou: float | None
+    box: Box | None
+    suggested_box: Box | None
+
+
+def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
+    """What is likely wrong, by descending score; at most one suspect a label. Of equal scores the earlier image.
+
+    Args:
+        evidence: of all images.
+        index: the split.
+    """
+    rows = evidence.rows
+    scores = _scores(rows, evidence.counts, index).round(4)
+    order = np.lexsort((*rows.boxes_xyxy.T, rows.kinds, rows.objects, rows.images, -scores))
+    taken, listed = set[tuple[int, int]](), list[Suspect]()
+    for row in order[scores[order] >= LEAST_SCORE].tolist():
+        place = int(rows.images[row]), int(rows.objects[row])
+        if place[1] < 0 or place not in taken:
+            taken.add(place)
+            listed.append(_suspect(rows, row, float(scores[row]), index))
+    return listed
+
+
+def _suspect(rows: Rows, row: int, score: float, index: DatasetIndex) -> Suspect:
+    kind, image, own = Suspicion(rows.kinds[row]), int(rows.images[row]), int(rows.objects[row])
+    classes, boxes = index.labels(image)
+    goes = kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
+    box = _box(boxes[own]) if own >= 0 else None
+    height, width = index.sizes_hw[image].tolist()
+    found = _box(rows.boxes_xyxy[row].clip(0, [width, height, width, height]))
+    return Suspect(
+        score,
+        kind,
+        image,
+        own,
+        int(rows.others[row]),
+        int(classes[own]) if own >= 0 else None,
+        None if goes else int(rows.classes[row]),
+        float(rows.confidences[row]),
+        float(rows.ious[row]) if rows.ious[row] > 0 else None,
+        box,
+        None if goes else box if kind is Suspicion.WRONG_CLASS else found,
+    )
+
+
+def _box(sides: NDArray[np.float32]) -> Box:
+    x1, y1, x2, y2 = map(float, sides)
+    return x1, y1, x2, y2
+
+
+def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float64]:
+    """Of each row, (R,)."""
+    trust = _trust(counts)[rows.near.astype(np.int64), rows.classes, bins_of(rows.confidences)]
+    sizes = sizes_of(rows.boxes_xyxy, index.sizes_hw[rows.images])
+    supported = _better(counts.supports)[rows.classes, sizes, steps_of(rows.confidences)]
+    others = counts.supports.sum((1, 2))[rows.classes] - 1
+    known = others / (others + _WEIGHT)  # of a class with few labels it is not known how many of them would be found
+    placed = _better(counts.overlaps[:, None])[rows.classes, 0, bins_of(rows.ious)]
+    agrees = rows.supports / np.maximum(rows.confidences, 1e-6)
+    reach = ((rows.ious - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows.ious) * 2).clip(0, 1)
+    return np.select(
+        [rows.kinds == kind for kind in Suspicion],
+        [
+            trust,
+            (1 - trust) * supported**_DOUBT * known,
+            trust * reach * placed**_DOUBT,
+            trust * (1 - agrees).clip(0, 1),
+            ((rows.ious - 0.5) / 0.4).clip(0, 1),
+        ],
+    ).astype(np.float64)
+
+
+def _trust(counts: Counts) -> NDArray[np.float64]:
+    """How likely a detection is correct: (2, C, B), as `Counts.finds`; it rises with the confidence."""
+    finds, correct = (table.sum(1) for table in (counts.finds, counts.correct))
+    usual = np.stack([_rising((c + 1) / (n + 2), n + 2.0) for c, n in zip(correct, finds, strict=True)])
+    sure = slice(BINS // 4, None)  # of the others nearly all are false
+    expected = (counts.finds * usual[:, None])[..., sure].sum((0, 2))
+    ratio = (counts.correct[..., sure].sum((0, 2)) + _WEIGHT) / (expected + _WEIGHT)
+    trust: NDArray[np.float64] = (usual[:, None] * ratio[:, None]).clip(0, 1)
+    return trust
+
+
+def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest values that never fall, by weighted squares: neighbours that do are pooled (Ayer et al. 1955)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
+            (a, w, n), (b, v, m) = pools[-2:]
+            pools[-2:] = [((a * w + b * v) / (w + v), w + v, n + m)]
+    return np.repeat([mean for mean, _, _ in pools], [length for _, _, length in pools])
+
+
+def _better(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The share of the other labels that are beyond the bin of one: (C, Z, B) of classes, sizes, bins, as the result.
+
+    Where there are few of a class and size, those of that size count beside them; where few of these, all labels.
+    """
+    worse: NDArray[np.float64] = np.zeros(counts.shape[-1])
+    for part, weight in ((counts.sum((0, 1)), 0.0), (counts.sum(0), _WEIGHT), (counts, _WEIGHT)):
+        up_to = part.cumsum(-1)  # one of them is the label itself
+        worse = ((up_to - 1).clip(0) + weight * worse) / np.maximum((up_to[..., -1:] - 1).clip(0) + weight, 1)
+    better: NDArray[np.float64] = (1 - worse).clip(0, 1)
+    return better
