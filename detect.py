@@ -48,6 +48,7 @@ from tessera.utils.inference.outputs import (
     PictureFiles,
 )
 from tessera.utils.inference.places import Places
+from tessera.utils.inference.prelabels import DOCUMENTS
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.inference.sources.sources import open_sources
@@ -236,6 +237,8 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
         outputs.append(CsvFile(run / "predictions.csv", config.track))
     if config.save_json:
         outputs.append(JsonLines(run / "predictions.jsonl", described(config, detector)))
+    for tool in dict.fromkeys(config.save_as):
+        outputs.append(DOCUMENTS[tool](run, detector.names, config.weights))
     return outputs
 
 

@@ -229,9 +229,10 @@ def offer_names(model: Model, spec: DatasetSpec, config: ValConfig, run: Path) -
     """Warn where the dataset has the model's classes in another order, and write the model's names to `run`."""
     moved = "" if config.single_cls else moved_classes(model.names, spec.names)
     if moved:
+        key = "classes" if spec.parts else "names"
         write_yaml(run / "names.yaml", {"names": dict(enumerate(model.names))})
         log.warning(
-            f"--weights {config.weights}: {spec.yaml_path} has the classes in another order ({moved}). "
+            f"--weights {config.weights}: `{key}` of {spec.yaml_path} has the classes in another order ({moved}). "
             f"Take the checkpoint's, from {run / 'names.yaml'}, unless the labels are numbers in the other order."
         )
     elif not config.single_cls and (renamed := renamed_classes(model.names, spec.names)):

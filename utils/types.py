@@ -32,8 +32,7 @@ Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
 CocoId = int | str
-# What a fresh run starts from: nothing; weights that know all of the data's classes, in the model that learned them;
-# other weights of a detector; the body of a classifier.
+# A fresh run starts from nothing, weights of all its classes in their own model, others, or the body of a classifier.
 Start = Literal["scratch", "known", "new", "body"]
 
 
@@ -75,7 +74,9 @@ class DatasetSpec:
         pixels: how levels of more than 8 bits become 8.
         held_out: what of "train" is "val"; the two then have the same entries. None where each has its own.
         ignore: names of classes whose objects are ignored regions.
-        label_names: names by the numbers of label files, the ignored ones among them; () where these are `names`.
+        label_names: all names in labels, by the numbers of label files; () where these are `names`.
+        parts: the names in labels that each class is made of; () where each is its own.
+        left_out: names in labels whose objects are background, as `classes` of the YAML does not keep them.
     """
 
     name: str
@@ -88,6 +89,8 @@ class DatasetSpec:
     held_out: HeldOut | None = None
     ignore: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    parts: tuple[tuple[str, ...], ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def nc(self) -> int:
@@ -110,14 +113,14 @@ class DatasetIndex:
         boxes_xyxy: float32 (M, 4), pixels of the original image.
         segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
         segment_points: float32 (K, 2), xy pixels of the original image.
-        digest: hex string that changes with the images, labels or names, and with their files' times: the key of caches
-            on this machine. `content_hash` is the same for a copy on another machine.
+        digest: changes with images, labels, names, and times of files: the key of caches, on this machine alone.
         problems: what the scan found, one line each: "file:line: what".
         ignored_offsets: int64 (N + 1,), where each image's ignored regions start; (0,) where there are none.
         ignored_classes: int32 (R,), the class that a region is about; -1 for any.
         ignored_boxes_xyxy: float32 (R, 4). Nothing is learnt from what is inside, neither that it is an object nor that
             it is background, and what is found there, of the region's class, is not false.
         coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
+        left_out: what `classes` of the YAML leaves out of the labels, in words; "" where that is nothing.
         stored_hash: `content_hash`, where it was computed before; "" else.
         pixels: the dataset's rule for levels of more than 8 bits, part of no file but the dataset's YAML.
     """
@@ -138,6 +141,7 @@ class DatasetIndex:
     ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    left_out: str = ""
     stored_hash: str = ""
     pixels: PixelRule | None = None
 
@@ -200,8 +204,7 @@ class Draw:
         position: place in the epoch's global order; with the epoch it keys the sample's randomness.
         epoch: epoch, from 0; it also decides whether mosaic is still on.
         size_hw: height and width of the sample in pixels, multiples of the stride.
-        neighbours: the images near this place in the epoch's order, itself among them, each with its own place; a
-            mosaic's partners come from here, so that an image decoded for one sample serves others.
+        neighbours: images near this place in the epoch's order, itself too, and their places: a mosaic's partners.
     """
 
     index: int
@@ -293,8 +296,7 @@ class Metrics:
         images_per_class, objects_per_class: int64 (nc,).
         images, objects: totals.
         confidence: where the mean smoothed F1 is best.
-        class_confidences: float64 (nc,), where the smoothed F1 of each class is best; `confidence` for classes without
-            objects, and for those of which none was found.
+        class_confidences: float64 (nc,), where each class's F1 is best; `confidence` where none is there, or found.
         losses: one for each of the criterion's names; () where no loss was asked for.
         speed_ms: milliseconds an image: preparation, inference, NMS.
         names: class names by index; () where they are not known.

@@ -21,7 +21,7 @@ from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import missing_labels, refuse_unusable, unused_ignores
+from tessera.data.source.refusals import left_out_line, missing_labels, refuse_unusable, unused_ignores
 from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
@@ -30,8 +30,8 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 5  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\2"  # its last byte counts the layouts of the file
+_FORMAT = 6  # raise it when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\3"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 SINGLE_CLASS = "item"  # of --single-cls
@@ -65,6 +65,8 @@ def build_index(
     if digest is not None and (stored := read_index(path, digest)) is not None:
         return dataclasses.replace(stored.content, pixels=spec.pixels)
     index = _verified_index(path, spec, split, single_cls)
+    if index.left_out:
+        logger.info(index.left_out)
     verified[str(path)] = index.digest
     return dataclasses.replace(index, pixels=spec.pixels)
 
@@ -87,7 +89,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     refuse_unusable(spec, split, listing, scanned)
     ids = _coco_ids(listing, scanned, spec, names, single_cls)
     listing.notes.extend(unused_ignores(spec, split, scanned))
-    index = _assemble(split, names, listing, scanned, digest, ids)
+    index = _assemble(split, names, listing, scanned, digest, ids, left_out_line(spec, split, scanned))
     try:
         write_index(path, index, listing.coco_images)
     except OSError as error:
@@ -127,7 +129,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
         *spec.names,
         str(single_cls),
         *([str(spec.held_out)] if spec.held_out else []),
-        *([str(spec.label_names)] if spec.label_names else []),
+        *([str((spec.label_names, spec.parts))] if spec.label_names else []),
     ]
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
@@ -144,7 +146,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
     part = [split, *spec.held_out] if spec.held_out else []
-    classes = [names, spec.ignore, spec.label_names]
+    classes = [names, spec.ignore, spec.label_names, spec.parts]
     header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.notes, part])
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
@@ -161,7 +163,14 @@ def _coco_ids(
     if not all(place in listing.coco for place in kept):
         return None
     files = {file: categories for file, _, categories in listing.coco.values()}
-    ids = ids_of([listing.coco[place][1].id for place in kept], list(files.values()), names, single, spec.ignore)
+    # A class made of one category has its id; one that is merged has that of its own name, if this is among its parts.
+    named = [
+        name if name in parts else parts[0] if len(parts) == 1 else ""
+        for name, parts in zip(spec.names, spec.parts or [(name,) for name in spec.names], strict=True)
+    ]
+    untrained = spec.ignore + spec.left_out
+    images = [listing.coco[place][1].id for place in kept]
+    ids = ids_of(images, list(files.values()), named, single, untrained)
     if ids is None:
         listing.notes.append(
             f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "
@@ -171,7 +180,13 @@ def _coco_ids(
 
 
 def _assemble(
-    split: str, names: tuple[str, ...], listing: Listing, scanned: Scan, digest: str, ids: CocoIds | None
+    split: str,
+    names: tuple[str, ...],
+    listing: Listing,
+    scanned: Scan,
+    digest: str,
+    ids: CocoIds | None,
+    left_out: str,
 ) -> DatasetIndex:
     paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
     arrays: dict[str, NDArray[Any]] = {
@@ -195,6 +210,7 @@ def _assemble(
         names=names,
         digest=digest,
         problems=(*listing.notes, *missing_labels(split, listing, scanned), *scanned.problems),
+        left_out=left_out,
         stored_hash="",
         pixels=None,
         **arrays,
@@ -234,6 +250,7 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
             "names": index.names,
             "digest": index.digest,
             "problems": index.problems,
+            "left_out": index.left_out,
             "content_hash": index.content_hash(),
             "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
         }
@@ -286,6 +303,7 @@ def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
         names=tuple(header["names"]),
         digest=header["digest"],
         problems=tuple(header["problems"]),
+        left_out=header["left_out"],
         stored_hash=header["content_hash"],
         pixels=None,
         **arrays,

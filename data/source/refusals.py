@@ -16,6 +16,7 @@ from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT = 5, 3
 _NEXT_LINE = "\n  "
+_MOST_LEFT_OUT = 10  # classes to name
 MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
 
 
@@ -57,7 +58,7 @@ def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
     """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
     beyond = {name for _, name in scanned.unknown}
     return (
-        not spec.ignore
+        not spec.label_names
         and beyond == {str(spec.nc)}
         and not (scanned.classes == 0).any()
         and (spec.nc == 1 or len(scanned.classes) > 0)
@@ -88,6 +89,22 @@ def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
     if split != "train" or not unused:
         return []
     return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
+
+
+def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
+    """What `classes` leaves out of the labels: objects by class, and images that are background without them."""
+    if not spec.left_out:
+        return ""
+    objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
+    of_images = scanned.left_out_counts > 0
+    emptied = int((of_images & (scanned.counts == 0) & (scanned.ignored_counts == 0)).sum())
+    by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
+    by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
+    return (
+        f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
+        f"{sum(objects):,} objects in {int(of_images.sum()):,} images, {emptied:,} of which are background without "
+        f"them: {first_of(by_class, _MOST_LEFT_OUT)}"
+    )
 
 
 def without_objects(split: str, images: int) -> str:

@@ -29,21 +29,24 @@ class ClassNames(NamedTuple):
     """What is checked against.
 
     Attributes:
-        ids: name → class; -2 - k of the k-th class that the dataset ignores.
-        single: every class is taken, and becomes 0, but for those that are ignored.
-        numbers: what the numbers of label files stand for; () where nothing is ignored, and every number is its class.
+        ids: name → class; -2 - k of the k-th class that the dataset ignores or, behind these, leaves out.
+        single: every class is taken, and becomes 0, but for those that are ignored or left out.
+        numbers: what the numbers of label files stand for; () where every number is its class.
+        ignored: how many classes are ignored.
     """
 
     ids: Mapping[str, int]
     single: bool
     numbers: tuple[int, ...] = ()
+    ignored: int = 0
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
-        """The classes that a dataset trains and ignores."""
-        ids = {name: number for number, name in enumerate(spec.names)}
-        ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore)}
-        return cls(ids, single, tuple(ids[name] for name in spec.label_names))
+        """The classes that a dataset trains, ignores and leaves out."""
+        parts = spec.parts or [(name,) for name in spec.names]
+        ids = {name: number for number, names in enumerate(parts) for name in names}
+        ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
+        return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore))
 
 
 class Scan(NamedTuple):
@@ -60,6 +63,8 @@ class Scan(NamedTuple):
         ignored_counts: int64 (n,), ignored regions of each image.
         ignored_classes: int32 (r,), as in `Regions`.
         ignored_boxes_xyxy: float32 (r, 4) pixels.
+        left_out_counts: int64 (n,), objects and regions of each image of classes that are left out.
+        left_out_classes: int64 (l,), the place of each one's class among those that are left out.
         problems: "file:line: what" of all that is wrong.
         unknown: (place, class) of rows whose class the dataset does not name.
     """
@@ -74,6 +79,8 @@ class Scan(NamedTuple):
     ignored_counts: NDArray[np.int64]
     ignored_classes: NDArray[np.int32]
     ignored_boxes_xyxy: NDArray[np.float32]
+    left_out_counts: NDArray[np.int64]
+    left_out_classes: NDArray[np.int64]
     problems: list[str]
     unknown: list[tuple[str, str]]
 
@@ -135,7 +142,11 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         ignored.classes.extend(found.classes)
         ignored.boxes.extend(found.boxes)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
-    of_objects, of_ignored = (np.repeat(sizes_hw, np.array(n, np.int64), 0) for n in (counts, ignored_counts))
+    of_objects = np.repeat(sizes_hw, np.array(counts, np.int64), 0)
+    owners = np.repeat(np.arange(len(sizes)), np.array(ignored_counts, np.int64))
+    of_regions = np.array(ignored.classes, np.int64)
+    places = ANY_CLASS - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
+    is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
@@ -144,9 +155,11 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
         np.array(point_counts, np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
-        np.array(ignored_counts, np.int64),
-        np.minimum(np.array(ignored.classes, np.int32), 0 if names.single else NO_CLASS_LIMIT),
-        pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4), of_ignored),
+        np.bincount(owners[is_ignored], minlength=len(sizes)),
+        np.minimum(of_regions[is_ignored].astype(np.int32), 0 if names.single else NO_CLASS_LIMIT),
+        pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4)[is_ignored], sizes_hw[owners[is_ignored]]),
+        np.bincount(owners[~is_ignored], minlength=len(sizes)),
+        places[~is_ignored],
         problems,
         unknown,
     )

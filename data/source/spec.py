@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
-import yaml
-
+from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
 from tessera.data.source.annotations.coco import read_names
 from tessera.data.source.listing import expand, stats
 from tessera.data.source.place import GENERATORS, Place, absolute
@@ -29,15 +23,13 @@ from tessera.utils.files import kept, special_kind, user_path
 from tessera.utils.flags.program import HOME
 from tessera.utils.pixels import PixelRule
 from tessera.utils.seeding import HeldOut
-from tessera.utils.text import first_of, is_one_line, shown
+from tessera.utils.text import first_of, shown
 from tessera.utils.types import Archive, DatasetSpec
-from tessera.utils.yaml_file import Row, YamlMapping, read_yaml
+from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_KEYS = (*SPLITS, "path", "names", "nc", "ignore", "download", "generate", "pixels", "split_seed")
+_KEYS = (*SPLITS, "path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed")
 _FOLDER = HOME / "data"
-LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
-_NAMES = "a list, or a map from 0, 1, 2 … to names"
 
 
 def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
@@ -58,7 +50,7 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     found = read_yaml(yaml_path, "keys such as train, val and names")
     _refuse_misspelled(found)
     in_coco = found.values.get("names") is None and _is_coco(found)
-    classes = Classes() if in_coco else _classes(found)
+    classes = Classes() if in_coco else classes_of(found)
     held_out = _held_out(found)
     entries = _entries(found, held_out)
     archives, refused = _archives(found)
@@ -77,8 +69,8 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
     spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out)
     if in_coco:
-        classes = _classes_of_coco(found, _names_of_coco(spec))
-    return dataclasses.replace(spec, names=classes.names, ignore=classes.ignore, label_names=classes.label_names)
+        classes = classes_of_coco(found, _names_of_coco(spec))
+    return dataclasses.replace(spec, **classes._asdict())
 
 
 def _find_yaml(data: str | Path) -> Path:
@@ -119,123 +111,6 @@ def _is_typo(key: str, known: str) -> bool:
     start = next((i for i, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
     rest, other = key[start:], known[start:]
     return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
-
-
-class Classes(NamedTuple):
-    """`names` and `ignore`, and the names by the numbers of label files, as in DatasetSpec."""
-
-    names: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    label_names: tuple[str, ...] = ()
-
-
-def _classes(found: YamlMapping) -> Classes:
-    """The classes that are trained, and those that are ignored: together they have the numbers of label files."""
-    names = _numbered(found, "names", 0)
-    if not found.values.get("ignore"):
-        _require_all_numbers(found, names)
-        return Classes(tuple(names.values()))
-    ignore = _numbered(found, "ignore", max(names) + 1)
-    where = found.at("ignore")
-    numbers = {name: number for number, name in names.items()}
-    if not names.keys() - {numbers.get(name) for name in ignore.values()}:
-        raise ConfigError(f"{where}: ignore: found all of names, so that no class is trained. Take one out of ignore.")
-    for number, name in ignore.items():
-        if name in numbers:
-            raise ConfigError(
-                f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
-                f"ignore it under its number in label files, write\n{_apart(names, list(ignore.values()))}"
-            )
-        if number in names:
-            raise ConfigError(
-                f"{where}: ignore: class {number} is {shown(name)}, but in names it is {shown(names[number])}. "
-                "Together they number the classes of label files, each once."
-            )
-    together = dict(sorted({**names, **ignore}.items()))
-    _require_all_numbers(found, together)
-    return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
-
-
-def _apart(names: Mapping[int, str], ignore: Sequence[str]) -> str:
-    """Two lines that ignore classes of `names` under their numbers there, and others under numbers beyond."""
-    numbers, beyond = {name: number for number, name in names.items()}, itertools.count(max(names) + 1)
-    ignored = {numbers[name] if name in numbers else next(beyond): name for name in ignore}
-    trained = {number: name for number, name in names.items() if number not in ignored}
-    apart = {"names": trained, "ignore": ignored}
-    return yaml.safe_dump(apart, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf).rstrip()
-
-
-def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
-    """Class → name, ascending, of a list that counts from `first`, or a map."""
-    names, where = found.values.get(key), found.at(key)
-    if not names or not isinstance(names, (list, dict)):
-        raise ConfigError(f"{where}: {key}: found {shown(names)}, expected {_NAMES}. Name the classes of the labels.")
-    rows: dict[int, Row] = {first + row: row for row in range(len(names))}  # class → its row in the file
-    if isinstance(names, dict):
-        keys = [int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 10 else key for key in names]
-        number, times = Counter(keys).most_common(1)[0]
-        if times > 1:  # 0 and "0"
-            raise ConfigError(f"{where}: {key}: found the key {shown(number)} twice, expected each once.")
-        if odd := [number for number in keys if type(number) is not int or number < 0]:
-            raise ConfigError(f"{where}: {key}: found the key {shown(odd[0])}, expected {_NAMES} without gaps.")
-        rows = dict(sorted(zip(keys, map(str, names), strict=True)))
-        names = [name for _, name in sorted(zip(keys, names.values(), strict=True), key=lambda pair: pair[0])]
-    # What an editor of Windows puts before a text is no part of a name.
-    names = [name.removeprefix("\ufeff") if isinstance(name, str) else name for name in names]
-    for number, name in zip(rows, names, strict=True):
-        if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
-            raise ConfigError(
-                f"{found.at(key, rows[number])}: {key}: class {number} is {shown(name)}, expected a name. "
-                "Put it in quotes."
-            )
-        if len(str(name)) > LONGEST_CLASS_NAME or not is_one_line(str(name)):
-            raise ConfigError(
-                f"{found.at(key, rows[number])}: {key}: class {number} is {shown(name)}, expected a name of at "
-                f"most {LONGEST_CLASS_NAME} characters on one line, without control characters."
-            )
-    numbered = dict(zip(rows, map(str, names), strict=True))
-    twice, times = Counter(numbered.values()).most_common(1)[0]
-    if times > 1:
-        numbers = [number for number, name in numbered.items() if name == twice]
-        raise ConfigError(
-            f"{found.at(key, rows[numbers[1]])}: {key}: {shown(twice)} is the name of classes "
-            f"{first_of(list(map(str, numbers)), 8, ' and ')}. Give each its own."
-        )
-    nc = found.values.get("nc")
-    if key == "names" and nc is not None and (type(nc) is not int or nc != len(names)):
-        raise ConfigError(
-            f"{found.at('nc')}: nc is {shown(nc)}, but names has {len(names)} classes. Make them agree, or leave nc "
-            "out."
-        )
-    return numbered
-
-
-def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
-    """Refuse classes that do not count from 0 on without gaps."""
-    odd = sorted(names.keys() - set(range(len(names))))
-    if odd:
-        raise ConfigError(f"{found.at('names')}: names: found the key {odd[0]}, expected {_NAMES} without gaps.")
-
-
-def _classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
-    """Without `names`: all categories but those that are ignored; categories have names, and no numbers here.
-
-    Raises:
-        ConfigError: one that is to be ignored is no category.
-    """
-    ignore = list(_numbered(found, "ignore", 0).values()) if found.values.get("ignore") else []
-    for name in ignore:
-        if name not in categories:
-            raise ConfigError(
-                f"{found.at('ignore')}: ignore: no category is named {shown(name)}.{did_you_mean(name, categories)}"
-            )
-    trained = [name for name in categories if name not in ignore]
-    if categories and not trained:
-        raise ConfigError(
-            f"{found.at('ignore')}: ignore: found all {len(categories)} categories, so that no class is trained. "
-            "Take one out."
-        )
-    return _classes(dataclasses.replace(found, values={**found.values, "names": trained, "ignore": ignore}))
 
 
 def _is_coco(found: YamlMapping) -> bool:

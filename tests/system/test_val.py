@@ -112,6 +112,21 @@ def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offere
     assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
 
 
+def test_a_checkpoint_of_all_classes_on_some_of_them(trained: list[str], tmp_path: Path, command: Command) -> None:
+    other = tmp_path / "other.yaml"
+    text = Path(trained[1]).read_text()
+    names = yaml.safe_load(text)["names"]
+    other.write_text(f"{text}\nclasses: {[*reversed(names)]}\n")
+    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
+    assert done.code == 0 and f"`classes` of {other} has the classes in another order" in done.err, done.said
+    other.write_text(f"{text}\nclasses: {names[:1]}\n")
+    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
+    found = (
+        f"knows {len(names)} classes, but {other} has 1 of {len(names)} by `classes`. Give the YAML that the weights"
+    )
+    assert done.code == 1 and found in done.err and f"leaves out {len(names) - 1} of {len(names)} classes" in done.err
+
+
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)gone\.yaml: no such .*best\.pt was trained on"):
         read_dataset("", "best.pt", str(tmp_path / "gone.yaml"))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tessera.data.source.spec import LONGEST_CLASS_NAME
+from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.engine.stopping import START
 from tessera.utils.text import shown

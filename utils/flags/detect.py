@@ -8,6 +8,8 @@ from typing import Literal
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import Options, option, parsed_confidence, trust_file_option
 
+TOOLS = ("coco", "label-studio", "cvat")
+
 
 @dataclass(frozen=True)
 class DetectConfig(Options):
@@ -43,6 +45,9 @@ class DetectConfig(Options):
     )
     save_csv: bool = option(False, "write predictions.csv", kind=bool)
     save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
+    save_as: tuple[str, ...] = option(
+        (), "write pre-labels of pictures to import: coco, label-studio, cvat", choices=TOOLS, many=True
+    )
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_crop: bool = option(False, "write each detection as a picture of its own", kind=bool)
     nosave: bool = option(False, "write no pictures and videos with boxes", kind=bool)

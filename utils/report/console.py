@@ -10,7 +10,7 @@ from tqdm import tqdm
 from tessera.utils.text import printable
 
 # In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
-_PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export", "compare"})
+_PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export", "compare", "convert"})
 
 
 def setup_logging(rank: int, size: int) -> None:

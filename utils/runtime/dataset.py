@@ -51,9 +51,13 @@ def check_classes(model: Model, spec: DatasetSpec, given: str, *, single_cls: bo
         UserError: names both.
     """
     if model.nc != spec.nc and not single_cls:
+        kept, remedy = f"names {spec.nc}", "Give the YAML that the weights were trained with"
+        if spec.parts:
+            kept = f"has {spec.nc} of {len(spec.label_names)} by `classes`"
+            remedy += " (with `classes` or without it as it was there)"
         raise UserError(
-            f"{given} knows {model.nc} classes, but {spec.yaml_path} names {spec.nc}. "
-            f"Give the YAML that the weights were trained with, or --single-cls to ignore classes."
+            f"{given} knows {model.nc} classes, but {spec.yaml_path} {kept}. {remedy}, or --single-cls to ignore "
+            "classes."
         )
 
 

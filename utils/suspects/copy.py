@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tessera.data.source.annotations.classes import keys_of
 from tessera.data.source.label_lines import label_lines
 from tessera.data.source.listing import label_path
 from tessera.utils.errors import ConfigError, UserError
@@ -135,11 +136,7 @@ def _write_split(
 def _write_yaml(target: Path, spec: DatasetSpec, copied: Mapping[str, list[str]]) -> None:
     """The dataset's YAML, with other entries for the splits that were copied."""
     others = {split: [str(entry) for entry in entries] for split, entries in spec.splits.items()}
-    content: dict[str, Any] = {"path": ".", **others, **copied}
-    numbered = dict(enumerate(spec.label_names or spec.names))
-    content["names"] = {number: name for number, name in numbered.items() if name in spec.names}
-    if spec.ignore:
-        content["ignore"] = {number: name for number, name in numbered.items() if name in spec.ignore}
+    content: dict[str, Any] = {"path": ".", **others, **copied, **keys_of(spec)}
     if spec.pixels:
         content["pixels"] = spec.pixels.as_dict()
     target.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")

@@ -98,8 +98,9 @@ def _row(number: str, shares: Sequence[float]) -> str:
 
 
 def _number(spec: DatasetSpec, class_id: int) -> str:
-    """What a label file calls a class."""
-    return str(spec.label_names.index(spec.names[class_id]) if spec.label_names else class_id)
+    """What a label file calls a class; one that is merged of several by the first of them."""
+    name = spec.parts[class_id][0] if spec.parts else spec.names[class_id]
+    return str((spec.label_names or spec.names).index(name))
 
 
 def _text_rows(path: Path) -> list[str]:

@@ -22,9 +22,9 @@ def ids_of(
     Args:
         images: the ids of the images of a split.
         categories: category id → name of each file that they come from.
-        names: class names.
+        names: the category that each class is called after.
         single: all classes count as one.
-        ignore: names of the classes that are ignored.
+        ignore: names of the classes that are not trained.
     """
     by_name: dict[str, int] = {}
     by_id: dict[int, str] = {}

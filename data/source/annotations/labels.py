@@ -29,7 +29,7 @@ class Regions(NamedTuple):
 
     Attributes:
         classes: the class that each region is about; ANY_CLASS; -2 - k for an object of the dataset's k-th ignored
-            class, which is about every class too.
+            class, which is about every class too. Behind these count classes that are left out: the scan drops them.
         boxes: as in ParsedLabels.
     """
 
@@ -127,8 +127,8 @@ def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabe
     Args:
         raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines are accepted.
         nc: number of classes, the ignored ones included.
-        classes: what the first numbers of a file stand for, as in `Regions` those that are ignored; () where every
-            number is its class.
+        classes: what the first numbers of a file stand for, as in `Regions` those that are ignored or left out; ()
+            where every number is its class.
     """
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw[3:]
@@ -176,7 +176,7 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels
         else:
             class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
-            rows.add(number, row, class_id, polygon_box(points) if len(points) else row[1:], points)
+            rows.add(number, (class_id, *row[1:]), class_id, polygon_box(points) if len(points) else row[1:], points)
     return rows.parsed()
 
 

@@ -73,8 +73,13 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         elif isinstance(box, str):
             rows.problems.append((item.line, box))
         else:
-            rows.add(item.line, (name, *corners), class_ids[name], box)
+            rows.add(item.line, (class_ids[name], *corners), class_ids[name], box)
     return rows.parsed()
+
+
+def voc_objects(raw: bytes) -> list[dict[str, str]]:
+    """Element → its text of each object, those of its <bndbox> among them, of a file that `parse_voc` reads."""
+    return [item.fields for item in _parse(raw).objects]
 
 
 def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:

@@ -115,19 +115,20 @@ def _of_records(part: Part) -> BoxRows:
     owners: list[int] = []
     boxes: list[list[float]] = []
     ordered: list[bool] = []
+    untrained = part.spec.ignore + part.spec.left_out
     for place in part.places.tolist():
         if place in part.listing.coco:
             _, image, categories = part.listing.coco[place]
             records = [
                 numbers(record.get("bbox"))
                 for _, record in image.annotations
-                if not record.get("iscrowd") and category_of(record, categories) not in part.spec.ignore
+                if not record.get("iscrowd") and category_of(record, categories) not in untrained
             ]
             rows = [row for row in records if row is not None and len(row) == 4]
             found = [[x, y, x + width, y + height] for x, y, width, height in rows]
             ordered += [width > x and height > y for x, y, width, height in rows]
         elif part.listing.labels[place].endswith(".xml"):
-            found = _of_voc(part.listing.labels[place], part.spec.ignore)
+            found = _of_voc(part.listing.labels[place], untrained)
             ordered += [False] * len(found)
         else:
             continue
@@ -136,9 +137,9 @@ def _of_records(part: Part) -> BoxRows:
     return np.array(owners, np.int64), np.array(boxes, np.float64).reshape(-1, 4), np.array(ordered, np.bool_)
 
 
-def _of_voc(path: str, ignore: Sequence[str]) -> list[list[float]]:
-    """Corners in pixels of the objects that are not ignored; nothing is cut off."""
-    fractions = np.array(any_labels(path, ignore).boxes).reshape(-1, 4)
+def _of_voc(path: str, untrained: Sequence[str]) -> list[list[float]]:
+    """Corners in pixels of the objects of other classes; nothing is cut off."""
+    fractions = np.array(any_labels(path, untrained).boxes).reshape(-1, 4)
     half = fractions[:, 2:] / 2
     corners: list[list[float]] = (np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS).tolist()
     return corners

@@ -53,7 +53,8 @@ def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
     named = {name for categories in files.values() for name in categories.values()}
     if not listing.coco or len(listing.coco) < len(listing.images):  # labels of other kinds may have them
         return set()
-    missing = [name for name in part.spec.names if name not in named]
+    parts = part.spec.parts or [(name,) for name in part.spec.names]
+    missing = [name for name, own in zip(part.spec.names, parts, strict=True) if named.isdisjoint(own)]
     if missing:
         check.notes.append(
             f"{first_of(list(files), 3)}: found no category named {first_of(list(map(shown, missing)), 8)}, which "

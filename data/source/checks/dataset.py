@@ -17,7 +17,7 @@ from tessera.data.source.checks.twins import check_twins
 from tessera.data.source.held_out import part_of
 from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images
-from tessera.data.source.refusals import refuse_unusable, unused_ignores
+from tessera.data.source.refusals import left_out_line, refuse_unusable, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
@@ -47,7 +47,8 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         _check_part(check, part)
         looks[part] = check_pictures(check, part)
-        check.facts += [sizes_at(part, imgsz), *ignored_regions(part)]
+        left_out = left_out_line(spec, split, part.scanned)
+        check.facts += [sizes_at(part, imgsz), *ignored_regions(part), *([left_out] if left_out else [])]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""

@@ -194,3 +194,10 @@ def test_flags_of_the_command_are_those_that_were_given(facts: Facts) -> None:
     origin = dataclasses.replace(facts.origin, config=config)
     program, *given = origin.command.split(" --")
     assert program == "uv run val.py" and sorted(given) == ["data some.yaml", "name 'two words'", "save-txt"]
+
+
+def test_what_the_dataset_leaves_out_is_said(facts: Facts) -> None:
+    said = "val: `classes` leaves out 1 of 5 classes with 3 objects in 2 images: '<b>' 3"
+    assert "leaves out" not in page(facts)
+    told = page(dataclasses.replace(facts, index=dataclasses.replace(facts.index, left_out=said)))
+    assert f"<p>{html.escape(said)}.</p>" in told.replace("&#39;", "&#x27;")

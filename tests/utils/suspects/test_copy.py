@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -15,6 +17,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.suspects.copy import require_new, write_copy
+from tessera.utils.suspects.corrections import box_row
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.folds import part_of_index
 from tessera.utils.suspects.ranking import Suspect
@@ -105,6 +108,7 @@ def test_the_changes_are_those_suggested_and_all_else_stays(tmp_path: Path) -> N
     assert [row["line"] for row in said] == [None, 1, 2, 4, 6] and {row["copy"] for row in said} == {
         "labels/train/0.txt"
     }
+    assert box_row(replace(spec, label_names=spec.names, parts=(("dog", "cat"),)), 0, (0, 0, 2, 2), (2, 2))[0] == "1"
     moved = target.rename(tmp_path / "moved")  # a copy may go elsewhere
     again = load_spec(moved / "set.yaml")
     read = build_index(again, "train")
@@ -113,9 +117,12 @@ def test_the_changes_are_those_suggested_and_all_else_stays(tmp_path: Path) -> N
     assert (moved / "images" / "train" / "0.jpg").is_symlink()
 
 
+@pytest.mark.parametrize("classes", ["", "classes: [dog]", "classes: {pet: [dog, cat]}"])
 @pytest.mark.parametrize("made", [text_set, coco_set])
-def test_a_copy_without_changes_is_the_dataset(made: object, tmp_path: Path) -> None:
-    spec = load_spec(made(tmp_path / "set"))  # type: ignore[operator]
+def test_a_copy_without_changes_is_the_dataset(made: Callable[[Path], Path], classes: str, tmp_path: Path) -> None:
+    data = made(tmp_path / "set")
+    data.write_text(f"{data.read_text()}{classes}\n")
+    spec = load_spec(data)
     index = build_index(spec, "train")
     assert write_copy(tmp_path / "copy", spec, [index], {}) == []
     again = load_spec(tmp_path / "copy" / "set.yaml")

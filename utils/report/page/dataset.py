@@ -9,7 +9,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from tessera.utils.report.page.breakdown import sides_as_seen
-from tessera.utils.report.page.facts import Facts
+from tessera.utils.report.page.facts import Facts, readable
 from tessera.utils.report.page.svg import line_chart
 from tessera.utils.types import DatasetIndex
 
@@ -32,6 +32,7 @@ class Glance(NamedTuple):
     """What the page shows of a dataset."""
 
     splits: list[Split]
+    left_out: list[str]
     sizes: Markup | None
 
 
@@ -58,7 +59,8 @@ def glance(facts: Facts) -> Glance:
         title = f"Boxes by their side in a picture of {facts.origin.imgsz} pixels, as a share of each split"
         label = f"side in pixels, in a picture of {facts.origin.imgsz}"
         chart = line_chart(title, _SIDES[:-1], shares, x_label=label, in_powers=True)
-    return Glance([_split(name, index) for name, index in splits.items()], chart)
+    left_out = [readable(index.left_out, 1000) for index in splits.values() if index.left_out]
+    return Glance([_split(name, index) for name, index in splits.items()], left_out, chart)
 
 
 def _split(name: str, index: DatasetIndex) -> Split:

@@ -1,0 +1,138 @@
+"""Write the labels of a dataset in another format: YOLO text, COCO JSON or Pascal VOC.
+
+    uv run convert.py --data my.yaml --to coco --out ../datasets/my-coco
+    uv run train.py --data ../datasets/my-coco/my.yaml
+
+Numbers come back exactly where labels are converted there and back. Pictures are linked. What a format has no place
+for is said, and kept in conversion.jsonl beside the labels, which convert.py reads (docs/datasets.md). A dataset with
+labels that cannot be read is refused, as `train.py --check-data` lists them. Nothing of the source is changed.
+
+From Python: `tessera.convert(data="my.yaml", to="coco", out="my-coco")` takes the names of the flags.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tessera.utils.flags.convert import ConvertConfig
+from tessera.utils.startup import check_command_line, end_process
+
+if __name__ == "__main__":
+    check_command_line(ConvertConfig)
+
+from tessera.data.conversion.kept import NAME
+from tessera.data.conversion.read import read_dataset
+from tessera.data.conversion.verify import verify
+from tessera.data.conversion.write import write_dataset
+from tessera.data.source.place import absolute
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.files import user_path
+from tessera.utils.ranks.failures import run_rank
+from tessera.utils.report.console import print_lines, setup_logging
+from tessera.utils.text import first_of, shown
+
+log = logging.getLogger(__name__)
+
+_SHOWN, _NEXT_LINE = 5, "\n  "
+
+
+class Converted(NamedTuple):
+    """What convert.py wrote.
+
+    Attributes:
+        yaml: the dataset.
+        images, objects: how many; ignored regions are objects too.
+        losses: what the labels have no place for → how often.
+        notes: what was found beside, a line each.
+    """
+
+    yaml: Path
+    images: int
+    objects: int
+    losses: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def convert(config: ConvertConfig) -> Converted:
+    """Read the dataset of config.data, write it, and read it again as training would."""
+    folder = absolute(user_path(config.out, "--out"))
+    found = read_dataset(load_spec(config.data))
+    with new_folder(folder) as part:
+        losses = write_dataset(found, part, config.to, copy_images=config.copy_images)
+        notes = [*found.notes, *verify(found, part / f"{found.spec.name}.yaml")]
+    images = [image for split in found.splits.values() for image in split]
+    return Converted(
+        folder / f"{found.spec.name}.yaml",
+        len(images),
+        sum(len(image.objects) for image in images),
+        losses,
+        tuple(notes),
+    )
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is there whole at the end or not at all, under another name until then.
+
+    Raises:
+        UserError: there is one that is not empty, or it cannot be written.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(
+                f"--out {shown(folder)}: it is there, and not empty. Give a new folder; nothing is replaced."
+            )
+        if part.exists():
+            shutil.rmtree(part)  # of a conversion that was killed
+        part.mkdir(parents=True)
+        try:
+            yield part
+            if folder.is_dir():
+                folder.rmdir()
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        at = f" ({shown(Path(error.filename))})" if isinstance(error.filename, str) else ""
+        raise UserError(f"--out {shown(folder)}: it cannot be written: {error.strerror}{at}.") from error
+
+
+def report(converted: Converted, config: ConvertConfig) -> None:
+    """What was written, and what is to be known of it."""
+    if converted.notes:
+        log.warning(f"--data {config.data}:\n  {first_of(converted.notes, _SHOWN, _NEXT_LINE)}")
+    for what, count in sorted(converted.losses.items()):
+        log.warning(f"{what}: {count:,}{'' if config.to == 'coco' else f'; {NAME} keeps them as they were'}.")
+    print_lines(f"{converted.images:,} images with {converted.objects:,} objects and ignored regions: {converted.yaml}")
+
+
+def run(**kwargs: Any) -> Converted:
+    """Convert from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags or the data, or a folder that cannot be written.
+    """
+    config = ConvertConfig(**ConvertConfig.named(kwargs))
+    setup_logging(0, 1)
+    converted = convert(config)
+    report(converted, config)
+    return converted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    code, _ = run_rank(lambda: run(**ConvertConfig.from_args(arguments)))
+    return code
+
+
+if __name__ == "__main__":
+    end_process(main())

@@ -1,0 +1,227 @@
+"""The classes of a dataset's YAML: what `names` and `ignore` number in its labels, and what `classes` makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.text import first_of, is_one_line, shown
+from tessera.utils.types import DatasetSpec
+from tessera.utils.yaml_file import Row, YamlMapping
+
+LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
+_NAMES = "a list, or a map from 0, 1, 2 … to names"
+
+
+class Classes(NamedTuple):
+    """As in DatasetSpec."""
+
+    names: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+    parts: tuple[tuple[str, ...], ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def classes_of(found: YamlMapping) -> Classes:
+    """What `names`, `ignore` and `classes` say.
+
+    Raises:
+        ConfigError: a mistake in one of them.
+    """
+    return _chosen(found, _all_classes(found), is_numbered=True)
+
+
+def _all_classes(found: YamlMapping) -> Classes:
+    """The classes that are trained, and those that are ignored: together they have the numbers of label files."""
+    names = _numbered(found, "names", 0)
+    if not found.values.get("ignore"):
+        _require_all_numbers(found, names)
+        return Classes(tuple(names.values()))
+    ignore = _numbered(found, "ignore", max(names) + 1)
+    where = found.at("ignore")
+    numbers = {name: number for number, name in names.items()}
+    if not names.keys() - {numbers.get(name) for name in ignore.values()}:
+        raise ConfigError(f"{where}: ignore: found all of names, so that no class is trained. Take one out of ignore.")
+    for number, name in ignore.items():
+        if name in numbers:
+            raise ConfigError(
+                f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
+                f"ignore it under its number in label files, write\n{_apart(names, list(ignore.values()))}"
+            )
+        if number in names:
+            raise ConfigError(
+                f"{where}: ignore: class {number} is {shown(name)}, but in names it is {shown(names[number])}. "
+                "Together they number the classes of label files, each once."
+            )
+    together = dict(sorted({**names, **ignore}.items()))
+    _require_all_numbers(found, together)
+    return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
+
+
+def keys_of(spec: DatasetSpec) -> dict[str, Any]:
+    """The keys of a YAML that say the same of labels with the same numbers."""
+    numbered = dict(enumerate(spec.label_names or spec.names))
+    names = {number: name for number, name in numbered.items() if name not in spec.ignore}
+    keys: dict[str, Any] = {"names": list(names.values()) if [*names] == [*range(len(names))] else names}
+    if spec.ignore:
+        keys["ignore"] = {number: name for number, name in numbered.items() if name in spec.ignore}
+    if spec.parts:
+        merged = dict(zip(spec.names, map(list, spec.parts), strict=True))
+        keys["classes"] = [*merged] if all(parts == [name] for name, parts in merged.items()) else merged
+    return keys
+
+
+def _apart(names: Mapping[int, str], ignore: Sequence[str]) -> str:
+    """Two lines that ignore classes of `names` under their numbers there, and others under numbers beyond."""
+    numbers, beyond = {name: number for number, name in names.items()}, itertools.count(max(names) + 1)
+    ignored = {numbers[name] if name in numbers else next(beyond): name for name in ignore}
+    trained = {number: name for number, name in names.items() if number not in ignored}
+    apart = {"names": trained, "ignore": ignored}
+    return yaml.safe_dump(apart, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf).rstrip()
+
+
+def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
+    """Class → name, ascending, of a list that counts from `first`, or a map."""
+    names, where = found.values.get(key), found.at(key)
+    if not names or not isinstance(names, (list, dict)):
+        raise ConfigError(f"{where}: {key}: found {shown(names)}, expected {_NAMES}. Name the classes of the labels.")
+    rows: dict[int, Row] = {first + row: row for row in range(len(names))}  # class → its row in the file
+    if isinstance(names, dict):
+        keys = [int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 10 else key for key in names]
+        number, times = Counter(keys).most_common(1)[0]
+        if times > 1:  # 0 and "0"
+            raise ConfigError(f"{where}: {key}: found the key {shown(number)} twice, expected each once.")
+        if odd := [number for number in keys if type(number) is not int or number < 0]:
+            raise ConfigError(f"{where}: {key}: found the key {shown(odd[0])}, expected {_NAMES} without gaps.")
+        rows = dict(sorted(zip(keys, map(str, names), strict=True)))
+        names = [name for _, name in sorted(zip(keys, names.values(), strict=True), key=lambda pair: pair[0])]
+    # What an editor of Windows puts before a text is no part of a name.
+    names = [name.removeprefix("\ufeff") if isinstance(name, str) else name for name in names]
+    for number, name in zip(rows, names, strict=True):
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
+            raise ConfigError(
+                f"{found.at(key, rows[number])}: {key}: class {number} is {shown(name)}, expected a name. "
+                "Put it in quotes."
+            )
+        _check_name(f"{found.at(key, rows[number])}: {key}: class {number} is", str(name))
+    numbered = dict(zip(rows, map(str, names), strict=True))
+    twice, times = Counter(numbered.values()).most_common(1)[0]
+    if times > 1:
+        numbers = [number for number, name in numbered.items() if name == twice]
+        raise ConfigError(
+            f"{found.at(key, rows[numbers[1]])}: {key}: {shown(twice)} is the name of classes "
+            f"{first_of(list(map(str, numbers)), 8, ' and ')}. Give each its own."
+        )
+    nc = found.values.get("nc")
+    if key == "names" and nc is not None and (type(nc) is not int or nc != len(names)):
+        raise ConfigError(
+            f"{found.at('nc')}: nc is {shown(nc)}, but names has {len(names)} classes. Make them agree, or leave nc "
+            "out."
+        )
+    return numbered
+
+
+def _check_name(found: str, name: str) -> None:
+    if len(name) > LONGEST_CLASS_NAME or not is_one_line(name):
+        raise ConfigError(
+            f"{found} {shown(name)}, expected a name of at most {LONGEST_CLASS_NAME} characters on one line, without "
+            "control characters."
+        )
+
+
+def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
+    """Refuse classes that do not count from 0 on without gaps."""
+    odd = sorted(names.keys() - set(range(len(names))))
+    if odd:
+        raise ConfigError(f"{found.at('names')}: names: found the key {odd[0]}, expected {_NAMES} without gaps.")
+
+
+def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
+    """Without `names`: all categories but those that are ignored; categories have names, and no numbers here.
+
+    Raises:
+        ConfigError: one that is to be ignored is no category, or a mistake in `classes`.
+    """
+    ignore = list(_numbered(found, "ignore", 0).values()) if found.values.get("ignore") else []
+    for name in ignore:
+        if name not in categories:
+            raise ConfigError(
+                f"{found.at('ignore')}: ignore: no category is named {shown(name)}.{did_you_mean(name, categories)}"
+            )
+    trained = [name for name in categories if name not in ignore]
+    if categories and not trained:
+        raise ConfigError(
+            f"{found.at('ignore')}: ignore: found all {len(categories)} categories, so that no class is trained. "
+            "Take one out."
+        )
+    every = _all_classes(dataclasses.replace(found, values={**found.values, "names": trained, "ignore": ignore}))
+    return _chosen(found, every, is_numbered=False)
+
+
+def _chosen(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes:
+    """What `classes` keeps and merges of all classes of the labels; all of them where it is not there.
+
+    Args:
+        found: the YAML.
+        every: what its other keys say.
+        is_numbered: whether label files number these classes, so that `classes` may do so too.
+    """
+    if "classes" not in found.values:
+        return every
+    stated = found.values["classes"]
+    if not stated or not isinstance(stated, (list, dict)):
+        raise ConfigError(
+            f"{found.at('classes')}: classes: found {shown(stated)}, expected a list of classes to keep, or a map from "
+            "names to the classes that each is made of. Leave it out to keep all."
+        )
+    label_names = every.label_names or every.names
+    owners: dict[str, str] = {}  # name in labels → class
+    parts: dict[str, tuple[str, ...]] = {}
+    rows = stated.items() if isinstance(stated, dict) else ((number, [part]) for number, part in enumerate(stated))
+    for row, of_row in rows:
+        where = f"{found.at('classes', row if isinstance(stated, list) else str(row))}: classes:"
+        own = of_row if isinstance(of_row, list) else [of_row]
+        known = tuple(_known(where, part, label_names, is_numbered) for part in own)
+        if not known:
+            raise ConfigError(f"{where} {shown(row)} is made of no class. Name at least one.")
+        name = str(row) if isinstance(stated, dict) else known[0]
+        _check_name(f"{where} found the name", name)
+        for part in (name, *known):
+            if part in every.ignore:
+                raise ConfigError(
+                    f"{where} {shown(part)} is in ignore too, whose objects are neither trained nor background. Take "
+                    "it out of one of the two."
+                )
+        for part in known:
+            if part in owners:
+                twice = "" if owners[part] == name else f", in {shown(owners[part])} and in {shown(name)}"
+                raise ConfigError(f"{where} found {shown(part)} twice{twice}, expected each class once.")
+            owners[part] = name
+        if name in parts:
+            raise ConfigError(f"{where} found the name {shown(name)} twice, expected each once.")
+        parts[name] = known
+    left_out = tuple(name for name in label_names if name not in owners and name not in every.ignore)
+    return Classes(tuple(parts), every.ignore, label_names, tuple(parts.values()), left_out)
+
+
+def _known(where: str, part: Any, label_names: Sequence[str], is_numbered: bool) -> str:
+    """The name in labels that an entry of `classes` means: a whole number is that of label files."""
+    if type(part) is not int:
+        if str(part) in label_names:
+            return str(part)
+        raise ConfigError(
+            f"{where} no class of the labels is named {shown(part)}.{did_you_mean(str(part), label_names)}"
+        )
+    if not is_numbered:
+        raise ConfigError(f"{where} found {part}, but categories of COCO go by their names here. Write the name.")
+    if not 0 <= part < len(label_names):
+        raise ConfigError(f"{where} found {part}, but the classes of the labels are 0 to {len(label_names) - 1}.")
+    return label_names[part]
