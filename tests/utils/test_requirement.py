@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.requirement import parsed_requirement
+from tessera.utils.flags.compare import CompareConfig, parsed_requirement
 from tessera.utils.flags.val import ValConfig
 
 

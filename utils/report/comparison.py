@@ -12,8 +12,7 @@ from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
 from tessera.utils.flags.answer import headed
-from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.requirement import Requirement
+from tessera.utils.flags.compare import CompareConfig, Requirement
 from tessera.utils.report.console import print_lines
 from tessera.utils.text import one_line, strict_json, table_row
 

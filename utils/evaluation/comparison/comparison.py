@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tessera.utils.evaluation.comparison.differences import Difference, Differences
 from tessera.utils.evaluation.comparison.flips import Flips
 from tessera.utils.evaluation.comparison.verdict import verdict
-from tessera.utils.flags.requirement import Requirement
+from tessera.utils.flags.compare import Requirement
 
 
 class RunFigures(NamedTuple):
