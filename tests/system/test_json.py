@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -65,20 +65,34 @@ def answered(capfd: pytest.CaptureFixture[str]) -> Answered:
     return run
 
 
+class Trained(NamedTuple):
+    """A run, its dataset, and what the training printed."""
+
+    run: Path
+    data: Path
+    out: str
+
+    @property
+    def best(self) -> str:
+        return str(self.run / "weights" / "best.pt")
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run's folder, where there will be one, and its dataset."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("json")
-    return folder / "runs" / "exp", make_data(folder, train=8, val=4)
+    data = make_data(folder, train=8, val=4)
+    ended = run_python(ROOT / "train.py", *flags(data, folder / "runs", "--epochs", "1", "--json"))
+    assert ended.code == 0, ended.said
+    return Trained(folder / "runs" / "exp", data, ended.out)
 
 
 def where(folder: Path) -> tuple[str, ...]:
     return "--device", "cpu", "--project", str(folder)
 
 
-def test_train(trained: tuple[Path, Path], answered: Answered) -> None:
-    run, data = trained
-    found = answered(train.main, *flags(data, run.parent, "--epochs", "1"))
+def test_train(trained: Trained) -> None:
+    run = trained.run
+    found = said_by(trained.out, "train")
     checked = {key for key in documented("train.py") if key.startswith("checked.")}
     wanted = documented("Every command", "Metrics", "train.py") - checked - {"metrics", "flags"}
     assert keys(found, whole={}) == wanted - kinds()
@@ -92,8 +106,8 @@ def kinds() -> set[str]:
     return {"flags", "failed", "rank", "interrupted", "defect"}
 
 
-def test_what_check_data_found(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> None:
-    _, data = trained
+def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    data = trained.data
     found = answered(train.main, "--check-data", "--data", str(data))
     wanted = {key for key in documented("train.py") if key.startswith("checked.")}
     lists = {"checked.twins": [], "checked.drifts": [], "checked.remarks": []}
@@ -106,9 +120,8 @@ def test_what_check_data_found(trained: tuple[Path, Path], answered: Answered, t
     assert "99" in found["checked"]["errors"][0]
 
 
-def test_val(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> None:
-    run, data = trained
-    best = str(run / "weights" / "best.pt")
+def test_val(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    data, best = trained.data, trained.best
     found = answered(val.main, "--weights", best, "--noreport", "--workers", "0", *where(tmp_path))
     wanted = documented("Every command", "Metrics", "val.py") - kinds() - {"metrics"}
     assert keys(found, whole={}) == wanted
@@ -117,20 +130,21 @@ def test_val(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> 
     assert low <= high and found["metrics"]["images"] == 4 and "errors.jsonl" in found["files"]
 
 
-def test_detect(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> None:
-    run, data = trained
-    pictures = Path(shutil.copytree(data.parent / "shapes" / "images" / "val", tmp_path / "pictures"))
+def test_detect(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    pictures = Path(shutil.copytree(trained.data.parent / "shapes" / "images" / "val", tmp_path / "pictures"))
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
-    best, sure = str(run / "weights" / "best.pt"), ("--conf", "0.0001", "--max-det", "3")
-    found = answered(detect.main, "--weights", best, "--source", str(pictures), *sure, *where(tmp_path / "runs"))
+    sure = ("--conf", "0.0001", "--max-det", "3")
+    found = answered(
+        detect.main, "--weights", trained.best, "--source", str(pictures), *sure, *where(tmp_path / "runs")
+    )
     assert keys(found, whole={"classes": {}}) == documented("Every command", "detect.py") - kinds()
     assert found["exit_code"] == 3 and found["error"] is None and "broken.jpg" in found["unreadable"][0]
     assert found["pictures"] == 4 and found["detections"] == sum(found["classes"].values()) > 0
     assert len(found["files"]) == 4
 
 
-def test_compare(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> None:
-    run, _ = trained
+def test_compare(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    run = trained.run
     given = (str(run), str(run), "--workers", "0", "--require", "map > 0.01", *where(tmp_path))
     found = answered(compare.main, *given)
     kept = json.loads((tmp_path / "exp" / "compare.json").read_text())
@@ -141,9 +155,8 @@ def test_compare(trained: tuple[Path, Path], answered: Answered, tmp_path: Path)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*kept}
 
 
-def test_export(trained: tuple[Path, Path], answered: Answered, tmp_path: Path) -> None:
-    run, data = trained
-    best = str(run / "weights" / "best.pt")
+def test_export(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    data, best = trained.data, trained.best
     given = ("--weights", best, "--include", "pt", "--data", str(data), "--output", str(tmp_path))
     found = answered(export.main, *given)
     wanted = documented("Every command", "export.py") - kinds() - {"run", "files"}
@@ -180,9 +193,8 @@ def test_ctrl_c_is_an_object_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_ranks_one_prints(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    run, _ = trained
-    best = ("--weights", str(run / "weights" / "best.pt"), "--workers", "0", "--json")
+def test_of_two_ranks_one_prints(trained: Trained, tmp_path: Path) -> None:
+    best = ("--weights", trained.best, "--workers", "0", "--json")
     ended = torchrun(ROOT / "val.py", *best, *where(tmp_path))
     found = said_by(ended.out, "val")
     assert ended.code == found["exit_code"] == 0 and found["metrics"]["images"] == 4
@@ -192,11 +204,10 @@ def test_of_two_ranks_one_prints(trained: tuple[Path, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_libraries_print_is_not_on_stdout(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_libraries_print_is_not_on_stdout(trained: Trained, tmp_path: Path) -> None:
     """Some exporters' converters print: here a process that the command starts does, behind its last line."""
-    run, _ = trained
     (tmp_path / "sitecustomize.py").write_text("import os, atexit\natexit.register(os.system, 'echo noise')\n")
-    given = ("--weights", str(run / "weights" / "best.pt"), "--noreport", "--workers", "0", *where(tmp_path))
+    given = ("--weights", trained.best, "--noreport", "--workers", "0", *where(tmp_path))
     ended = run_python(ROOT / "val.py", *given, "--json", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert said_by(ended.out, "val")["exit_code"] == ended.code == 0 and "noise" in ended.err
 

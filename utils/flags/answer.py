@@ -49,6 +49,11 @@ class Answer:
         self._printed, sys.stdout = sys.stdout, sys.stderr  # in one order with what is printed there
         return True
 
+    @property
+    def wanted(self) -> bool:
+        """Whether this process prints an object; another rank's host may not have the run's folder."""
+        return self._stdout is not None
+
     def leave_to_rank_0(self) -> None:
         """Print nothing: this is another rank."""
         self._stdout = None

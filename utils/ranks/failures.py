@@ -94,7 +94,8 @@ def run_command(options: type[Options], argv: Sequence[str], start: Callable[[di
         code, result = run_rank(lambda: start(options.from_args(argv)))
         if result is not None:
             code = result.exit_code
-            answer.give(result.as_dict(), code)
+            if answer.wanted:
+                answer.give(result.as_dict(), code)
         return code
 
 

@@ -51,5 +51,5 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     assert [line.partition(":")[2][:30] for line in found.notes] == [
         " 9 classes without an object: ",
         " 2 images without a label file",
-        " 4 images grey among coloured o",
+        " 4 images grey among coloured ",
     ]
