@@ -101,13 +101,14 @@ def _images(found: LabelledDataset, split: str, listing: Listing, scanned: Scan,
             files[file] = read_exactly(file, categories)
             found.add_categories(files[file].categories)
     base, known = _base(found.spec, split, listing), {*found.names, ANY_NAME}
+    is_one_file = len(files) == 1 and len(listing.coco) == len(listing.images)
     for at, (path, (height, width)) in enumerate(zip(listing.images, scanned.sizes_hw.tolist(), strict=True)):
         place, has_labels = os.path.relpath(path, base).replace(os.sep, "/"), True
         more: Mapping[str, Any]
         if at in listing.coco:
             file, image, _ = listing.coco[at]
             stated = files[file].place(image.id)
-            place = stated if stated and len(files) == 1 else place
+            place = stated if stated and is_one_file else place
             objects, more = _of_coco(files[file], image, known), files[file].more(image.id)
             if len(objects) < len(image.annotations):
                 found.notes.append(f"{listing.label_place(at)(None)}: crowds without a box or a class are left out")

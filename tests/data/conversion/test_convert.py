@@ -45,6 +45,30 @@ def test_what_a_format_has_no_place_for_is_said(tmp_path: Path) -> None:
     }
 
 
+def test_boxes_below_one_pixel(tmp_path: Path) -> None:
+    """VOC's are a pixel wide at least, those of the others come back as they were."""
+    rows = "0 0.5 0.5 0.001 0.5\n1 0.3 0.3 0 0\n"
+    pets = write_dataset(tmp_path / "pets", {"train/a": rows})
+    there = run(data=str(pets), to="voc", out=str(tmp_path / "voc"))
+    assert there.losses == {"boxes below one pixel become a pixel wide or high": 2}
+    back = run(data=str(there.yaml), to="yolo", out=str(tmp_path / "back")).yaml
+    assert (back.parent / "labels/train/a.txt").read_text() == rows
+
+
+def test_polygons_with_a_part_that_is_none(tmp_path: Path) -> None:
+    """The others are polygons, as the reader of COCO files has them, and a COCO file has all of it again."""
+    yaml, rows = coco(tmp_path), "labels/train/sub/a.txt"
+    without = run(data=str(yaml), to="yolo", out=str(tmp_path / "without")).yaml
+    file = tmp_path / "instances_train.json"
+    file.write_text(file.read_text().replace("[[2, 2, 10,", "[[1, 2, 3, 4], [NaN, 1, 1, 2, 2, 3], [2, 2, 10,"))
+    there = run(data=str(yaml), to="yolo", out=str(tmp_path / "yolo")).yaml
+    assert (there.parent / rows).read_text() == (without.parent / rows).read_text()
+    back = run(data=str(there), to="coco", out=str(tmp_path / "back")).yaml
+    assert "[[1, 2, 3, 4], [null, 1, 1, 2, 2, 3], [2, 2, 10," in (
+        (back.parent / "annotations/instances_train.json").read_text()
+    )
+
+
 def test_a_row_that_somebody_has_changed_counts(tmp_path: Path) -> None:
     """What was kept for the others stays."""
     there = run(data=str(coco(tmp_path)), to="yolo", out=str(tmp_path / "yolo")).yaml
