@@ -32,9 +32,10 @@ from tessera.data.conversion.verify import verify
 from tessera.data.conversion.write import write_dataset
 from tessera.data.source.place import absolute
 from tessera.data.source.spec import load_spec
+from tessera.utils.environment import Launch
 from tessera.utils.errors import UserError
 from tessera.utils.files import user_path
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.text import first_of, shown
 
@@ -59,6 +60,15 @@ class Converted(NamedTuple):
     losses: dict[str, int]
     notes: tuple[str, ...]
 
+    @property
+    def exit_code(self) -> int:
+        """Of the process."""
+        return 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As Result."""
+        return {**self._asdict(), "yaml": str(self.yaml)}
+
 
 def convert(config: ConvertConfig) -> Converted:
     """Read the dataset of config.data, write it, and read it again as training would."""
@@ -73,7 +83,7 @@ def convert(config: ConvertConfig) -> Converted:
         len(images),
         sum(len(image.objects) for image in images),
         losses,
-        tuple(notes),
+        tuple(dict.fromkeys(notes)),
     )
 
 
@@ -120,7 +130,12 @@ def run(**kwargs: Any) -> Converted:
     Raises:
         UserError: a mistake in the flags or the data, or a folder that cannot be written.
     """
-    config = ConvertConfig(**ConvertConfig.named(kwargs))
+    return start(ConvertConfig.named(kwargs))
+
+
+def start(given: dict[str, Any]) -> Converted:
+    """Do what the flags ask for."""
+    config = ConvertConfig(**given)
     setup_logging(0, 1)
     converted = convert(config)
     report(converted, config)
@@ -128,10 +143,9 @@ def run(**kwargs: Any) -> Converted:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """The command line; returns the exit code. Of several ranks the first one converts."""
     arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: run(**ConvertConfig.from_args(arguments)))
-    return code
+    return run_command(ConvertConfig, arguments, lambda given: None if Launch.from_environment().rank else start(given))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tessera
-from tessera.commands import compare, detect, export, train, val
+from tessera.commands import compare, convert, detect, export, train, val
 from tests.system.launch import ROOT, environment, run_python, torchrun
 from tests.system.tiny import flags, make_data
 
@@ -104,6 +104,13 @@ def test_train(trained: Trained) -> None:
 def kinds() -> set[str]:
     """First cells of the table of kinds of errors."""
     return {"flags", "failed", "rank", "interrupted", "defect"}
+
+
+def test_convert(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    found = answered(convert.main, "--data", str(trained.data), "--to", "coco", "--out", str(tmp_path / "coco"))
+    assert keys(found, whole={"losses": 0}) == documented("Every command", "convert.py") - kinds() - {"run", "files"}
+    assert (found["yaml"], found["images"]) == (str(tmp_path / "coco" / trained.data.name), 12)
+    assert answered(convert.main, "--to", "coco")["error"]["kind"] == "flags"
 
 
 def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: Path) -> None:
