@@ -13,10 +13,8 @@ From Python: `tessera.convert(data="my.yaml", to="coco", out="my-coco")` takes t
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,17 +25,17 @@ if __name__ == "__main__":
     check_command_line(ConvertConfig)
 
 from tessera.data.conversion.kept import NAME
+from tessera.data.conversion.new_folder import new_folder, require_new
 from tessera.data.conversion.read import read_dataset
 from tessera.data.conversion.verify import verify
 from tessera.data.conversion.write import write_dataset
 from tessera.data.source.place import absolute
 from tessera.data.source.spec import load_spec
 from tessera.utils.environment import Launch
-from tessera.utils.errors import UserError
 from tessera.utils.files import user_path
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.report.console import print_lines, setup_logging
-from tessera.utils.text import first_of, shown
+from tessera.utils.text import first_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,9 @@ class Converted(NamedTuple):
 def convert(config: ConvertConfig) -> Converted:
     """Read the dataset of config.data, write it, and read it again as training would."""
     folder = absolute(user_path(config.out, "--out"))
-    found = read_dataset(load_spec(config.data))
+    spec = load_spec(config.data)
+    require_new(folder, spec, "--out")
+    found = read_dataset(spec)
     with new_folder(folder) as part:
         losses = write_dataset(found, part, config.to, copy_images=config.copy_images)
         notes = [*found.notes, *verify(found, part / f"{found.spec.name}.yaml")]
@@ -85,34 +85,6 @@ def convert(config: ConvertConfig) -> Converted:
         losses,
         tuple(dict.fromkeys(notes)),
     )
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that is there whole at the end or not at all, under another name until then.
-
-    Raises:
-        UserError: there is one that is not empty, or it cannot be written.
-    """
-    part = folder.with_name(f".{folder.name}.part")
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(
-                f"--out {shown(folder)}: it is there, and not empty. Give a new folder; nothing is replaced."
-            )
-        if part.exists():
-            shutil.rmtree(part)  # of a conversion that was killed
-        part.mkdir(parents=True)
-        try:
-            yield part
-            if folder.is_dir():
-                folder.rmdir()
-            part.rename(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        at = f" ({shown(Path(error.filename))})" if isinstance(error.filename, str) else ""
-        raise UserError(f"--out {shown(folder)}: it cannot be written: {error.strerror}{at}.") from error
 
 
 def report(converted: Converted, config: ConvertConfig) -> None:

@@ -28,6 +28,7 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
+from tessera.data.conversion.new_folder import require_new
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
@@ -60,7 +61,6 @@ from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.suspects.copy import require_new
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_of
 from tessera.utils.suspects.sink import EvidenceSink

@@ -95,13 +95,14 @@ def test_labels_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n"})
-    refused(yaml, r"pets: it is there, and not empty\. Give a new folder", out="pets")
-    refused(yaml, r"pets\.yaml: it is there, and not empty", out="pets.yaml")
+    refused(yaml, r"--out .*pets: it is not empty, and .*\. Name a new folder", out="pets")
+    refused(yaml, r"pets\.yaml: found Not a directory, expected a folder", out="pets.yaml")
+    refused(yaml, r"--out .*: it lies in .*images/train, whose pictures", out="pets/images/train/out")
     (tmp_path / "empty").mkdir()
     assert run(data=str(yaml), to="voc", out=str(tmp_path / "empty"), copy_images=True).images == 1
     assert not (tmp_path / "empty/JPEGImages/train/a.jpg").is_symlink()
     os.mkfifo(tmp_path / "fifo")
-    refused(yaml, r"fifo/in/it: it cannot be written: Not a directory", out="fifo/in/it")
+    refused(yaml, r"fifo/in/it: found Not a directory", out="fifo/in/it")
 
 
 def test_two_pictures_that_would_share_a_label_file(tmp_path: Path) -> None:
