@@ -92,7 +92,7 @@ def _write_labels(
         if target == "voc":
             path = (folder / "Annotations" / split / image.place).with_suffix(".xml")
         other = owners.setdefault(path, image)
-        if [one.fields() for one in other.objects] != [one.fields() for one in image.objects]:
+        if other is not image and [*map(Labelled.fields, other.objects)] != [*map(Labelled.fields, image.objects)]:
             raise UserError(
                 f"{other.path} and {image.path} would have one label file, {path.relative_to(folder)}, but have "
                 "different objects. Rename one of the two."
