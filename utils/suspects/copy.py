@@ -15,7 +15,7 @@ from tessera.data.source.label_lines import label_lines
 from tessera.data.source.listing import label_path
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.label_files import output_stems
-from tessera.utils.files import UMASK, atomic_write, write_whole
+from tessera.utils.files import atomic_write, write_whole
 from tessera.utils.suspects.corrections import Change, corrected, label_rows
 from tessera.utils.suspects.files import suspect_row
 from tessera.utils.suspects.ranking import Suspect
@@ -89,7 +89,6 @@ def write_copy(
                 _write_yaml(
                     staged / f"{name}.yaml", spec, texts | {s: [f"{_LINKED}/{s}"] for s in links if s not in parts}
                 )
-            staged.chmod(0o777 & ~UMASK)
             staged.replace(folder)
     except OSError as error:
         raise UserError(

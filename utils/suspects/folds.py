@@ -32,8 +32,8 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 
 _DATA, _STATE = "copy", "folds.json"
 # Of each training: it leaves weights alone.
-_OWN: dict[str, Any] = {"resume": "auto", "exist_ok": False, "evolve": 0, "noplots": True, "noreport": True}
-_OWN |= {"loggers": "none", "profile": False, "check_data": False, "save_period": -1, "local_rank": -1}
+_OWN: dict[str, Any] = {"resume": "auto", "exist_ok": False, "nosave": False, "noplots": True, "noreport": True}
+_OWN |= {"loggers": "none", "profile": False, "save_period": -1}
 
 log = logging.getLogger(__name__)
 
@@ -78,26 +78,27 @@ def trained_folds(
     folder = (run / "folds").absolute()
     fold_of = folds(spec, index, config.folds)
     parts = [np.flatnonzero(fold_of == number) for number in range(config.folds)]
-    state = {"folds": config.folds, "digest": index.content_hash(), "epochs": config.epochs or training.epochs}
-    if (folder / _STATE).is_file():
-        before = json.loads((folder / _STATE).read_text())
-        if before != state:
-            raise ConfigError(
-                f"{shown(folder)}: found the folds of {shown(before)}, expected those of {shown(state)}. Give another "
-                "--name, or leave --exist-ok out."
-            )
-    else:
+    repeated = dataclasses.replace(training, **_OWN, epochs=config.epochs or training.epochs)
+    state = {"number": config.folds, "data": index.content_hash(), "training": shlex.join(repeated.as_args())}
+    before = json.loads((folder / _STATE).read_text()) if (folder / _STATE).is_file() else state
+    if before != state:
+        others = " and ".join(key for key, value in state.items() if before[key] != value)
+        raise ConfigError(
+            f"{shown(folder)}: it has folds of another {others} than these flags ask for. Give another --name, or "
+            "leave --exist-ok out."
+        )
+    folder.mkdir(exist_ok=True)
+    with atomic_write(folder / _STATE) as file:
+        file.write(json.dumps(state).encode())
+    if not (folder / _DATA).is_dir():
         lists = {f"fold{n + 1}": {"train": np.flatnonzero(fold_of != n).tolist()} for n in range(config.folds)}
         held = [build_index(spec, "val")] if spec.held_out else []
         write_copy(folder / _DATA, spec, [index, *held], {}, lists)
-        with atomic_write(folder / _STATE) as file:
-            file.write(json.dumps(state).encode())
     for number, images in enumerate(parts, 1):
         name = f"fold{number}"
-        own = {**_OWN, "data": str(folder / _DATA / f"{name}.yaml"), "project": str(folder), "name": name}
-        own |= {"epochs": config.epochs or training.epochs, "device": config.device, "workers": config.workers}
         log.info(f"Fold {number} of {config.folds}: training without {len(images):,} of {len(index):,} images.")
-        _train(dataclasses.replace(training, **own), run, name)
+        own: dict[str, Any] = {"device": config.device, "workers": config.workers, "project": str(folder), "name": name}
+        _train(dataclasses.replace(repeated, **own, data=str(folder / _DATA / f"{name}.yaml")), run, name)
         yield Fold(images, folder / name / "weights" / "best.pt")
 
 
