@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from tessera.data.source.held_out import folds
 from tessera.data.source.index import build_index
+from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import saved_config
+from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, Interrupted, UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called, started_again
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.runtime.open_model import is_exported
 from tessera.utils.suspects.copy import write_copy
 from tessera.utils.text import shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
@@ -45,18 +48,28 @@ class Fold(NamedTuple):
     weights: Path
 
 
-def training_of(checkpoint: Mapping[str, Any] | None, weights: str) -> TrainConfig:
-    """The flags of the training that made some weights.
+def training_again(config: ValConfig, ranks: int) -> TrainConfig | None:
+    """With `--folds`, the flags of the training that made the weights; None without.
 
     Raises:
-        UserError: they are not those of a training of this program.
+        UserError: the weights are not those of a training of this program, or this process is not alone.
     """
-    if checkpoint is None:
+    if not config.folds:
+        return None
+    if ranks > 1:
+        raise ConfigError(
+            f"--folds {config.folds} on {ranks} ranks: each fold is a training of its own, which one process starts. "
+            f"Start {called('val.py')} without a launcher; several GPUs can share the trainings of its folder: "
+            "docs/labels.md."
+        )
+    weights = config.weights
+    known = None if is_exported(weights) else load_weights(resolve_weights(weights)).checkpoint
+    if known is None:
         raise UserError(
             f"--folds: --weights {weights} does not say how it was trained, so that it cannot be trained again. Give "
             "the best.pt of a training on this data."
         )
-    return saved_config(checkpoint, Path(weights))
+    return saved_config(known, Path(weights))
 
 
 def trained_folds(
