@@ -58,8 +58,8 @@ def _corrected(
     for suspect in listed:
         if suspect.score >= least:
             applied.setdefault(suspect.image, []).append(suspect)
-    sides = ("train", "val")  # that share their pictures where a part of them is held out
-    others = [split for split in sides if spec.held_out and index.split in sides and split != index.split]
+    # Where a part of train is held out, the copy must say which: the two share their pictures.
+    others = [split for split in ("train", "val") if spec.held_out and split != index.split]
     changes = write_copy(folder, spec, [index, *(build_index(spec, split) for split in others)], applied)
     return [
         f"Corrected copy: {folder / spec.name}.yaml, with {len(changes):,} suggestions of a score of {least:g} and "

@@ -24,13 +24,15 @@ def test_outcome() -> None:
 
 
 def test_found_share() -> None:
-    said = sentences.found_share(0.2139, 103, 143, 154)
+    said = sentences.found_share(0.2139, 103, 143, 154, is_taken=True)
     assert (
-        "0.214" in said
+        "0.214, which detect.py takes" in said
         and "103 of 143 objects are found (72%)" in said
         and "154 of 257 detections are false (60%)" in said
     )
-    assert sentences.found_share(0.5, 0, 5, 0).count("0 of") == 2 and not sentences.found_share(0.5, 0, 0, 9)
+    of_another = sentences.found_share(0.0, 0, 5, 0, is_taken=False)
+    assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
+    assert not sentences.found_share(0.5, 0, 0, 9, is_taken=True)
 
 
 def test_best_epoch() -> None:

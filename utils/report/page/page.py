@@ -65,6 +65,7 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "curves": curves_of(facts),
         "classes": class_table(facts),
         "confidence": errors.confidence,
+        "is_taken": facts.is_taken,
         "correct": counts[Kind.CORRECT],
         "objects": len(errors.outcomes),
         "false_finds": sum(counts[kind] for kind in FALSE_KINDS),
@@ -94,7 +95,9 @@ def answers(facts: Facts) -> list[tuple[str, list[str]]]:
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
         sentences.outcome(metrics.map, facts.interval.map, metrics.images),
-        sentences.found_share(found.errors.confidence, counts[Kind.CORRECT], metrics.objects, false),
+        sentences.found_share(
+            found.errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
+        ),
     ]
     longer, wait, skipped = [], math.nan, ""
     if results is not None:

@@ -38,15 +38,15 @@ def outcome(map: float, interval: tuple[float, float], images: int) -> str:
     return f"mAP50-95 is {map:.3f}; its 95 % interval goes from {low:.3f} to {high:.3f} ({images:,} pictures)."
 
 
-def found_share(confidence: float, correct: int, objects: int, false: int) -> str:
-    """What detect.py will find."""
+def found_share(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
+    """What is found at a confidence, which detect.py takes or not."""
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
+    why = f"which {called('detect.py')} takes with these weights" if is_taken else "where F1 is best"
     return (
-        f"At confidence {confidence:.3f}, which {called('detect.py')} takes with these weights, {correct:,} of "
-        f"{objects:,} objects are found ({share:.0%}), and {false:,} of {correct + false:,} detections are false "
-        f"({wrong:.0%})."
+        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are found ({share:.0%}), and "
+        f"{false:,} of {correct + false:,} detections are false ({wrong:.0%})."
     )
 
 
