@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,18 @@ def test_it_fits_every_window_light_and_dark(tab: Tab, width: int) -> None:
         assert tab.run("document.documentElement.scrollWidth") <= width
         pictures.append(np.asarray(Image.open(io.BytesIO(tab.picture())).convert("L"), float).mean())
     assert pictures[0] > 200 and pictures[1] < 60
+
+
+def test_1203_classes_fit(tmp_path: Path) -> None:
+    made = trained(made_facts(tmp_path, [f"{i} {'wide ' * 12}" for i in range(1203)], images=100), [0.1, 0.2])
+    write_page(made)
+    with opened(tmp_path / "report.html") as tab:
+        for width in (1280, 390):
+            tab.resize(width)
+            assert tab.run("document.documentElement.scrollWidth") <= width
+        assert len(texts(tab, "#classes tbody th")) == len(made.found.metrics.class_ids) > 100
+        assert tab.run("document.querySelector('[data-group]').length") == 81
+        assert tab.said == [] and tab.requested == []
 
 
 def test_it_prints_light_and_without_controls(tab: Tab) -> None:

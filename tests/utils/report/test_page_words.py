@@ -10,6 +10,7 @@ import pytest
 
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page import sentences
+from tessera.utils.report.page.shell import worded
 from tessera.utils.report.page.svg import POINTS, bar, line_chart, thinned, ticks
 from tests.utils.report.test_page import Tags
 
@@ -96,6 +97,14 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
     assert not sentences.too_small((NAN, NAN), 67)
     assert "2 problems: `uv run train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
     assert "1 problem:" in sentences.problems(1, "d.yaml") and not sentences.problems(0, "d.yaml")
+
+
+def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
+    said = worded("<b> & more: `detect.py --agnostic-nms`, or --epochs. No flag: a--b, --, ---, --<i>")
+    assert str(said) == (
+        '&lt;b&gt; &amp; more: <code>detect.py <span class="flag">--agnostic-nms</span></code>, or '
+        '<span class="flag">--epochs</span>. No flag: a--b, --, ---, --&lt;i&gt;'
+    )
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.37), (0, 7), (-2, 9e6), (0, 1e-7), (3, 4)])

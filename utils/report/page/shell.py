@@ -36,7 +36,7 @@ def rendered(template: str, **values: Any) -> str:
 
 def worded(text: str) -> Markup:
     """A sentence whose commands in backticks and flags are set as such; no flag is broken over two lines."""
-    said = _COMMAND.sub(r"<code>\1</code>", escape(text))
+    said = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', said))  # it is escaped above
 
 
