@@ -45,8 +45,8 @@ def found_share(confidence: float, correct: int, objects: int, false: int) -> st
     share, wrong = correct / objects, false / max(correct + false, 1)
     return (
         f"At confidence {confidence:.3f}, which {called('detect.py')} takes with these weights, {correct:,} of "
-        f"{objects:,} objects are found ({percent(share)}), and {false:,} of {correct + false:,} detections are "
-        f"false ({percent(wrong)})."
+        f"{objects:,} objects are found ({_percent(share)}), and {false:,} of {correct + false:,} detections are "
+        f"false ({_percent(wrong)})."
     )
 
 
@@ -146,7 +146,7 @@ def waits(share: float) -> str:
     if math.isnan(share):
         return ""
     helps = ": try --cache ram, or more --workers." if share > WAITS else "."
-    return f"Training waited for pictures {percent(share)} of its time{helps}"
+    return f"Training waited for pictures {_percent(share)} of its time{helps}"
 
 
 def speed(speed_ms: tuple[float, float, float]) -> str:
@@ -180,7 +180,7 @@ def problems(count: int, data: str) -> str:
     return f"The labels have {count:,} {noun}: `{started('train.py')} --data {data} --check-data` lists every one."
 
 
-def percent(share: float) -> str:
+def _percent(share: float) -> str:
     """A share of 1 as a whole percentage, on one line."""
     return f"{100 * share:.0f}\u00a0%"
 
