@@ -30,11 +30,11 @@ from tessera.data.conversion.kept import NAME
 from tessera.data.conversion.read import read_dataset
 from tessera.data.conversion.verify import verify
 from tessera.data.conversion.write import write_dataset
-from tessera.data.source.place import absolute
+from tessera.data.source.place import absolute, require_new
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.files import user_path
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.text import first_of, shown
 
@@ -58,12 +58,21 @@ class Converted(NamedTuple):
     objects: int
     losses: dict[str, int]
     notes: tuple[str, ...]
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        return {
+            "data": str(self.yaml),
+            **{name: getattr(self, name) for name in ("images", "objects", "losses", "notes")},
+        }
 
 
 def convert(config: ConvertConfig) -> Converted:
     """Read the dataset of config.data, write it, and read it again as training would."""
-    folder = absolute(user_path(config.out, "--out"))
-    found = read_dataset(load_spec(config.data))
+    folder, spec = absolute(user_path(config.out, "--out")), load_spec(config.data)
+    require_new(folder, spec, "--out")
+    found = read_dataset(spec)
     with new_folder(folder) as part:
         losses = write_dataset(found, part, config.to, copy_images=config.copy_images)
         notes = [*found.notes, *verify(found, part / f"{found.spec.name}.yaml")]
@@ -82,14 +91,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A folder that is there whole at the end or not at all, under another name until then.
 
     Raises:
-        UserError: there is one that is not empty, or it cannot be written.
+        UserError: it cannot be written.
     """
     part = folder.with_name(f".{folder.name}.part")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(
-                f"--out {shown(folder)}: it is there, and not empty. Give a new folder; nothing is replaced."
-            )
         if part.exists():
             shutil.rmtree(part)  # of a conversion that was killed
         part.mkdir(parents=True)
@@ -114,24 +119,27 @@ def report(converted: Converted, config: ConvertConfig) -> None:
     print_lines(f"{converted.images:,} images with {converted.objects:,} objects and ignored regions: {converted.yaml}")
 
 
-def run(**kwargs: Any) -> Converted:
-    """Convert from Python; takes the names of the flags.
-
-    Raises:
-        UserError: a mistake in the flags or the data, or a folder that cannot be written.
-    """
-    config = ConvertConfig(**ConvertConfig.named(kwargs))
+def start(given: dict[str, Any]) -> Converted:
+    """Do what the flags ask for."""
+    config = ConvertConfig(**given)
     setup_logging(0, 1)
     converted = convert(config)
     report(converted, config)
     return converted
 
 
+def run(**kwargs: Any) -> Converted:
+    """Convert from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags or the data, or a folder that cannot be written.
+    """
+    return start(ConvertConfig.named(kwargs))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: run(**ConvertConfig.from_args(arguments)))
-    return code
+    return run_command(ConvertConfig, sys.argv[1:] if argv is None else argv, start)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
+from tessera.data.source.place import require_new
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
 from tessera.utils.checkpoints.resolve import resolve_weights
@@ -42,6 +43,7 @@ from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.files import user_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -60,7 +62,6 @@ from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
 from tessera.utils.runtime.open_model import is_exported, open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.suspects.copy import require_new
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_of
 from tessera.utils.suspects.sink import EvidenceSink
@@ -84,6 +85,7 @@ class Validated(NamedTuple):
         split: that was measured.
         imgsz: long side of the images in pixels.
         folder: of the results.
+        label_errors: plain values of `--find-errors`; None without it.
     """
 
     metrics: Metrics
@@ -93,11 +95,12 @@ class Validated(NamedTuple):
     split: str
     imgsz: int
     folder: Path
+    label_errors: dict[str, Any] | None
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz")}
+        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
         return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
 
@@ -117,7 +120,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
     if config.corrected:
-        world.from_main(lambda: require_new(Path(config.corrected).expanduser(), spec, "--corrected"))
+        world.from_main(lambda: require_new(user_path(config.corrected, "--corrected"), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
@@ -125,8 +128,8 @@ def validate(config: ValConfig, world: World) -> Validated:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         if training is not None:
             folds = trained_folds(config, training, spec, index, run)
-            metrics = judge_by_folds(folds, config, spec, index, run, world)
-            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run)
+            metrics, found_errors = judge_by_folds(folds, config, spec, index, run, world)
+            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, found_errors)
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         coco = CocoSink(index) if config.save_json else None
@@ -154,12 +157,15 @@ def validate(config: ValConfig, world: World) -> Validated:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
+        suspected: dict[str, Any] | None = None
         if evidence is not None:
             judged = world.gather(evidence.evidence())
-            world.from_main(lambda: report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config))
+            suspected = world.from_main(
+                lambda: report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
+            )
         world.barrier()
         interval = listed.interval if world.is_main else None
-        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run)
+        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
 
 
 def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | ExportedDetector | ExportedNetwork:
@@ -188,8 +194,8 @@ def training_again(config: ValConfig, world: World) -> TrainConfig | None:
 
 def judge_by_folds(
     folds: Iterable[Fold], config: ValConfig, spec: DatasetSpec, index: DatasetIndex, run: Path, world: World
-) -> Metrics:
-    """Judge the labels of each fold by weights that have not seen them; the metrics are those of all folds."""
+) -> tuple[Metrics, dict[str, Any]]:
+    """Judge the labels of each fold by weights that have not seen them; metrics of all folds, and what is suspected."""
     judged, measured, images = list[Evidence](), list[Evaluation](), []
     for fold in folds:
         model, part = opened(str(fold.weights), config, world), part_of_index(index, fold.images)
@@ -210,8 +216,7 @@ def judge_by_folds(
     metrics = pooled(measured, images, spec.names)
     print_lines(table_header(), validation_line(metrics), "Each image was measured by weights that have not seen it.")
     origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-    report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
-    return metrics
+    return metrics, report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
 
 
 def settings_of(config: ValConfig) -> Settings:

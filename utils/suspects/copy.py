@@ -13,7 +13,7 @@ import yaml
 from tessera.data.source.annotations.classes import keys_of
 from tessera.data.source.label_lines import label_lines
 from tessera.data.source.listing import label_path
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import output_stems
 from tessera.utils.files import UMASK, atomic_write, write_whole
 from tessera.utils.suspects.corrections import Change, corrected, label_rows
@@ -24,28 +24,6 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 
 CHANGES = "changes.jsonl"
 _LINKED = "images"  # folder of the links; labels are where the reader looks for those of such pictures
-
-
-def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
-    """Refuse a folder that a copy cannot be written to without touching what is there.
-
-    Raises:
-        ConfigError: something is in it, or the dataset lists the pictures that would be.
-    """
-    try:
-        taken = any(folder.iterdir())
-    except FileNotFoundError:
-        taken = False
-    except OSError as error:
-        raise ConfigError(f"{flag} {shown(folder)}: found {error.strerror}, expected a folder to be made.") from error
-    if taken:
-        raise ConfigError(f"{flag} {shown(folder)}: it is not empty, and nothing in it is replaced. Name a new folder.")
-    for entry in (entry for entries in spec.splits.values() for entry in entries):
-        if folder.resolve().is_relative_to(entry.resolve()):
-            raise ConfigError(
-                f"{flag} {shown(folder)}: it lies in {shown(entry)}, whose pictures are those of the dataset: those of "
-                "the copy would be too. Name a folder elsewhere."
-            )
 
 
 def write_copy(

@@ -80,11 +80,11 @@ def trained_folds(
     parts = [np.flatnonzero(fold_of == number) for number in range(config.folds)]
     state = {"folds": config.folds, "digest": index.content_hash(), "epochs": config.epochs or training.epochs}
     if (folder / _STATE).is_file():
-        before = json.loads((folder / _STATE).read_text())
-        if before != state:
+        before = (folder / _STATE).read_text("utf-8", "replace")
+        if before != json.dumps(state):
             raise ConfigError(
-                f"{shown(folder)}: found the folds of {shown(before)}, expected those of {shown(state)}. Give another "
-                "--name, or leave --exist-ok out."
+                f"{shown(folder)}: found the folds of {shown(before)}, expected those of {shown(json.dumps(state))}. "
+                "Give another --name, or leave --exist-ok out."
             )
     else:
         lists = {f"fold{n + 1}": {"train": np.flatnonzero(fold_of != n).tolist()} for n in range(config.folds)}
