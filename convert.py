@@ -25,11 +25,11 @@ if __name__ == "__main__":
     check_command_line(ConvertConfig)
 
 from tessera.data.conversion.kept import NAME
-from tessera.data.conversion.new_folder import new_folder, require_new
+from tessera.data.conversion.new_folder import new_folder
 from tessera.data.conversion.read import read_dataset
 from tessera.data.conversion.verify import verify
 from tessera.data.conversion.write import write_dataset
-from tessera.data.source.place import absolute
+from tessera.data.source.place import absolute, require_new
 from tessera.data.source.spec import load_spec
 from tessera.utils.environment import Launch
 from tessera.utils.files import user_path
@@ -57,21 +57,19 @@ class Converted(NamedTuple):
     objects: int
     losses: dict[str, int]
     notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """Of the process."""
-        return 0
+    exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As Result."""
-        return {**self._asdict(), "yaml": str(self.yaml)}
+        """Plain values, for `--json`."""
+        return {
+            "data": str(self.yaml),
+            **{name: getattr(self, name) for name in ("images", "objects", "losses", "notes")},
+        }
 
 
 def convert(config: ConvertConfig) -> Converted:
     """Read the dataset of config.data, write it, and read it again as training would."""
-    folder = absolute(user_path(config.out, "--out"))
-    spec = load_spec(config.data)
+    folder, spec = absolute(user_path(config.out, "--out")), load_spec(config.data)
     require_new(folder, spec, "--out")
     found = read_dataset(spec)
     with new_folder(folder) as part:
@@ -96,15 +94,6 @@ def report(converted: Converted, config: ConvertConfig) -> None:
     print_lines(f"{converted.images:,} images with {converted.objects:,} objects and ignored regions: {converted.yaml}")
 
 
-def run(**kwargs: Any) -> Converted:
-    """Convert from Python; takes the names of the flags.
-
-    Raises:
-        UserError: a mistake in the flags or the data, or a folder that cannot be written.
-    """
-    return start(ConvertConfig.named(kwargs))
-
-
 def start(given: dict[str, Any]) -> Converted:
     """Do what the flags ask for."""
     config = ConvertConfig(**given)
@@ -112,6 +101,15 @@ def start(given: dict[str, Any]) -> Converted:
     converted = convert(config)
     report(converted, config)
     return converted
+
+
+def run(**kwargs: Any) -> Converted:
+    """Convert from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags or the data, or a folder that cannot be written.
+    """
+    return start(ConvertConfig.named(kwargs))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

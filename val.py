@@ -28,9 +28,9 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from tessera.data.conversion.new_folder import require_new
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
+from tessera.data.source.place import require_new
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
 from tessera.utils.evaluation.bootstrap import Intervals
@@ -39,6 +39,7 @@ from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.files import user_path
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
@@ -79,6 +80,7 @@ class Validated(NamedTuple):
         split: that was measured.
         imgsz: long side of the images in pixels.
         folder: of the results.
+        label_errors: plain values of `--find-errors`; None without it.
     """
 
     metrics: Metrics
@@ -88,11 +90,12 @@ class Validated(NamedTuple):
     split: str
     imgsz: int
     folder: Path
+    label_errors: dict[str, Any] | None
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz")}
+        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
         return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
 
@@ -112,7 +115,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
     if config.corrected:
-        world.from_main(lambda: require_new(Path(config.corrected).expanduser(), spec, "--corrected"))
+        world.from_main(lambda: require_new(user_path(config.corrected, "--corrected"), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
@@ -124,8 +127,8 @@ def validate(config: ValConfig, world: World) -> Validated:
         if training is not None:
             folds = trained_folds(config, training, spec, index, run)
             metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
-            report_suspects(judged, index, spec, run, origin, config)
-            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run)
+            listing = report_suspects(judged, index, spec, run, origin, config)
+            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)
@@ -141,12 +144,13 @@ def validate(config: ValConfig, world: World) -> Validated:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
+        suspected = None
         if evidence is not None:
             every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            world.from_main(lambda: report_suspects(every, index, spec, run, origin, config))
+            suspected = world.from_main(lambda: report_suspects(every, index, spec, run, origin, config))
         world.barrier()
         interval = listed.interval if world.is_main else None
-        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run)
+        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
 
 
 def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | ExportedDetector | ExportedNetwork:

@@ -1,4 +1,4 @@
-"""The folder of a dataset that is made from another one: new, apart from its pictures, and whole or not there."""
+"""The folder of a dataset that is made from another one: whole, or not there."""
 
 from __future__ import annotations
 
@@ -7,36 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import UserError
 from tessera.utils.text import shown
-from tessera.utils.types import DatasetSpec
-
-
-def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
-    """Refuse a folder that a dataset cannot be written to without touching what is there.
-
-    Args:
-        folder: where to.
-        spec: the dataset that it is made from.
-        flag: that named the folder.
-
-    Raises:
-        ConfigError: something is in it, or the dataset lists the pictures that would be.
-    """
-    try:
-        taken = any(folder.iterdir())
-    except FileNotFoundError:
-        taken = False
-    except OSError as error:
-        raise ConfigError(f"{flag} {shown(folder)}: found {error.strerror}, expected a folder to be made.") from error
-    if taken:
-        raise ConfigError(f"{flag} {shown(folder)}: it is not empty, and nothing in it is replaced. Name a new folder.")
-    for entry in (entry for entries in spec.splits.values() for entry in entries):
-        if folder.resolve().is_relative_to(entry.resolve()):
-            raise ConfigError(
-                f"{flag} {shown(folder)}: it lies in {shown(entry)}, whose pictures are those of the dataset: those of "
-                "the copy would be too. Name a folder elsewhere."
-            )
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def test_list_page_and_copy_and_the_same_on_two_ranks(trained: list[str], tmp_pa
     assert len(build_index(spec, "val").classes) == len(build_index(before, "val").classes) - gone
     assert len(build_index(spec, "train")) == 16
     refused = command(val.main, *args, "--corrected", str(copy))
-    assert refused.code == 2 and "--corrected" in refused.err and "not empty" in refused.err
+    assert refused.code == 1 and "--corrected" in refused.err and "not empty" in refused.err
     assert refused.err.count("error:") == 1
 
 

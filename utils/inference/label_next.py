@@ -24,6 +24,7 @@ from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.report.albums.queue_page import Queued, queue_page
+from tessera.utils.report.console import print_lines
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.text import first_of, shown, strict_json
 
@@ -153,6 +154,9 @@ class LabelNext(Output):
         self._write(LINES, "".join(strict_json(line) + "\n" for line in lines))
         self._write(PAGE, self._page(chosen, weights))
         self._write(LIST, "".join(f"{_path(self._seen[choice.place].result)}\n" for choice in chosen))
+        print_lines(
+            f"To label next: {len(chosen):,} of {len(self._seen):,} pictures, the best first: {self._folder / LIST}"
+        )
 
     def _page(self, chosen: Sequence[Choice], weights: NDArray[np.float64]) -> str:
         queued = []

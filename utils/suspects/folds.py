@@ -72,6 +72,15 @@ def training_again(config: ValConfig, ranks: int) -> TrainConfig | None:
     return saved_config(known, Path(weights))
 
 
+def _stated(path: Path) -> dict[str, Any]:
+    """What folds are of; {} where the file is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def trained_folds(
     config: ValConfig, training: TrainConfig, spec: DatasetSpec, index: DatasetIndex, run: Path
 ) -> Iterator[Fold]:
@@ -93,9 +102,9 @@ def trained_folds(
     parts = [np.flatnonzero(fold_of == number) for number in range(config.folds)]
     repeated = dataclasses.replace(training, **_OWN, epochs=config.epochs or training.epochs)
     state = {"number": config.folds, "data": index.content_hash(), "training": shlex.join(repeated.as_args())}
-    before = json.loads((folder / _STATE).read_text()) if (folder / _STATE).is_file() else state
+    before = _stated(folder / _STATE) if (folder / _STATE).is_file() else state
     if before != state:
-        others = " and ".join(key for key, value in state.items() if before[key] != value)
+        others = " and ".join(key for key, value in state.items() if before.get(key) != value)
         raise ConfigError(
             f"{shown(folder)}: it has folds of another {others} than these flags ask for. Give another --name, or "
             "leave --exist-ok out."

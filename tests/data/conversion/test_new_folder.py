@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.conversion.new_folder import new_folder, require_new
+from tessera.data.conversion.new_folder import new_folder
+from tessera.data.source.place import require_new
 from tessera.data.source.spec import load_spec
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import UserError
 from tests.data.make import write_dataset
 
 
@@ -17,12 +18,14 @@ def test_nothing_that_is_there_is_written_to(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     require_new(tmp_path / "empty", spec, "--corrected")
     require_new(tmp_path / "new" / "er", spec, "--corrected")
-    with pytest.raises(ConfigError, match=r"--corrected .*not empty.* Name a new folder"):
+    with pytest.raises(UserError, match=r"--corrected .*not empty.* Name a new folder"):
         require_new(tmp_path / "set", spec, "--corrected")
-    with pytest.raises(ConfigError, match=r"--corrected .*lies in .*images/val"):
+    with pytest.raises(UserError, match=r"--corrected .*lies in .*images/val"):
         require_new(tmp_path / "set" / "images" / "val" / "copy", spec, "--corrected")
-    with pytest.raises(ConfigError, match="Not a directory"):
+    with pytest.raises(UserError, match="found a file, expected a folder"):
         require_new(spec.yaml_path, spec, "--corrected")
+    with pytest.raises(UserError, match=r"/proc/no/where: it cannot be made in /proc \("):
+        require_new(Path("/proc/no/where"), spec, "--corrected")
 
 
 def write(folder: Path, *names: str) -> None:
