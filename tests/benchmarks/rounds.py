@@ -6,12 +6,10 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
+from tessera.utils.machine.host import processor
 from tessera.utils.types import DatasetIndex
 
 
@@ -44,11 +43,7 @@ def show(rates: Mapping[str, float], baseline: str, unit: str = "images/s") -> N
 
 def machine() -> str:
     """The machine in a line."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
+    model = str(processor())
     if torch.cuda.is_available():
         model += f", {torch.cuda.get_device_name()}"
     return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"

@@ -15,6 +15,8 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.exporting.fastest import in_runtime
+from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -53,6 +55,9 @@ class Detector:
         tile: larger pictures are taken in tiles of so many pixels, and as a whole; 0 = as a whole alone.
         overlap: least share of a tile that the next one overlaps.
         device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
+        runtime: what computes a checkpoint on the CPU: torch, onnxruntime or openvino; "auto" = the fastest where that
+            was measured on this machine before, or `pictures` are so many that measuring pays; else torch.
+        pictures: that are to come, about.
 
     Attributes:
         names: class names by index.
@@ -81,16 +86,20 @@ class Detector:
         tile: int = 0,
         overlap: float = DEFAULT_OVERLAP,
         device: str = "",
+        runtime: str = "auto",
+        pictures: float = 0,
     ) -> None:
-        _check(imgsz, conf_thres, iou_thres, max_det)
+        _check(imgsz, conf_thres, iou_thres, max_det, runtime)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
-            model = weights
+            model, self.imgsz = weights, weights.usable_imgsz(imgsz or 0)
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
-            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
-        self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
+            opened = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
+            self.imgsz = opened.usable_imgsz(imgsz or 0)
+            model = in_runtime(opened, runtime, str(weights), world, self.imgsz, pictures)
+        self.names = model.names
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = suppression_of(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
@@ -282,7 +291,9 @@ def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Pic
     return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
 
 
-def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
+def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int, runtime: str) -> None:
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
     if imgsz is not None and not 32 <= imgsz <= 8192:
         raise ConfigError(f"imgsz: found {imgsz}, allowed is 32 to 8192.")
     if conf_thres not in (None, "auto") and not (isinstance(conf_thres, (int, float)) and 0 <= conf_thres <= 1):
