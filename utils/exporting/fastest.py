@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
@@ -21,20 +23,25 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from tessera import __version__
+from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import FORMATS, Format
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.samples import gather
+from tessera.utils.exporting.parity.trial import ROUNDS
 from tessera.utils.exporting.parity.verify import Judge
-from tessera.utils.files import kept
+from tessera.utils.files import kept, sha256
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import git_revision
 from tessera.utils.machine.host import processor
+from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
+from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +52,7 @@ WORTH_CHANGING = 0.9  # of torch's time
 _FORMATS = {one.name: one for one in FORMATS}
 _RUNTIMES = {"onnxruntime": _FORMATS["onnx"], "openvino": _FORMATS["openvino"]}
 _TITLES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+_ROUNDS = 3  # of all runtimes by turns
 _KEPT = 16  # networks in the cache
 
 
@@ -107,7 +115,7 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: i
         return network
     with torch_distributed_zero_first(world.local_rank, world):
         path = _exported(_RUNTIMES[choice.runtime], _job(network, weights))
-    return network.computed_by(cast(ExportedNetwork, open_exported(path, world.accelerator)))
+    return _computed_by(network, path, world)
 
 
 def _choice(
@@ -117,41 +125,65 @@ def _choice(
     names = list(_RUNTIMES) if asked == "auto" else [asked]
     if asked == "auto":
         names = [name for name in names if all(map(find_spec, _packages(name)))]
+        if not names:
+            return None
     for name in names:
         _RUNTIMES[name].require(ExportConfig(raw=True))
-    job = replace(_job(network, weights), imgsz=imgsz)
-    state = _state(job, names, imgsz=imgsz, threads=torch.get_num_threads(), processor=processor(), asked=asked)
+    state = _state(weights, names, imgsz=imgsz, threads=torch.get_num_threads(), processor=processor(), asked=asked)
     path = _folder() / f"{_digest(state)}.json"
-    if not names or (asked == "auto" and pictures < WORTH_MEASURING and not path.is_file()):
+    if asked == "auto" and pictures < WORTH_MEASURING and not path.is_file():
         return None
-    ms = json.loads(kept(path, state, lambda: json.dumps(_measured(job, names, world)).encode()))
+    ms = json.loads(kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, imgsz)).encode()))
     if asked != "auto":
         if ms[asked] is None:
             raise UserError(
-                f"--runtime {asked}: does not find what torch finds with {network.source}. Take --runtime torch."
+                f"--runtime {asked}: does not compute {network.source} as torch does, which the first attempt says more "
+                "of. Take --runtime torch."
             )
         return Choice(asked, ms)
     fastest = min((name for name in names if ms[name] is not None), key=ms.__getitem__, default="torch")
     return Choice(fastest if ms[fastest] < WORTH_CHANGING * ms["torch"] else "torch", ms)
 
 
-def _measured(job: ExportJob, names: Sequence[str], world: World) -> dict[str, float | None]:
-    """Milliseconds a picture, of torch and of those of `names`; None where what is found differs."""
-    log.info(f"{job.path.name}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
-    judge = Judge(job, gather(None, job.imgsz), world, None)
-    ms = {"torch": judge.network().milliseconds}
+def _measured(
+    network: TorchNetwork, weights: str, names: Sequence[str], world: World, imgsz: int
+) -> dict[str, float | None]:
+    """Milliseconds a picture, of torch and of those of `names`; None where it cannot be, or what is found differs."""
+    log.info(f"{network.source}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
+    samples, job = gather(None, imgsz), replace(_job(network, weights), imgsz=imgsz)
+    judge, sound = Judge(job, samples, world, None), {"torch": network}
     for name in names:
-        row = judge.file(_exported(_RUNTIMES[name], job))
-        if why := row.failures or row.unverified:
+        try:
+            path = _exported(_RUNTIMES[name], job)
+            row = judge.file(path)
+            why = row.failures or row.unverified
+            sound |= {} if why else {name: _computed_by(network, path, world)}
+        except (UserError, RuntimeError) as error:  # torch's exporter raises the latter
+            why = first_line(error)
+        if why:
             log.warning(f"{_TITLES[name]}: {why}. It is not used.")
-        ms[name] = None if why else row.milliseconds
-    return ms
+    return {**dict.fromkeys(names), **_times(sound, samples.pictures, imgsz)}
+
+
+def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], imgsz: int) -> dict[str, float]:
+    """Milliseconds a picture of each, by turns: the median over the pictures, of the round least disturbed."""
+    best = dict.fromkeys(networks, math.inf)
+    for _ in range(_ROUNDS):
+        for name, network in networks.items():
+            pipeline, rules = Pipeline(network, imgsz), ROUNDS[0].rules(network)
+            ms = statistics.median(sum(pipeline(picture, rules).speed_ms) for picture in pictures)
+            best[name] = min(best[name], ms)
+    return best
+
+
+def _computed_by(network: TorchNetwork, path: Path, world: World) -> TorchNetwork:
+    return network.computed_by(cast(ExportedNetwork, open_exported(path, world.accelerator)))
 
 
 def _job(network: TorchNetwork, weights: str) -> ExportJob:
     """The export of the bare network for images of any size, into the cache."""
     job = ExportJob.read(ExportConfig(weights=weights, raw=True, end2end=not network.needs_suppression))
-    folder = _folder() / _digest(_state(job, list(_RUNTIMES), end2end=job.config.end2end))
+    folder = _folder() / _digest(_state(weights, list(_RUNTIMES), end2end=job.config.end2end))
     return replace(job, config=replace(job.config, output=str(folder)))
 
 
@@ -160,16 +192,27 @@ def _exported(one: Format, job: ExportJob) -> Path:
     path = job.file(one.suffix)
     if not path.is_file():
         _forget_oldest()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: cannot be made ({error.strerror}). Set TESSERA_CACHE to a folder that can be written."
+            ) from error
         one.export(job)
     return path
 
 
-def _state(job: ExportJob, names: Sequence[str], **others: Any) -> bytes:
+def _state(weights: str, names: Sequence[str], **others: Any) -> bytes:
     """All that the result depends on."""
     packages = {package: _version(package) for name in names for package in _packages(name)}
     program = f"{__version__} {git_revision()}"
-    said = {"weights": job.sha256, "program": program, "torch": torch.__version__, **packages, **others}
+    said = {
+        "weights": sha256(resolve_weights(weights)),
+        "program": program,
+        "torch": torch.__version__,
+        **packages,
+        **others,
+    }
     return json.dumps(said, sort_keys=True).encode()
 
 

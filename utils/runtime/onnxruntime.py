@@ -71,6 +71,8 @@ def open_onnx(path: Path, accelerator: Accelerator) -> OnnxNetwork | OnnxDetecto
     options = runtime.SessionOptions()
     options.log_severity_level = _QUIET
     options.intra_op_num_threads = torch.get_num_threads()
+    # Between two pictures its threads would keep the cores busy that decoding, suppression and other processes need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = runtime.InferenceSession(str(path), options, providers=list(providers))
     if wanted not in session.get_providers():
         raise _unavailable(path, wanted, session.get_providers())

@@ -71,7 +71,7 @@ def test_one_that_finds_something_else_is_not_used(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fastest, "_exported", lambda one, job: job.file(one.suffix))
     monkeypatch.setattr(Judge, "file", lambda self, path: Row(path.name, 1.0, "float32", 0.001, failures="other boxes"))
-    with pytest.raises(UserError, match="--runtime onnxruntime: does not find what torch finds"):
+    with pytest.raises(UserError, match="--runtime onnxruntime: does not compute"):
         measured("onnxruntime")
     monkeypatch.setattr(fastest, "WORTH_MEASURING", 1)
     assert "computed by torch" in measured("auto")[1][-1]
