@@ -137,8 +137,8 @@ def _choice(
     if asked != "auto":
         if ms[asked] is None:
             raise UserError(
-                f"--runtime {asked}: does not compute {network.source} as torch does; the first attempt "
-                "said more. Take --runtime torch."
+                f"--runtime {asked}: does not compute {network.source} as torch does, which the first attempt says more "
+                "of. Take --runtime torch."
             )
         return Choice(asked, ms)
     fastest = min((name for name in names if ms[name] is not None), key=ms.__getitem__, default="torch")
