@@ -120,12 +120,6 @@ def detect(config: DetectConfig, world: World) -> Summary:
         )
     if config.save_conf and not config.save_txt:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
-    sources = open_sources(
-        config.source,
-        read=lambda picture: detector.read(picture),
-        vid_stride=config.vid_stride,
-        every_frame=config.every_frame,
-    )
     detector = Detector(
         config.weights,
         trust_file=config.trust_file,
@@ -140,17 +134,21 @@ def detect(config: DetectConfig, world: World) -> Summary:
         tile=config.tile,
         overlap=config.overlap,
         device=config.device,
-        runtime="torch" if config.label_next else config.runtime,
-        pictures=sources.expected,
+        runtime="torch",
     )
     tally, places = Tally(detector.names), Places()
     log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
+    sources = open_sources(
+        config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
+    )
     if config.exist_ok:
         sources.origins = without_results(sources.origins, first_run(config))
     if config.track:
         check_trackable(sources.origins)
     if config.label_next:
         sources.origins = unlabelled_pictures(sources.origins)
+    if not config.label_next:
+        detector.run_in(config.runtime, sources.expected)
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
     with ExitStack() as stack:

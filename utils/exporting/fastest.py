@@ -93,7 +93,7 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: i
         UserError: the runtime asked for is not installed, cannot compute the network, or finds something else.
     """
     if not isinstance(network, TorchNetwork):
-        if asked != "auto":
+        if asked in _RUNTIMES:
             raise ConfigError(
                 f"--runtime {asked}: {network.source} is an exported file, and has a runtime of its own. Leave "
                 "--runtime out, or give the checkpoint."
@@ -137,8 +137,8 @@ def _choice(
     if asked != "auto":
         if ms[asked] is None:
             raise UserError(
-                f"--runtime {asked}: does not compute {network.source} as torch does, which the first attempt says more "
-                "of. Take --runtime torch."
+                f"--runtime {asked}: does not compute {network.source} as torch does; the first attempt "
+                "said more. Take --runtime torch."
             )
         return Choice(asked, ms)
     fastest = min((name for name in names if ms[name] is not None), key=ms.__getitem__, default="torch")

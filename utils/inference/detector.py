@@ -15,7 +15,7 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.fastest import in_runtime
+from tessera.utils.exporting.fastest import Opened, in_runtime
 from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
@@ -56,8 +56,7 @@ class Detector:
         overlap: least share of a tile that the next one overlaps.
         device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
         runtime: what computes a checkpoint on the CPU: torch, onnxruntime or openvino; "auto" = the fastest where that
-            was measured on this machine before, or `pictures` are so many that measuring pays; else torch.
-        pictures: that are to come, about.
+            was measured on this machine before, else torch.
 
     Attributes:
         names: class names by index.
@@ -87,19 +86,16 @@ class Detector:
         overlap: float = DEFAULT_OVERLAP,
         device: str = "",
         runtime: str = "auto",
-        pictures: float = 0,
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det, runtime)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
-            model, self.imgsz = weights, weights.usable_imgsz(imgsz or 0)
+            model = weights
         else:
-            world = World(accelerator=choose_accelerator(device, Launch()))
-            opened = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
-            self.imgsz = opened.usable_imgsz(imgsz or 0)
-            model = in_runtime(opened, runtime, str(weights), world, self.imgsz, pictures)
-        self.names = model.names
+            self._world = World(accelerator=choose_accelerator(device, Launch()))
+            model = open_model(str(weights), self._world, augment=augment, half=half, trust_file=trust_file)
+        self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = suppression_of(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
@@ -108,6 +104,9 @@ class Detector:
         self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
         self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
+        if not isinstance(weights, (Backend, PictureBackend)):
+            self._weights = str(weights)
+            self.run_in(runtime)
 
     def __call__(
         self,
@@ -146,6 +145,19 @@ class Detector:
         if track:
             check_trackable(sources.origins)
         return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
+
+    def run_in(self, runtime: str, pictures: float = 0) -> None:
+        """Let a runtime compute the network of a file.
+
+        Args:
+            runtime: as of the class.
+            pictures: that are to come, about: with "auto" runtimes are measured where that pays.
+
+        Raises:
+            UserError: as of the class.
+        """
+        network = cast(Opened, self.pipeline.backend)
+        self.pipeline.backend = in_runtime(network, runtime, self._weights, self._world, self.imgsz, pictures)
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
