@@ -123,7 +123,8 @@ def validate(config: ValConfig, world: World) -> Validated:
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
     if training is None:
-        model = in_runtime(model, config.runtime, config.weights, world, imgsz, len(index))
+        model = in_runtime(model, config.runtime, config.weights, world, imgsz, len(index), several=True)
+        model.compute_apart()
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         if training is not None:

@@ -6,13 +6,16 @@ it finds what torch finds, by the comparison that ends an export.
 
 from __future__ import annotations
 
+import collections
 import hashlib
+import itertools
 import json
 import logging
 import math
 import shutil
-import statistics
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
@@ -77,7 +80,9 @@ class Choice(NamedTuple):
         return f"computed by {_TITLES[self.runtime]}: {taken:.1f} ms a picture{''.join(f', {one}' for one in others)}"
 
 
-def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: int, pictures: float) -> Opened:
+def in_runtime(
+    network: Opened, asked: str, weights: str, world: World, imgsz: int, pictures: float, *, several: bool
+) -> Opened:
     """The same network, computed by the runtime asked for; every rank.
 
     Args:
@@ -88,6 +93,7 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: i
         world: this rank.
         imgsz: long side of the pictures in pixels.
         pictures: that are to come, about.
+        several: they may be computed several at once; else each has all threads.
 
     Raises:
         UserError: the runtime asked for is not installed, cannot compute the network, or finds something else.
@@ -107,7 +113,7 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: i
         )
     if asked == "torch" or not is_able:
         return network
-    choice = world.from_main(lambda: _choice(network, asked, weights, world, imgsz, pictures))
+    choice = world.from_main(lambda: _choice(network, asked, weights, world, imgsz, pictures, several))
     if choice is None:
         return network
     log.info(f"{network.source}: {choice} (--runtime)")
@@ -119,7 +125,7 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, imgsz: i
 
 
 def _choice(
-    network: TorchNetwork, asked: str, weights: str, world: World, imgsz: int, pictures: float
+    network: TorchNetwork, asked: str, weights: str, world: World, imgsz: int, pictures: float, several: bool
 ) -> Choice | None:
     """What is remembered, or else measured; None where it is not worth it."""
     names = list(_RUNTIMES) if asked == "auto" else [asked]
@@ -129,11 +135,13 @@ def _choice(
             return None
     for name in names:
         _RUNTIMES[name].require(ExportConfig(raw=True))
-    state = _state(weights, names, imgsz=imgsz, threads=torch.get_num_threads(), processor=processor(), asked=asked)
+    given = {"asked": asked, "imgsz": imgsz, "several": several}
+    state = _state(weights, names, threads=torch.get_num_threads(), processor=processor(), **given)
     path = _folder() / f"{_digest(state)}.json"
     if asked == "auto" and pictures < WORTH_MEASURING and not path.is_file():
         return None
-    ms = json.loads(kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, imgsz)).encode()))
+    measured = kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, imgsz, several)).encode())
+    ms = json.loads(measured)
     if asked != "auto":
         if ms[asked] is None:
             raise UserError(
@@ -146,7 +154,7 @@ def _choice(
 
 
 def _measured(
-    network: TorchNetwork, weights: str, names: Sequence[str], world: World, imgsz: int
+    network: TorchNetwork, weights: str, names: Sequence[str], world: World, imgsz: int, several: bool
 ) -> dict[str, float | None]:
     """Milliseconds a picture, of torch and of those of `names`; None where it cannot be, or what is found differs."""
     log.info(f"{network.source}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
@@ -162,17 +170,26 @@ def _measured(
             why = first_line(error)
         if why:
             log.warning(f"{_TITLES[name]}: {why}. It is not used.")
-    return {**dict.fromkeys(names), **_times(sound, samples.pictures, imgsz)}
+    return {**dict.fromkeys(names), **_times(sound, samples.pictures, imgsz, several)}
 
 
-def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], imgsz: int) -> dict[str, float]:
-    """Milliseconds a picture of each, by turns: the median over the pictures, of the round least disturbed."""
+def _times(
+    networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], imgsz: int, several: bool
+) -> dict[str, float]:
+    """Milliseconds a picture of each, from pixels to boxes, by turns; of the round least disturbed."""
     best = dict.fromkeys(networks, math.inf)
     for _ in range(_ROUNDS):
         for name, network in networks.items():
             pipeline, rules = Pipeline(network, imgsz), ROUNDS[0].rules(network)
-            ms = statistics.median(sum(pipeline(picture, rules).speed_ms) for picture in pictures)
-            best[name] = min(best[name], ms)
+            at_once = network.compute_apart() if several else 1
+            started = time.perf_counter()
+            if at_once == 1:
+                for picture in pictures:
+                    pipeline(picture, rules)
+            else:
+                with ThreadPoolExecutor(at_once) as pool:
+                    collections.deque(pool.map(pipeline, pictures, itertools.repeat(rules)), 0)
+            best[name] = min(best[name], 1000 * (time.perf_counter() - started) / len(pictures))
     return best
 
 

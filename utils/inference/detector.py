@@ -146,18 +146,21 @@ class Detector:
             check_trackable(sources.origins)
         return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
 
-    def run_in(self, runtime: str, pictures: float = 0) -> None:
+    def run_in(self, runtime: str, pictures: float = 0, *, several: bool = False) -> None:
         """Let a runtime compute the network of a file.
 
         Args:
             runtime: as of the class.
             pictures: that are to come, about: with "auto" runtimes are measured where that pays.
+            several: threads of the caller find objects on several pictures at once.
 
         Raises:
             UserError: as of the class.
         """
         network = cast(Opened, self.pipeline.backend)
-        self.pipeline.backend = in_runtime(network, runtime, self._weights, self._world, self.imgsz, pictures)
+        self.pipeline.backend = in_runtime(
+            network, runtime, self._weights, self._world, self.imgsz, pictures, several=several
+        )
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.

@@ -101,6 +101,10 @@ class TorchNetwork(TrainedNetwork):
         found._other, found.has_objectness = other, other.has_objectness
         return found
 
+    def compute_apart(self) -> int:
+        """As Model."""
+        return 1 if self._other is None else self._other.compute_apart()
+
     def _decoded(self, images: Tensor) -> Tensor:
         if self._other is not None:
             return self._other(images)
