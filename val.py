@@ -42,7 +42,7 @@ from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.exporting.fastest import in_runtime
+from tessera.utils.exporting.fastest import Use, in_runtime
 from tessera.utils.flags.program import called
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -123,7 +123,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
     if training is None:
-        model = in_runtime(model, config.runtime, config.weights, world, imgsz, len(index), several=True)
+        model = in_runtime(model, config.runtime, config.weights, world, Use(imgsz, len(index), config.batch_size))
         model.compute_apart()
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))

@@ -1,4 +1,4 @@
-"""A checkpoint in torch, ONNX Runtime and OpenVINO: val.py on a dataset, and a Detector on its pictures' files.
+"""A checkpoint in torch, ONNX Runtime and OpenVINO: val.py on a dataset, and detect.py on its files.
 
 uv run python -m tests.benchmarks.runtimes --weights yolov5n.pt best.pt --data coco128.yaml
 
@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.exporting.fastest import Opened, in_runtime
+from tessera.utils.exporting.fastest import Opened, Use, in_runtime
 from tessera.utils.flags.options import RUNTIMES
+from tessera.utils.inference.ahead import found_ahead, read_ahead
 from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.open_model import open_model
@@ -31,10 +33,17 @@ def validation(network: Opened, index: DatasetIndex, imgsz: int, batch: int) -> 
     return run
 
 
-def detection(detector: Detector, index: DatasetIndex) -> Callable[[], int]:
-    """A Detector on every file, one after the other."""
+def detection(network: Opened, index: DatasetIndex, imgsz: int) -> Callable[[], int]:
+    """What detect.py does with a folder, without writing: files are read ahead, several are looked at at once."""
+    detector = Detector(network, imgsz=imgsz)
     paths = [index.path(image) for image in range(len(index))]
-    return lambda: sum(1 for _ in detector(paths))
+
+    def run() -> int:
+        frames = (Frame(detector.read(path), str(path)) for path in paths)
+        with read_ahead(frames) as ahead, found_ahead(ahead, detector.detect, network.compute_apart()) as found:
+            return sum(1 for _ in found)
+
+    return run
 
 
 def main() -> None:
@@ -46,11 +55,13 @@ def main() -> None:
     for weights in given.weights:
         rivals = {}
         for runtime in RUNTIMES[1:]:
-            network = in_runtime(open_model(weights, world), runtime, weights, world, given.imgsz, len(index))
+            use = Use(given.imgsz, len(index), given.batch)
+            network = in_runtime(open_model(weights, world), runtime, weights, world, use)
+            network.compute_apart()
             found = measure(network, index, world, given.imgsz, Settings(), batch_size=given.batch, workers=0)
             print(f"{weights}, {runtime}: mAP50-95 {found.metrics.map:.6f}", flush=True)
             rivals[f"{runtime}, val.py"] = validation(network, index, given.imgsz, given.batch)
-            rivals[f"{runtime}, detect.py"] = detection(Detector(network, imgsz=given.imgsz), index)
+            rivals[f"{runtime}, detect.py"] = detection(network, index, given.imgsz)
         show(rounds(rivals, given.rounds), "torch, val.py", unit="pictures/s")
 
 

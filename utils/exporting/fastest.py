@@ -59,12 +59,29 @@ _ROUNDS = 3  # of all runtimes by turns
 _KEPT = 16  # networks in the cache
 
 
+class Use(NamedTuple):
+    """What a network is to compute.
+
+    Attributes:
+        imgsz: long side of the pictures in pixels.
+        pictures: that are to come, about.
+        batch: that it is given at once.
+        several: threads may compute several at once; else each has all of them.
+    """
+
+    imgsz: int
+    pictures: float
+    batch: int = 1
+    several: bool = True
+
+
 class Choice(NamedTuple):
     """What was found.
 
     Attributes:
         runtime: the fastest.
-        ms: a picture, from pixels to boxes, by runtime; None where it does not find what torch finds.
+        ms: a picture, by runtime: from pixels to boxes, or of a batch the network alone; None where it does not find
+            what torch finds.
     """
 
     runtime: str
@@ -80,9 +97,7 @@ class Choice(NamedTuple):
         return f"computed by {_TITLES[self.runtime]}: {taken:.1f} ms a picture{''.join(f', {one}' for one in others)}"
 
 
-def in_runtime(
-    network: Opened, asked: str, weights: str, world: World, imgsz: int, pictures: float, *, several: bool
-) -> Opened:
+def in_runtime(network: Opened, asked: str, weights: str, world: World, use: Use) -> Opened:
     """The same network, computed by the runtime asked for; every rank.
 
     Args:
@@ -91,9 +106,7 @@ def in_runtime(
             machine before, or where so many pictures come that measuring pays; else torch.
         weights: the file that the network was read from.
         world: this rank.
-        imgsz: long side of the pictures in pixels.
-        pictures: that are to come, about.
-        several: they may be computed several at once; else each has all threads.
+        use: what it is to compute.
 
     Raises:
         UserError: the runtime asked for is not installed, cannot compute the network, or finds something else.
@@ -113,7 +126,7 @@ def in_runtime(
         )
     if asked == "torch" or not is_able:
         return network
-    choice = world.from_main(lambda: _choice(network, asked, weights, world, imgsz, pictures, several))
+    choice = world.from_main(lambda: _choice(network, asked, weights, world, use))
     if choice is None:
         return network
     log.info(f"{network.source}: {choice} (--runtime)")
@@ -124,9 +137,7 @@ def in_runtime(
     return _computed_by(network, path, world)
 
 
-def _choice(
-    network: TorchNetwork, asked: str, weights: str, world: World, imgsz: int, pictures: float, several: bool
-) -> Choice | None:
+def _choice(network: TorchNetwork, asked: str, weights: str, world: World, use: Use) -> Choice | None:
     """What is remembered, or else measured; None where it is not worth it."""
     names = list(_RUNTIMES) if asked == "auto" else [asked]
     if asked == "auto":
@@ -135,12 +146,12 @@ def _choice(
             return None
     for name in names:
         _RUNTIMES[name].require(ExportConfig(raw=True))
-    given = {"asked": asked, "imgsz": imgsz, "several": several}
+    given = {"asked": asked, "use": use._replace(pictures=0)}
     state = _state(weights, names, threads=torch.get_num_threads(), processor=processor(), **given)
     path = _folder() / f"{_digest(state)}.json"
-    if asked == "auto" and pictures < WORTH_MEASURING and not path.is_file():
+    if asked == "auto" and use.pictures < WORTH_MEASURING and not path.is_file():
         return None
-    measured = kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, imgsz, several)).encode())
+    measured = kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, use)).encode())
     ms = json.loads(measured)
     if asked != "auto":
         if ms[asked] is None:
@@ -154,11 +165,11 @@ def _choice(
 
 
 def _measured(
-    network: TorchNetwork, weights: str, names: Sequence[str], world: World, imgsz: int, several: bool
+    network: TorchNetwork, weights: str, names: Sequence[str], world: World, use: Use
 ) -> dict[str, float | None]:
     """Milliseconds a picture, of torch and of those of `names`; None where it cannot be, or what is found differs."""
     log.info(f"{network.source}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
-    samples, job = gather(None, imgsz), replace(_job(network, weights), imgsz=imgsz)
+    samples, job = gather(None, use.imgsz), replace(_job(network, weights), imgsz=use.imgsz)
     judge, sound = Judge(job, samples, world, None), {"torch": network}
     for name in names:
         try:
@@ -170,26 +181,28 @@ def _measured(
             why = first_line(error)
         if why:
             log.warning(f"{_TITLES[name]}: {why}. It is not used.")
-    return {**dict.fromkeys(names), **_times(sound, samples.pictures, imgsz, several)}
+    return {**dict.fromkeys(names), **_times(sound, samples.pictures, use)}
 
 
-def _times(
-    networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], imgsz: int, several: bool
-) -> dict[str, float]:
-    """Milliseconds a picture of each, from pixels to boxes, by turns; of the round least disturbed."""
+def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], use: Use) -> dict[str, float]:
+    """Milliseconds a picture of each, by turns; of the round least disturbed."""
     best = dict.fromkeys(networks, math.inf)
+    images = torch.rand(use.batch, 3, use.imgsz, use.imgsz)
     for _ in range(_ROUNDS):
         for name, network in networks.items():
-            pipeline, rules = Pipeline(network, imgsz), ROUNDS[0].rules(network)
-            at_once = network.compute_apart() if several else 1
+            at_once = network.compute_apart() if use.several else 1
+            pipeline, rules = Pipeline(network, use.imgsz), ROUNDS[0].rules(network)
             started = time.perf_counter()
-            if at_once == 1:
-                for picture in pictures:
-                    pipeline(picture, rules)
-            else:
+            if use.batch > 1:
+                network(images)
+            elif at_once > 1:
                 with ThreadPoolExecutor(at_once) as pool:
                     collections.deque(pool.map(pipeline, pictures, itertools.repeat(rules)), 0)
-            best[name] = min(best[name], 1000 * (time.perf_counter() - started) / len(pictures))
+            else:
+                for picture in pictures:
+                    pipeline(picture, rules)
+            count = use.batch if use.batch > 1 else len(pictures)
+            best[name] = min(best[name], 1000 * (time.perf_counter() - started) / count)
     return best
 
 

@@ -15,7 +15,7 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.fastest import Opened, in_runtime
+from tessera.utils.exporting.fastest import Opened, Use, in_runtime
 from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
@@ -158,9 +158,8 @@ class Detector:
             UserError: as of the class.
         """
         network = cast(Opened, self.pipeline.backend)
-        self.pipeline.backend = in_runtime(
-            network, runtime, self._weights, self._world, self.imgsz, pictures, several=several
-        )
+        use = Use(self.imgsz, pictures, several=several)
+        self.pipeline.backend = in_runtime(network, runtime, self._weights, self._world, use)
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
