@@ -39,6 +39,7 @@ from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.exporting.fastest import Use, in_runtime
 from tessera.utils.files import user_path
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -129,6 +130,8 @@ def validate(config: ValConfig, world: World) -> Validated:
             metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
             listing = report_suspects(judged, index, spec, run, origin, config)
             return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
+        model = in_runtime(model, config.runtime, config.weights, world, Use(imgsz, len(index), config.batch_size))
+        model.compute_apart()
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)

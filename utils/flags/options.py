@@ -75,6 +75,15 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
+RUNTIMES = ("auto", "torch", "onnxruntime", "openvino")
+
+
+def runtime_option() -> Any:
+    """The field of the commands that compute with a checkpoint, and may do so by another runtime than torch."""
+    text = "what computes a checkpoint on the CPU; auto = the fastest, where that was measured or pays"
+    return option("auto", text, choices=RUNTIMES)
+
+
 def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
     """What `--conf-thres` says; None where it says nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -73,6 +74,12 @@ class Sources:
     vid_stride: int
     every_frame: bool
     _stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def expected(self) -> float:
+        """How many pictures and frames are to come, about; a video and a stream have no end."""
+        endless = any(origin.form in ("video", "stream", "camera") for origin in self.origins)
+        return math.inf if endless else len(self.origins)
 
     @property
     def pictures(self) -> int | None:
