@@ -139,13 +139,13 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, use: Use
 
 def _choice(network: TorchNetwork, asked: str, weights: str, world: World, use: Use) -> Choice | None:
     """What is remembered, or else measured; None where it is not worth it."""
-    names = list(_RUNTIMES) if asked == "auto" else [asked]
     if asked == "auto":
-        names = [name for name in names if all(map(find_spec, _packages(name)))]
+        names = [name for name in _RUNTIMES if all(map(find_spec, _packages(name)))]
         if not names:
             return None
-    for name in names:
-        _RUNTIMES[name].require(ExportConfig(raw=True))
+    else:
+        names, use = [asked], Use(use.imgsz, math.inf)  # that it finds the same is what counts
+        _RUNTIMES[asked].require(ExportConfig(raw=True))
     given = {"asked": asked, "use": use._replace(pictures=0)}
     state = _state(weights, names, threads=torch.get_num_threads(), processor=processor(), **given)
     path = _folder() / f"{_digest(state)}.json"
