@@ -131,7 +131,6 @@ def validate(config: ValConfig, world: World) -> Validated:
             listing = report_suspects(judged, index, spec, run, origin, config)
             return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
         model = in_runtime(model, config.runtime, config.weights, world, Use(imgsz, len(index), config.batch_size))
-        model.compute_apart()
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)
