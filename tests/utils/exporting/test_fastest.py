@@ -119,7 +119,7 @@ def test_a_detector_changes_its_runtime(made_pt: Path, data: Path, monkeypatch: 
     assert detector.pipeline.backend.compute_apart() == torch.get_num_threads()
     detector.run_in("torch", several=True)
     assert detector.pipeline.backend.compute_apart() == 1
-    with pytest.raises(ConfigError, match="runtime: found tensorrt, expected one of auto"):
+    with pytest.raises(ConfigError, match="runtime: found 'tensorrt', expected one of auto"):
         detector.run_in("tensorrt")
     opened = Detector(detector.pipeline.backend)
     opened.run_in("auto")
