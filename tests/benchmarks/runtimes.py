@@ -57,7 +57,6 @@ def main() -> None:
         for runtime in RUNTIMES[1:]:
             use = Use(given.imgsz, len(index), given.batch)
             network = in_runtime(open_model(weights, world), runtime, weights, world, use)
-            network.compute_apart()
             found = measure(network, index, world, given.imgsz, Settings(), batch_size=given.batch, workers=0)
             print(f"{weights}, {runtime}: mAP50-95 {found.metrics.map:.6f}", flush=True)
             rivals[f"{runtime}, val.py"] = validation(network, index, given.imgsz, given.batch)

@@ -31,15 +31,16 @@ from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import FORMATS, Format
 from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.parity.content import files_of
 from tessera.utils.exporting.parity.samples import gather
 from tessera.utils.exporting.parity.trial import ROUNDS
 from tessera.utils.exporting.parity.verify import Judge
-from tessera.utils.files import kept, sha256
+from tessera.utils.files import atomic_write, kept, sha256
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import git_revision
 from tessera.utils.machine.host import processor
 from tessera.utils.pixels import Pixels
-from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
@@ -57,6 +58,7 @@ _RUNTIMES = {"onnxruntime": _FORMATS["onnx"], "openvino": _FORMATS["openvino"]}
 _TITLES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 _ROUNDS = 3  # of all runtimes by turns
 _KEPT = 16  # networks in the cache
+_WRITABLE = "Set TESSERA_CACHE to a folder that can be written."
 
 
 class Use(NamedTuple):
@@ -126,15 +128,52 @@ def in_runtime(network: Opened, asked: str, weights: str, world: World, use: Use
         )
     if asked == "torch" or not is_able:
         return network
-    choice = world.from_main(lambda: _choice(network, asked, weights, world, use))
-    if choice is None:
+    made = world.from_main(lambda: _made(network, asked, weights, world, use))
+    if made is None:
         return network
-    log.info(f"{network.source}: {choice} (--runtime)")
-    if choice.runtime == "torch":
-        return network
-    with torch_distributed_zero_first(world.local_rank, world):
-        path = _exported(_RUNTIMES[choice.runtime], _job(network, weights))
-    return _computed_by(network, path, world)
+    try:
+        found, failure = _computed_by(network, _on_this_host(made, world), world), ""
+    except UserError as error:  # of one host, that lacks the package
+        found, failure = network, str(error)
+    failures = [one for one in world.all_gather(failure) if one]
+    if not failures:
+        return found
+    if asked != "auto":
+        raise UserError(f"--runtime {asked}: {failures[0]}")
+    log.warning(f"{failures[0]} So torch computes.")
+    return network
+
+
+def _made(network: TorchNetwork, asked: str, weights: str, world: World, use: Use) -> Path | None:
+    """The file of the fastest runtime, in the cache; None where torch is to compute. Rank 0."""
+    try:
+        choice = _choice(network, asked, weights, world, use)
+        if choice is None:
+            return None
+        log.info(f"{network.source}: {choice} (--runtime)")
+        return None if choice.runtime == "torch" else _exported(_RUNTIMES[choice.runtime], _job(network, weights))
+    except UserError as error:
+        if asked != "auto":
+            raise
+        log.warning(f"{error} So torch computes.")
+        return None
+
+
+def _on_this_host(made: Path, world: World) -> Path:
+    """The same file in this host's cache. What is not there comes from rank 0, as the weights do; every rank."""
+    path = _folder() / made.parent.name / made.name
+    if all(world.all_gather(world.is_main or _is_whole(path))):
+        return path
+    parts = (*files_of(path), _note(path))
+    contents = world.broadcast([part.read_bytes() for part in parts] if world.is_main else [])
+    if not world.is_main:
+        try:
+            for part, content in zip(parts, contents, strict=True):
+                with atomic_write(part) as file:
+                    file.write(content)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror}). {_WRITABLE}") from error
+    return path
 
 
 def _choice(network: TorchNetwork, asked: str, weights: str, world: World, use: Use) -> Choice | None:
@@ -151,23 +190,22 @@ def _choice(network: TorchNetwork, asked: str, weights: str, world: World, use: 
     path = _folder() / f"{_digest(state)}.json"
     if asked == "auto" and use.pictures < WORTH_MEASURING and not path.is_file():
         return None
-    measured = kept(path, state, lambda: json.dumps(_measured(network, weights, names, world, use)).encode())
+    measured = kept(path, state, lambda: json.dumps(_measured(network, asked, weights, names, world, use)).encode())
     ms = json.loads(measured)
     if asked != "auto":
-        if ms[asked] is None:
-            raise UserError(
-                f"--runtime {asked}: does not compute {network.source} as torch does; the first attempt "
-                "said more. Take --runtime torch."
-            )
         return Choice(asked, ms)
     fastest = min((name for name in names if ms[name] is not None), key=ms.__getitem__, default="torch")
     return Choice(fastest if ms[fastest] < WORTH_CHANGING * ms["torch"] else "torch", ms)
 
 
 def _measured(
-    network: TorchNetwork, weights: str, names: Sequence[str], world: World, use: Use
+    network: TorchNetwork, asked: str, weights: str, names: Sequence[str], world: World, use: Use
 ) -> dict[str, float | None]:
-    """Milliseconds a picture, of torch and of those of `names`; None where it cannot be, or what is found differs."""
+    """Milliseconds a picture, of torch and of those of `names`; None where it cannot be, or what is found differs.
+
+    Raises:
+        UserError: the one that was asked for cannot be; or the disk is at fault, and nothing may be remembered.
+    """
     log.info(f"{network.source}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
     samples, job = gather(None, use.imgsz), replace(_job(network, weights), imgsz=use.imgsz)
     judge, sound = Judge(job, samples, world, None), {"torch": network}
@@ -178,7 +216,14 @@ def _measured(
             why = row.failures or row.unverified
             sound |= {} if why else {name: _computed_by(network, path, world)}
         except (UserError, RuntimeError) as error:  # torch's exporter raises the latter
+            if isinstance(error.__cause__, OSError):
+                raise
             why = first_line(error)
+        why = why.rstrip(".")
+        if why and asked != "auto":
+            raise UserError(
+                f"--runtime {asked}: does not compute {network.source} as torch does: {why}. Take --runtime torch."
+            )
         if why:
             log.warning(f"{_TITLES[name]}: {why}. It is not used.")
     return {**dict.fromkeys(names), **_times(sound, samples.pictures, use)}
@@ -187,7 +232,7 @@ def _measured(
 def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], use: Use) -> dict[str, float]:
     """Milliseconds a picture of each, by turns; of the round least disturbed."""
     best = dict.fromkeys(networks, math.inf)
-    images = torch.rand(use.batch, 3, use.imgsz, use.imgsz)
+    images = torch.rand(use.batch, 3, use.imgsz, use.imgsz, generator=torch.Generator())
     for _ in range(_ROUNDS):
         for name, network in networks.items():
             at_once = network.compute_apart() if use.several else 1
@@ -218,18 +263,34 @@ def _job(network: TorchNetwork, weights: str) -> ExportJob:
 
 
 def _exported(one: Format, job: ExportJob) -> Path:
-    """The network's file in the cache, made where it is not there."""
+    """The network's file in the cache, made where it is not there as it was written."""
     path = job.file(one.suffix)
-    if not path.is_file():
+    if not _is_whole(path):
         _forget_oldest()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            one.export(job)
+            with atomic_write(_note(path)) as file:
+                file.write(_sums(path))
         except OSError as error:
-            raise UserError(
-                f"{path.parent}: cannot be made ({error.strerror}). Set TESSERA_CACHE to a folder that can be written."
-            ) from error
-        one.export(job)
+            raise UserError(f"{path.parent}: cannot be written ({error.strerror}). {_WRITABLE}") from error
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of the cache is what was written."""
+    try:
+        return _note(path).read_bytes() == _sums(path)
+    except OSError:
+        return False
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _sums(path: Path) -> bytes:
+    return "".join(f"{sha256(part)}  {part.name}\n" for part in files_of(path)).encode()  # as sha256sum writes it
 
 
 def _state(weights: str, names: Sequence[str], **others: Any) -> bytes:

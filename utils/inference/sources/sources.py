@@ -77,9 +77,9 @@ class Sources:
 
     @property
     def expected(self) -> float:
-        """How many pictures and frames are to come, about; a video and a stream have no end."""
-        endless = any(origin.form in ("video", "stream", "camera") for origin in self.origins)
-        return math.inf if endless else len(self.origins)
+        """How many pictures and frames are to come, about: a stream has no end, a video is taken for ten seconds."""
+        counts = {"video": 300, "stream": math.inf, "camera": math.inf}
+        return sum(counts.get(origin.form, 1) for origin in self.origins)
 
     @property
     def pictures(self) -> int | None:
