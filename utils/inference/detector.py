@@ -15,7 +15,7 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.fastest import Opened, Use, in_runtime
+from tessera.utils.exporting.fastest import Use, in_runtime
 from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
@@ -26,7 +26,7 @@ from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
-from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.text import first_of, shown
 
@@ -161,7 +161,7 @@ class Detector:
             raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
         if self._weights is not None:
             use = Use(self.imgsz, pictures, several=several)
-            opened = cast(Opened, self._opened)
+            opened = cast(OpenModel, self._opened)
             self.pipeline.backend = in_runtime(opened, runtime, self._weights, self._world, use)
         elif runtime not in ("auto", "torch"):
             raise ConfigError(
