@@ -77,6 +77,5 @@ def font_file(text: str) -> Path:
 
 def drawable(text: str, limit: int = 1000) -> str:
     """`text` in one line of at most `limit` characters, with "?" for each character that is in none of the fonts."""
-    covered = frozenset().union(*(characters for _, characters in _fonts()))
-    text = "".join(c if ord(c) in covered else "?" for c in " ".join(text.split()))
+    text = "".join(c if any(ord(c) in known for _, known in _fonts()) else "?" for c in " ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"

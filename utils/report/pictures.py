@@ -179,11 +179,11 @@ def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: s
     """Paint boxes, then their labels, then the caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
-    title = _text(_shorten(caption, size, width), size)
+    title = _label(caption, size, width, 0)
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
     _paint(tile, marks, names, size, Style(), taken)
     if marks.scores is not None and len(marks.scores) == 0:
-        said = _text(_shorten(f"nothing above {marks.threshold:.3g}", size, width), size)
+        said = _label(f"nothing above {marks.threshold:.3g}", size, width, 0)
         _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
@@ -220,7 +220,7 @@ def _paint(
         figures = f" #{marks.ids[m]}" if marks.ids is not None and marks.ids[m] >= 0 else ""
         if marks.scores is not None and style.scores:
             figures += f" {marks.scores[m]:.2f}"
-        mask = _text(_shorten(text + figures, size, width // 2, len(figures)), size)
+        mask = _label(text + figures, size, width // 2, len(figures))
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
@@ -261,9 +261,16 @@ def _stamp(
     """Paint a label, cut at the tile's border; return where: left, top, right, bottom."""
     x, y = place
     region = tile[y : y + mask.shape[0], x : x + mask.shape[1]]
-    alpha = mask[: region.shape[0], : region.shape[1], None].astype(np.float32) / 255
-    region[:] = np.round(np.array(background) * (1 - alpha) + np.array(text_colour(background)) * alpha)
+    region[:] = _shades(background)[mask[: region.shape[0], : region.shape[1]]]
     return x, y, x + region.shape[1], y + region.shape[0]
+
+
+@lru_cache(maxsize=128)
+def _shades(background: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """uint8 (256, 3): the colour of a label at each coverage by its text."""
+    alpha = np.arange(256, dtype=np.float32)[:, None] / 255
+    shades = np.round(np.array(background) * (1 - alpha) + np.array(text_colour(background)) * alpha)
+    return cast("NDArray[np.uint8]", shades.astype(np.uint8))
 
 
 @lru_cache(maxsize=64)
@@ -271,7 +278,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(file, size)
 
 
-def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
+def _shorten(text: str, size: int, width: int, keep_end: int) -> str:
     """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
     text = drawable(text, 200)
     font = _font(font_file(text), size)
@@ -283,7 +290,12 @@ def _shorten(text: str, size: int, width: int, keep_end: int = 0) -> str:
     return shortened
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)  # names with each of their scores
+def _label(text: str, size: int, width: int, keep_end: int) -> NDArray[np.uint8]:
+    """Coverage as `_text`, of what `_shorten` leaves of a text."""
+    return _text(_shorten(text, size, width, keep_end), size)
+
+
 def _text(text: str, size: int) -> NDArray[np.uint8]:
     """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII."""
     font = _font(font_file(text), size)
