@@ -36,6 +36,7 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import found_ahead, read_ahead
+from tessera.utils.inference.behind import Behind
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.label_next import LabelNext, unlabelled_pictures
 from tessera.utils.inference.outputs import (
@@ -157,7 +158,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
         labelling = LabelNext(detector, config.label_next, run, config.weights) if config.label_next else None
-        outputs = [*open_outputs(config, detector, run, tally), *([labelling] if labelling else [])]
+        written = open_outputs(config, detector, run, tally)
+        outputs = [*([Behind(written)] if written else []), *([labelling] if labelling else [])]
         find = labelling.detect if labelling else detector.detect
         stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
         for output in outputs:

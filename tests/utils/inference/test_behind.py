@@ -1,0 +1,91 @@
+"""Results are written in a thread as they would be without it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import PurePath
+
+import pytest
+
+from tessera.utils.inference.behind import Behind
+from tessera.utils.inference.outputs import Output
+from tessera.utils.inference.results import Result
+from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tests.utils.inference.test_outputs import FRAME, result_of
+
+ENDED = SourceEvent("a.jpg", "ended", "a.jpg: ended")
+
+
+class Noted(Output):
+    """Notes what it takes, waits where `go` is not set, and fails at the place that is called so."""
+
+    def __init__(self) -> None:
+        self.took, self.go = list[str](), threading.Event()
+        self.go.set()
+
+    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
+        assert self.go.wait(10)
+        if place.name == "full":
+            raise OSError("the disk is full")
+        self.took.append(place.name)
+
+    def event(self, event: SourceEvent) -> None:
+        self.took.append(event.kind)
+
+    def close(self) -> None:
+        self.took.append("closed")
+
+
+def give(behind: Behind, *places: object) -> None:
+    for place in places:
+        behind.add(result_of(FRAME), FRAME, PurePath(str(place)))
+
+
+def test_everything_in_order_and_what_waits_is_written_at_the_end() -> None:
+    before, outputs = threading.active_count(), (Noted(), Noted())
+    behind = Behind(outputs)
+    give(behind, *range(50))
+    behind.event(ENDED)
+    give(behind, 50)
+    behind.close()
+    for output in outputs:
+        assert output.took == [*map(str, range(50)), "ended", "50", "closed"]
+    assert threading.active_count() == before
+
+
+def test_only_a_few_wait() -> None:
+    output = Noted()
+    output.go.clear()
+    behind, given = Behind([output]), list[int]()
+
+    def run() -> None:
+        for number in range(20):
+            give(behind, number)
+            given.append(number)
+
+    giver = threading.Thread(target=run)
+    giver.start()
+    giver.join(0.3)
+    assert len(given) <= 3
+    output.go.set()
+    giver.join(10)
+    behind.close()
+    assert output.took == [*map(str, range(20)), "closed"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_is_raised_once_and_nothing_after_it_is_written(late: bool) -> None:
+    """By the next results, or where there are none by closing."""
+    outputs = (Noted(), Noted(), Noted())
+    behind = Behind(outputs)
+    outputs[1].go.clear()
+    give(behind, 0, "full", 2)
+    outputs[1].go.set()
+    if late:
+        with pytest.raises(OSError, match="full"):
+            behind.close()
+    else:
+        with pytest.raises(OSError, match="full"):
+            give(behind, *range(3, 6))
+        behind.close()
+    assert [output.took for output in outputs] == [["0", "closed"]] * 3
