@@ -171,7 +171,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         at_once = 1
         if of_files:
             items = stack.enter_context(read_ahead(items))
-            at_once = detector.pipeline.backend.compute_apart()
+            at_once = 1 if labelling else detector.pipeline.backend.compute_apart()
         found = stack.enter_context(
             found_ahead(items, lambda item: find(item) if isinstance(item, Frame) else None, at_once)
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from tessera.models.suppression import (
 )
 from tessera.utils.engine.precision import Precision
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.apart import threads_apart
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
@@ -137,7 +137,7 @@ class PictureFinder(Finder):
         if self._at_once == 1:
             looked = [self._look(*image) for image in images]
         else:
-            with ThreadPoolExecutor(self._at_once) as pool:
+            with threads_apart(self._at_once, "finding") as pool:
                 looked = list(pool.map(lambda image: self._look(*image), images))
         clock.add("inference", sum(seconds for _, seconds in looked) / self._at_once)
         return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]

@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +36,7 @@ from tessera.utils.exporting.parity.trial import ROUNDS
 from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.files import kept
 from tessera.utils.flags.export import ExportConfig
+from tessera.utils.machine.apart import threads_apart
 from tessera.utils.machine.host import processor
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
@@ -220,7 +220,7 @@ def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], use
             if use.batch > 1:
                 network(images)
             elif at_once > 1:
-                with ThreadPoolExecutor(at_once) as pool:
+                with threads_apart(at_once, "measuring") as pool:
                     collections.deque(pool.map(pipeline, pictures, itertools.repeat(rules)), 0)
             else:
                 for picture in pictures:

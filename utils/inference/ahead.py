@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar, cast
 
+from tessera.utils.machine.apart import threads_apart
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -45,16 +47,13 @@ def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Ite
     Args:
         items: iterated in the caller's thread. What that raises is raised here, after the items before it.
         find: what is done with each. What it raises is raised here, in the item's place.
-        at_once: threads that call it; 1 = the caller's own.
+        at_once: threads that call it, each of which computes alone; 1 = the caller's own.
     """
     if at_once == 1:
         yield ((item, find(item)) for item in items)
         return
-    with ThreadPoolExecutor(at_once, "finding ahead") as pool:
-        try:
-            yield _found_in(pool, iter(items), find, at_once + 1)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with threads_apart(at_once, "finding ahead") as pool:
+        yield _found_in(pool, iter(items), find, at_once + 1)
 
 
 def _found_in(

@@ -15,6 +15,7 @@ from tessera.models.tta import predict_augmented
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision, half_precision
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.apart import at_once
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.runtime.model import Backend
 
@@ -103,7 +104,9 @@ class TorchNetwork(TrainedNetwork):
 
     def compute_apart(self) -> int:
         """As Model."""
-        return 1 if self._other is None else self._other.compute_apart()
+        if self._other is not None:
+            return self._other.compute_apart()
+        return at_once() if self.accelerator.is_host else 1
 
     def _decoded(self, images: Tensor) -> Tensor:
         if self._other is not None:

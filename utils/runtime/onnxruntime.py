@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.apart import MOST_AT_ONCE
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 _QUIET = 3  # errors alone
-_MOST_AT_ONCE = 8  # pictures, each of which needs memory of its own
 
 
 class _Session:
@@ -39,7 +39,7 @@ class _Session:
 
     def compute_apart(self) -> int:
         """As Model: a network this small computes a picture on one thread in little more time than on two."""
-        at_once = min(self._threads, _MOST_AT_ONCE)
+        at_once = min(self._threads, MOST_AT_ONCE)
         if at_once > 1 and self._pool is None:
             self._opened = self._open_with(self._threads // at_once)
             self._pool = ThreadPoolExecutor(at_once, "ONNX Runtime")
