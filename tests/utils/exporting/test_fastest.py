@@ -17,7 +17,7 @@ from tessera.utils.exporting.parity.table import Row
 from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.inference.detector import Detector
 from tessera.utils.types import Metrics
-from tests.utils.exporting.made import dataset
+from tests.utils.exporting.made import FREE, checkpoint, dataset
 
 pytest.importorskip("onnxruntime")
 
@@ -111,6 +111,13 @@ def test_weights_that_export_does_not_take_are_computed_too(measured: Any, made_
     (weights,) = tmp_path.glob("*.safetensors")
     expected = measured("torch", weights=weights)[0]
     assert measured("onnxruntime", weights=weights)[0].map == pytest.approx(expected.map, abs=1e-4)
+
+
+def test_the_branch_without_suppression_is_computed_as_such(measured: Any, tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "free.pt", FREE)
+    expected = measured("torch", weights=weights, end2end=True)[0]
+    found = measured("onnxruntime", weights=weights, end2end=True)[0]
+    assert (found.map, found.map50) == pytest.approx((expected.map, expected.map50), abs=1e-5) and found.map50 > 0
 
 
 def test_a_detector_changes_its_runtime(made_pt: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
