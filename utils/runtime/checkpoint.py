@@ -100,6 +100,7 @@ class TorchNetwork(TrainedNetwork):
         """This network, whose predictions another runtime computes: `watch` has no effect on it."""
         found = copy.copy(self)
         found._other, found.has_objectness = other, other.has_objectness
+        found.divides_batches = other.divides_batches
         return found
 
     def compute_apart(self) -> int:

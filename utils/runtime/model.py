@@ -90,11 +90,13 @@ class Backend(Model):
         accelerator: where it computes.
         has_objectness: rows have an objectness between box and classes, not yet multiplied in.
         needs_suppression: several rows may predict an object.
+        divides_batches: once it computes pictures apart, it divides a batch among its own threads.
     """
 
     accelerator: Accelerator
     has_objectness: bool = False
     needs_suppression: bool = True
+    divides_batches: bool = False
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:

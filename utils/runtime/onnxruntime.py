@@ -55,6 +55,8 @@ class _Session:
 class OnnxNetwork(ExportedNetwork):
     """The bare network."""
 
+    divides_batches = True
+
     def __init__(self, description: Description, accelerator: Accelerator, session: _Session) -> None:
         super().__init__(description, accelerator, _runtime(session.opened))
         self._session = session
