@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 
-def joined(maps: Sequence[Tensor], dim: int = 1) -> Tensor:
+def joined(maps: list[Tensor] | tuple[Tensor, ...], dim: int = 1) -> Tensor:
     """Maps that agree in all but `dim` to one."""
     return cast(Tensor, _Joined.apply(dim, *maps)) if torch.is_grad_enabled() else torch.cat(maps, dim)
 
