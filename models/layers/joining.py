@@ -10,7 +10,9 @@ from torch import Tensor
 
 def joined(maps: list[Tensor] | tuple[Tensor, ...], dim: int = 1) -> Tensor:
     """Maps that agree in all but `dim` to one."""
-    return cast(Tensor, _Joined.apply(dim, *maps)) if torch.is_grad_enabled() else torch.cat(maps, dim)
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return torch.cat(maps, dim)
+    return cast(Tensor, _Joined.apply(dim, *maps))
 
 
 class _Joined(torch.autograd.Function):
