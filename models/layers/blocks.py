@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.models.layers.joining import joined
+
 Size = int | tuple[int, int]  # a side, or (height, width)
 
 BN_EPS = 1e-3
@@ -177,7 +179,7 @@ class C3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
-        return cast(Tensor, self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1)))
+        return cast(Tensor, self.cv3(joined((self.m(self.cv1(x)), self.cv2(x)))))
 
 
 class BottleneckCSP(nn.Module):
@@ -206,7 +208,7 @@ class BottleneckCSP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
-        branches = torch.cat((self.cv3(self.m(self.cv1(x))), self.cv2(x)), 1)
+        branches = joined((self.cv3(self.m(self.cv1(x))), self.cv2(x)))
         return cast(Tensor, self.cv4(SILU(self.bn(branches))))
 
 
@@ -228,7 +230,7 @@ class SPP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
         x = self.cv1(x)
-        return cast(Tensor, self.cv2(torch.cat([x, *(pool(x) for pool in self.m)], 1)))
+        return cast(Tensor, self.cv2(joined([x, *(pool(x) for pool in self.m)], 1)))
 
 
 class SPPF(nn.Module):
@@ -246,7 +248,7 @@ class SPPF(nn.Module):
         pyramid = [self.cv1(x)]
         for _ in range(3):
             pyramid.append(self.m(pyramid[-1]))
-        return cast(Tensor, self.cv2(torch.cat(pyramid, 1)))
+        return cast(Tensor, self.cv2(joined(pyramid)))
 
 
 class Focus(nn.Module):
@@ -282,4 +284,4 @@ class Concat(nn.Module):
 
     def forward(self, features: list[Tensor]) -> Tensor:
         """Maps that agree in all but `dim` to one."""
-        return torch.cat(features, self.dim)
+        return joined(features, self.dim)

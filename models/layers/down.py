@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.joining import joined
 
 
 class AConv(nn.Module):
@@ -43,4 +43,4 @@ class ADown(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
         first, second = F.avg_pool2d(x, 2, 1).chunk(2, 1)
-        return torch.cat((self.cv1(first), self.cv2(F.max_pool2d(second, 3, 2, 1))), 1)
+        return joined((self.cv1(first), self.cv2(F.max_pool2d(second, 3, 2, 1))))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.joining import joined
 from tessera.models.layers.rep import RepC3
 
 
@@ -68,7 +68,7 @@ class Elan(nn.Module):
         parts = list(self.split(x).chunk(2, 1))
         for block in self.chain:
             parts.append(block(parts[-1]))
-        return cast(Tensor, self.join(torch.cat(parts, 1)))
+        return cast(Tensor, self.join(joined(parts)))
 
 
 class _TwoStages(nn.Module):
@@ -105,7 +105,7 @@ class _TwoStages(nn.Module):
         """(B, c_in, H, W) to (B, c_out, H, W)."""
         around, first = self.cv1(x).chunk(2, 1)
         second = self.cv2(first)
-        return cast(Tensor, self.cv4(torch.cat((around, first, second, self.cv3(second)), 1)))
+        return cast(Tensor, self.cv4(joined((around, first, second, self.cv3(second)))))
 
 
 class ConvElan(_TwoStages):

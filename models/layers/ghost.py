@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from tessera.models.layers.blocks import C3, Conv, DWConv, Size
+from tessera.models.layers.joining import joined
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 
@@ -40,7 +40,7 @@ class GhostConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H', W')."""
         y = self.cv1(x)
-        return torch.cat((y, self.cv2(y)), 1)
+        return joined((y, self.cv2(y)))
 
 
 class GhostBottleneck(nn.Module):

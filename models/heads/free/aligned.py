@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,8 +103,8 @@ class AlignedLoss(Criterion[FreeAssignment]):
         self._hyp, self._head = hyp, head
 
     @abstractmethod
-    def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
-        """The boxes that outputs (B, A, …) predict: corners in pixels, float32 (B, A, 4)."""
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        """The boxes that a first output (…, A, numbers) predicts: corners in pixels, float32 (…, A, 4)."""
 
     @abstractmethod
     def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
@@ -152,12 +152,20 @@ class AlignedLoss(Criterion[FreeAssignment]):
             raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
             for output, width in zip(raw, widths, strict=True):
                 assert output.shape == (*shape, width), output.shape
-            boxes = self._boxes([output.detach() for output in raw], grid).flatten(0, 1)
             outputs = tuple(output.flatten(0, 1) for output in raw)
+            boxes = self._boxes_at(raw[0].detach(), grid, assignment)
             scores = functools.partial(self._scores, outputs)
             matches = align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)
             found.append(Matched(outputs, matches))
         return grid, found
+
+    def _boxes_at(self, raw: Tensor, grid: Grid, assignment: FreeAssignment) -> Callable[[Tensor], Tensor]:
+        """The boxes of some cells, of a first output (B, A, …): all are decoded once where candidates are more."""
+        if assignment.pairs < assignment.cells:
+            flat = raw.flatten(0, 1)
+            return lambda cells: self._boxes(flat[cells], grid.at(cells))
+        boxes_xyxy = self._boxes(raw, grid).flatten(0, 1)
+        return lambda cells: boxes_xyxy[cells]
 
     def _sums(self, assignment: FreeAssignment, grid: Grid, found: Sequence[Matched]) -> Tensor:
         """The losses of each kind of branches with their gains, as sums: float32 (kinds, losses)."""
@@ -193,16 +201,15 @@ def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
     owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
         matches.cells.shape[1], output_size=len(cells)
     )
-    place = cells % len(grid.centres)
-    targets = matches.targets.flatten()
+    targets, of_slots = matches.targets.flatten(), grid.at(cells)
     return Slots(
         cells,
         targets,
         matches.targets.amax(1)[owners],
         assignment.classes[owners],
         assignment.boxes_xyxy[owners],
-        grid.centres[place],
-        grid.strides[place],
+        of_slots.centres,
+        of_slots.strides,
         None if assignment.ignored is None else _unmatched(assignment.ignored, cells, targets),
     )
 

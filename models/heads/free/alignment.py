@@ -38,7 +38,7 @@ class Matches:
 
 @torch.no_grad()
 def align(
-    boxes_xyxy: Tensor,
+    boxes: Callable[[Tensor], Tensor],
     scores: Callable[[Tensor, Tensor], Tensor],
     assignment: FreeAssignment,
     alpha: float,
@@ -52,8 +52,8 @@ def align(
     largest u. The target is t, scaled so that the largest of an object is the largest u of its cells.
 
     Args:
-        boxes_xyxy: predicted, float32 (B·A, 4) in pixels.
-        scores: of cells and classes, int64 (P,) each, what is predicted there, float32 (P,): for a few at a time.
+        boxes: of cells, int64 (P,), what is predicted there, float32 (P, 4), corners in pixels: for a few at a time.
+        scores: of cells and classes, int64 (P,) each, what is predicted there, float32 (P,).
         assignment: the candidates, on the same device.
         alpha, beta: α and β.
         most: K, at most as many as the assignment has slots.
@@ -61,15 +61,15 @@ def align(
     best = []
     for part in assignment.parts:
         owners, cells = list_candidates(assignment, part)
-        overlap = box_iou(boxes_xyxy[cells], assignment.boxes_xyxy[owners])
+        overlap = box_iou(boxes(cells), assignment.boxes_xyxy[owners])
         alignment = scores(cells, assignment.classes[owners]) ** alpha * overlap**beta
-        by_alignment = alignment.argsort(descending=True, stable=True)
-        order = by_alignment[owners[by_alignment].argsort(stable=True)]  # by object, in it descending
+        # By object, in it descending: floats of one sign are ordered as the integers of the same bits.
+        order = ((owners << 32) - alignment.view(torch.int32)).argsort(stable=True)
         first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
     kept = assignment.filled[:, :most] & (alignment > NOTHING)
-    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), len(boxes_xyxy))
+    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), assignment.cells)
     alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
     return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))

@@ -69,6 +69,16 @@ class FreeAssignment(Assignment):
     batch_size: int
     grids_hw: tuple[tuple[int, int], ...]
 
+    @property
+    def cells(self) -> int:
+        """Of all images: B·A."""
+        return self.batch_size * sum(ny * nx for ny, nx in self.grids_hw)
+
+    @property
+    def pairs(self) -> int:
+        """Of an object and a candidate, in all parts."""
+        return sum(part.pairs for part in self.parts)
+
 
 def assign_candidates(
     targets: Targets,

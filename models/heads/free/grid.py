@@ -24,6 +24,11 @@ class Grid:
     centres: Tensor
     strides: Tensor
 
+    def at(self, cells: Tensor) -> Grid:
+        """Some cells of a batch, int64 (P,) of image · A + cell, in place of the A of an image."""
+        place = cells % len(self.centres)
+        return Grid(self.centres[place], self.strides[place])
+
 
 def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], device: torch.device) -> Grid:
     """Cells of levels whose maps have `shapes_hw` cells and `strides` pixels a cell."""

@@ -147,7 +147,7 @@ class FreeLayers(Head):
         return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * bins).sum(-1)
 
     def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
-        """Raw boxes (B, A, 4 R) to boxes_xyxy in pixels, float32 (B, A, 4); sides are 0 at least."""
+        """Raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4); sides are 0 at least."""
         low, high = (self.distances(raw) * grid.strides).split(2, -1)
         first, second = grid.centres - low, grid.centres + high
         return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)

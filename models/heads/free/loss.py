@@ -52,8 +52,8 @@ class FreeLoss(AlignedLoss):
             self._most = (*self._most, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))
 
-    def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
-        return self._head.boxes(outputs[0], grid)
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        return self._head.boxes(raw, grid)
 
     def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
         return outputs[1][cells, classes].float().sigmoid()

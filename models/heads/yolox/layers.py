@@ -86,7 +86,7 @@ class YoloxLayers(Head):
         return torch.cat((self.boxes(raw[0], grid), *(logits.float().sigmoid() for logits in raw[1:])), -1), raw
 
     def boxes(self, offsets: Tensor, grid: Grid) -> Tensor:
-        """Offsets (B, A, 4) to boxes cx, cy, w, h in pixels, float32 (B, A, 4)."""
+        """Offsets (…, A, 4) to boxes cx, cy, w, h in pixels, float32 (…, A, 4)."""
         xy, wh = offsets.float().split(2, -1)
         # From the cell's corner, half a stride before its centre. Both are exact.
         return torch.cat(

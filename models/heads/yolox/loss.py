@@ -55,8 +55,8 @@ class YoloxLoss(AlignedLoss):
         gains = {"box": hyp.box, "obj": hyp.obj, "cls": hyp.cls}
         super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing, class_weights)
 
-    def _boxes(self, outputs: Sequence[Tensor], grid: Grid) -> Tensor:
-        return cxcywh_to_xyxy(self._head.boxes(_bounded(outputs[0]), grid))
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        return cxcywh_to_xyxy(self._head.boxes(_bounded(raw), grid))
 
     def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
         _, objectness, logits = outputs
