@@ -15,7 +15,6 @@ as the others do. Of all rounds the median, with the lowest and the highest.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import re
 import shutil
@@ -28,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+import pandas as pd
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
@@ -39,8 +38,8 @@ from tests.system.launch import ROOT
 
 MAPS = ("metrics/mAP_0.5:0.95", "metrics/mAP50-95(B)")  # as results.csv of the three names it
 BETWEEN_LOOKS_S = 0.05
-_VERSION = re.compile(r"^.*(?:YOLOv5|Ultralytics).*torch-.*$", re.MULTILINE)
-_NO_WORDS = re.compile(r"\x1b\[[0-9;]*m|[^ -~]")  # colours, pictures
+_VERSION = re.compile(r"(?:YOLOv5|Ultralytics).*torch-.*")
+_NO_WORDS = re.compile(r"\x1b\[[0-9;]*m|[^ -~\n]")  # colours, pictures
 
 
 class Rival(NamedTuple):
@@ -58,10 +57,6 @@ class Measured(NamedTuple):
     run_s: float
     epoch_s: float
     last_map: float
-
-
-class Failed(Exception):
-    """A program did not end well, or wrote no results.csv with the rows of two epochs or more."""
 
 
 def rivals(yolov5: str, yolov5_python: str, yolo: str) -> list[Rival]:
@@ -91,8 +86,7 @@ def copied(data: str, folder: Path) -> Path:
         link.unlink()
         shutil.copy(picture, link)
     target = folder / f"{spec.name}.yaml"
-    content = yaml.safe_load(target.read_text("utf-8")) | {"path": str(folder)}
-    target.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+    target.write_text(target.read_text("utf-8").replace("path: .\n", f"path: {folder}\n", 1), "utf-8")
     return target
 
 
@@ -110,43 +104,29 @@ def measure(command: Sequence[str], project: Path) -> tuple[Measured, str]:
     """One training, and the line in which the program says what it is.
 
     Raises:
-        Failed: see there.
+        RuntimeError: it did not end well, or wrote no results.csv with the rows of two epochs or more.
     """
     project.mkdir(parents=True)
     said, began, seen = project / "said.txt", time.perf_counter(), list[float]()  # when each row was first there
     quiet = {**os.environ, "WANDB_MODE": "disabled"}  # which would ask for an account
     with said.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=project, env=quiet, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
-        ended = False
+        process = subprocess.Popen(command, cwd=project, env=quiet, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        ended, table = False, project / "run" / "results.csv"
         while not ended:
             ended = process.poll() is not None
-            seen += [time.perf_counter()] * (_rows(project) - len(seen))
+            rows = table.read_bytes().count(b"\n") - 1 if table.is_file() else 0
+            seen += [time.perf_counter()] * (rows - len(seen))
             time.sleep(0 if ended else BETWEEN_LOOKS_S)
     run_s = time.perf_counter() - began
-    words = _NO_WORDS.sub("", said.read_text("utf-8", "replace").replace("\n", "\0")).replace("\0", "\n")
+    words = _NO_WORDS.sub("", said.read_text("utf-8", "replace"))
     if process.returncode or len(seen) < 2:
         end = "\n".join(words.splitlines()[-5:])
-        raise Failed(f"exit code {process.returncode}, {len(seen)} rows of results.csv\n{end}")
-    with _results(project)[0].open(newline="") as file:
-        last = {name.strip(): cell for name, cell in list(csv.DictReader(file))[-1].items()}
-    found = Measured(
-        run_s,
-        max(seen[-1] - seen[0], BETWEEN_LOOKS_S) / (len(seen) - 1),
-        float(next((last[name] for name in MAPS if name in last), "nan")),
-    )
+        raise RuntimeError(f"exit code {process.returncode}, {len(seen)} rows of results.csv\n{end}")
+    last = pd.read_csv(table, skipinitialspace=True).rename(columns=str.strip).iloc[-1]
+    epoch_s = max(seen[-1] - seen[0], BETWEEN_LOOKS_S) / (len(seen) - 1)
     version = _VERSION.search(words)
+    found = Measured(run_s, epoch_s, float(next((last[name] for name in MAPS if name in last), "nan")))
     return found, " ".join(version[0].split()) if version else "it does not say its version"
-
-
-def _results(project: Path) -> list[Path]:
-    return list(project.rglob("results.csv"))
-
-
-def _rows(project: Path) -> int:
-    """Whole rows of results.csv, without its header."""
-    return max((path.read_bytes().count(b"\n") - 1 for path in _results(project)), default=0)
 
 
 def row(name: str, found: Sequence[Measured], baseline: Sequence[Measured]) -> str:
@@ -185,7 +165,7 @@ def main() -> None:
                 project = Path(home) / f"{rival.name}-{number}"
                 try:
                     measured, version = measure(command_line(rival, data, project, asked), project)
-                except Failed as error:
+                except RuntimeError as error:
                     print(f"{rival.name}: {error}")
                     del found[rival.name]
                     continue
@@ -194,6 +174,7 @@ def main() -> None:
     print(machine())
     print("\n".join(f"{name}: {version}" for name, version in versions.items()))
     print(f"{asked.data}: {asked.imgsz} px, batch {asked.batch}, {asked.epochs} epochs, {asked.rounds} rounds by turns")
+    print("median (lowest to highest), and its ratio to the first row's")
     print(f"{'':24}{'s of a run':40}{'s of an epoch after the first':40}mAP50-95, by its own word")
     for name, measurements in found.items():
         print(row(name, measurements, next(iter(found.values()))))

@@ -26,7 +26,15 @@ def measured_last(self: Validation, model: DetectionModel, real: Any = Validatio
 def plain(found: Evaluation) -> dict[str, Any]:
     """All of it but what a clock has measured."""
     untimed = dataclasses.replace(found.metrics, speed_ms=(0, 0, 0))
-    return {**dataclasses.asdict(found), "metrics": dataclasses.asdict(untimed), "matches": found.matches.found()}
+    errors = {**vars(found.errors), "confusion": vars(found.errors.confusion)}
+    return {
+        **vars(found),
+        "metrics": vars(untimed),
+        "curves": vars(found.curves),
+        "ranking": vars(found.ranking),
+        "errors": errors,
+        "matches": found.matches.found(),
+    }
 
 
 Validation._measured_last = measured_last  # type: ignore[method-assign]
