@@ -64,6 +64,8 @@ bench:
 	uv run python -m tests.benchmarks.memory --data $(DATA)
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
 	uv run python -m tests.benchmarks.busy --data $(DATA)
+	uv run python -m tests.benchmarks.start_and_end
+	uv run python -m tests.benchmarks.overhead --data $(DATA)
 	uv run python -m tests.benchmarks.scaling
 	uv run python -m tests.benchmarks.charts
 	uv run python -m tests.benchmarks.suppression
