@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow build release gpu gpu-stand-in chaos hostile bench
+.PHONY: fmt lint type test test-slow build release gpu gpu-stand-in chaos hostile bench bench-peers
 
 fmt:
 	uv run ruff format .
@@ -64,6 +64,8 @@ bench:
 	uv run python -m tests.benchmarks.memory --data $(DATA)
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
 	uv run python -m tests.benchmarks.busy --data $(DATA)
+	uv run python -m tests.benchmarks.start_and_end
+	uv run python -m tests.benchmarks.overhead --data $(DATA)
 	uv run python -m tests.benchmarks.scaling
 	uv run python -m tests.benchmarks.charts
 	uv run python -m tests.benchmarks.suppression
@@ -75,3 +77,11 @@ bench:
 	uv run python -m tests.benchmarks.start_ranks --images 100000 --ranks 4
 	uv run python -m tests.benchmarks.coco_scale
 	uv run python -m tests.benchmarks.whole_run
+
+# Beside YOLOv5 and Ultralytics where they are installed; each is named by hand.
+YOLOV5 =
+YOLOV5_PYTHON = python3
+YOLO = yolo
+
+bench-peers:
+	uv run python -m tests.benchmarks.peers --data $(DATA) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -26,7 +27,8 @@ def check_command_line(options: type[Options]) -> None:
 
     TESSERA_MAX_PIXELS is checked with them, and the folder of matplotlib's list of fonts set before it is imported.
     From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
-    may fail, and a limit of the system, or a missing library, that an import meets is one message.
+    may fail, and a limit of the system, or a missing library, that an import meets is one message. Garbage is not
+    collected until `run_command`: imports make hundreds of thousands of objects, all of which stay.
 
     Args:
         options: the flags of the command.
@@ -62,6 +64,7 @@ def check_command_line(options: type[Options]) -> None:
         os._exit(INTERRUPTED)  # an exception would surface in the middle of an import, as an error of that import
 
     signal.signal(signal.SIGINT, leave)
+    gc.disable()
 
 
 def end_process(exit_code: int) -> NoReturn:

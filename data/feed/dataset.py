@@ -149,8 +149,9 @@ class ValDataset(DetectionDataset):
         return replace(left, left_out={**left.left_out, **batch.left_out}, loaded=batch.loaded)
 
     def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
-        loaded = self.sample(draw.index)
-        placed, (scale_x, scale_y, left, top) = letterbox(loaded, draw.size_hw, out)
+        with self.store.near(draw):
+            loaded = self.sample(draw.index)
+            placed, (scale_x, scale_y, left, top) = letterbox(loaded, draw.size_hw, out)
         loading_x, loading_y = self._loading_scale(draw.index, loaded.image).tolist()
         return placed, (scale_x * loading_x, scale_y * loading_y, left, top)
 

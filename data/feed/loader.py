@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.images import ImageStore
-from tessera.data.feed.recent import RecentImages, share_recent
+from tessera.data.feed.recent import RecentImages, share_recent, share_small
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
 from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
@@ -259,6 +259,7 @@ def build_val_loader(
     workers: int,
     memory: SharedMemory | None = None,
     size_hw: tuple[int, int] | None = None,
+    repeats: bool = False,
 ) -> ValLoader:
     """Open this rank's share of a validation: every image is seen by exactly one rank, once. All ranks call it.
 
@@ -270,6 +271,7 @@ def build_val_loader(
         workers: workers asked for; see `cap_workers`.
         memory: the node's account of shared memory; a new one where None.
         size_hw: height and width that every image is padded to; None = as large as it needs.
+        repeats: the images are seen more than once, so those of a small split are kept.
     """
     shapes = validation_shapes(store.index.sizes_hw, store.imgsz, stride)
     if size_hw is not None:
@@ -281,7 +283,8 @@ def build_val_loader(
         SharedMemory(world) if memory is None else memory,
     )
     sampler = ShardSampler(len(store.index), world.rank, world.size, batch_size, shapes)
-    return ValLoader(ValDataset(store.index, store), sampler, world, workers, seed=0)
+    images = share_small(store, world) if repeats and not store.is_cached else store
+    return ValLoader(ValDataset(store.index, images), sampler, world, workers, seed=0)
 
 
 def _as_is(item: Any) -> Any:

@@ -31,6 +31,7 @@ from tessera.utils.types import Draw
 log = logging.getLogger(__name__)
 
 _MEMORY_SHARE = 8  # of the memory that is available, slots take at most this part
+_SMALL = 1 << 30  # bytes of slots for a set that is kept whole, however few of its images are near
 _PAGE = mmap.PAGESIZE
 
 
@@ -103,11 +104,11 @@ class RecentImages:
         return image
 
     def _slot(self, index: int) -> int | None:
-        """The slot of an image; None where it is not near."""
-        place = None if self._draw is None else self._draw.neighbours.get(index)
-        if place is None:
-            return None
-        return index if self._all_kept else place % self.slots
+        """The slot of an image; None where it is not near, and all are not kept."""
+        if self._draw is None or self._all_kept:
+            return None if self._draw is None else index
+        place = self._draw.neighbours.get(index)
+        return None if place is None else place % self.slots
 
     @property
     def _all_kept(self) -> bool:
@@ -149,7 +150,7 @@ class RecentImages:
         """Other images of the file of `index`, which gets `slot`, that may be kept and are not there: their slots."""
         found = {}
         for other in self._store.of_file(index):
-            place = other if self._all_kept else self._slot(other)
+            place = self._slot(other)
             if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
                 found[other] = place
         return found
@@ -179,7 +180,7 @@ def share_recent(
     """Keep recent images of `store` once a node; the store itself where that is impossible. All ranks call it together.
 
     A small set is kept whole, for the run. Of a larger one the last batches are kept, so that a node of many uses
-    the slots of its own share only. A rank that cannot open the slots of the node's first rank has its own.
+    the slots of its own share only.
 
     Args:
         store: the training images.
@@ -188,9 +189,25 @@ def share_recent(
         share: how many of them this node decodes at most.
         batches: how many batches to keep.
     """
+    most = min(batches * share, _room(store))
+    is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _room(store)))
+    return _shared(store, world, len(store) if is_small else most // share * batch_size)
+
+
+def share_small(store: ImageStore, world: World) -> RecentImages | ImageStore:
+    """Keep all images of a small set once a node, as they are decoded; of a larger one none. As `share_recent`."""
+    most = min(_SMALL // _slot_bytes(store), _room(store))
+    return _shared(store, world, len(store) if len(store) <= most else 0)
+
+
+def _room(store: ImageStore) -> int:
+    """Slots that there is memory for."""
     memory = available_memory() if hasattr(os, "memfd_create") else 0  # not Linux
-    most = min(batches * share, (memory or 0) // _MEMORY_SHARE // _slot_bytes(store))
-    slots = len(store) if len(store) <= most else most // share * batch_size
+    return (memory or 0) // _MEMORY_SHARE // _slot_bytes(store)
+
+
+def _shared(store: ImageStore, world: World, slots: int) -> RecentImages | ImageStore:
+    """As many slots as the node's first rank says; a rank that cannot open that one's has its own."""
     own = _open(store, slots, None) if world.local_rank == 0 else None
     slots, shared = world.node_first((slots, None if own is None else own.share()))
     if own is None and shared is not None:

@@ -22,6 +22,7 @@ from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results, result_columns
 from tessera.utils.training.data import warn_of_problems
+from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index
 from tests.system import jobs
 from tests.system.launch import Command, torchrun
@@ -47,17 +48,32 @@ def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "exp"
 
 
-def test_the_same_run_twice_gives_the_same_report(data: Path, tmp_path: Path) -> None:
-    """All but what a clock has measured, which is in two elements, and the folder."""
-    pages = []
-    for name in ("one", "two"):
-        given = [flag for flag in flags(data, tmp_path / name, "--epochs", "2") if flag != "--noreport"]
+def test_the_same_run_twice_gives_the_same_report(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but what a clock has measured, which is in two elements, and the folder.
+
+    The second one measures its best epoch, the last, once more, and finds what that epoch has found.
+    """
+    pages, left = [], []
+    for name, end in (("one", ", measured and saved as"), ("two", "; measured again from")):
+        given = [
+            flag for flag in flags(data, tmp_path / name, "--epochs", "2") if flag not in ("--noplots", "--noreport")
+        ]
         assert train.main(given) == 0
+        assert f"Best epoch 1{end}" in capsys.readouterr().out
+        monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)
+        files = sorted((tmp_path / name / "exp").iterdir())
+        left.append(
+            {p.name: p.read_bytes() for p in files if p.suffix in (".png", ".jpg", ".jsonl") or p.name == "images.csv"}
+        )
+        del left[-1]["results.png"]  # it has times
         page = (tmp_path / name / "exp" / "report.html").read_text().replace(str(tmp_path / name), "")
         timed = r'<div[^>]* id="(?:speed|times)">.*?(?=</div>\n</section>)'
         assert len(re.findall(timed, page, re.DOTALL)) == 2
         pages.append(re.sub(timed, "", page, flags=re.DOTALL))
     assert pages[0] == pages[1]
+    assert left[0] == left[1] and {"val_batch0_pred.jpg", "errors.jsonl", "images.csv"} <= left[0].keys()
 
 
 def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, command: Command) -> None:
@@ -163,8 +179,11 @@ def test_two_epochs_resume_two_more_are_four(
 
 
 def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
-    both = jobs.train(tmp_path, 2, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
+    """And need not measure the last epoch twice."""
+    program = Path(__file__).with_name("measured_program.py")
+    both = torchrun(program, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
+    assert "Best epoch 0, measured and saved as" in both.out
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
     two = tmp_path / "both" / "exp"
     ratio = losses(two).to_numpy() / losses(one_epoch).to_numpy()
@@ -209,6 +228,7 @@ def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path, rank
     assert outcome.code == 0, outcome.said
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
     assert outcome.err.count("Stopped early") == 1
+    assert "Best epoch 0; measured again from" in outcome.out
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ class Evaluation:
         metrics: the figures, the same on every rank.
         curves: which are plotted.
         ranking: of all detections, for the bootstrap and for what errors cost.
-        errors: at the best confidence.
+        errors: at the best confidence; of no image where they are not counted.
         matches: of this rank's own images, on every rank.
     """
 
@@ -149,7 +149,7 @@ def evaluate(
                 found = half
         found.add(_voting(batches, asked, world), sinks)
 
-    return _joined(found, names, world)
+    return _joined(found, names, world, errors=settings.errors)
 
 
 def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
@@ -186,7 +186,7 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluation:
+def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors: bool = False) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
     totals = None if found.meter is None else found.meter.total()
@@ -201,9 +201,8 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World) -> Evaluat
     losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
-    tallies = world.gather(found.tally(metrics.confidence))
-    errors = Errors.joined(metrics.confidence, len(names), tallies)
-    return Evaluation(metrics, curves, ranking, errors, found.matches)
+    tallies = world.gather(found.tally(metrics.confidence)) if errors else []
+    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), found.matches)
 
 
 def pooled(parts: Sequence[Evaluation], images: Sequence[NDArray[np.int64]], names: tuple[str, ...]) -> Metrics:

@@ -41,6 +41,7 @@ class Settings:
         precision: for a raw model to compute in; None = float32.
         try_half: use half precision where it is faster on the device and the first images show the same mAP and the
             same losses in it; instead of `precision`.
+        errors: count them by kind, and keep the worst.
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
     """
 
@@ -49,6 +50,7 @@ class Settings:
     max_det: int = 300
     precision: Precision | None = None
     try_half: bool = False
+    errors: bool = True
     asked_to_stop: Callable[[], bool] | None = None
 
 
@@ -89,7 +91,7 @@ class Measurement:
         self.matches, self._worst = Accumulator(), WorstFinds()
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
-        self._index, self._accelerator = index, world.accelerator
+        self._index, self._accelerator, self._settings = index, world.accelerator, settings
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
         rules = Suppression(
             settings.conf,
@@ -129,7 +131,8 @@ class Measurement:
         results = list(apply(self._image, images, found()))
         for image, result in zip(images, results, strict=True):
             self.matches.add(image, result.matches)
-            self._worst.add(image, result.matches, result.in_original)
+            if self._settings.errors:
+                self._worst.add(image, result.matches, result.in_original)
             self.clock.add("nms", result.seconds)
         for sink in sinks:
             sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -90,6 +91,9 @@ def run_command(options: type[Options], argv: Sequence[str], start: Callable[[di
         argv: its words.
         start: does what the flags ask for; None of a rank that does nothing.
     """
+    if not gc.isenabled():  # since `check_command_line`
+        gc.freeze()
+        gc.enable()
     with answering(options.program, argv):
         code, result = run_rank(lambda: start(options.from_args(argv)))
         if result is not None:

@@ -18,7 +18,7 @@ from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.pictures import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
-from tessera.utils.report.samples import SHOWN, PictureSink
+from tessera.utils.report.samples import PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.text import duration
 from tessera.utils.types import Batch, DatasetIndex, Metrics
@@ -75,7 +75,8 @@ class Journal:
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
-        self._sink: PictureSink | None = None
+        self._predictions: PictureSink | None = None
+        self._pictures: PictureSink | None = None
         self._resumed = run.resumed
         self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
@@ -117,12 +118,15 @@ class Journal:
 
         Args:
             index: the whole split that is validated.
-            epoch: counted from 0; None = of the best one, for all pictures.
+            epoch: counted from 0; None = of the best one, for all pictures. The last one may be the best.
         """
-        if not self.renders or (epoch is not None and epoch % self._period):
+        if not self.renders:
             return []
-        self._sink = PictureSink(index, self._world.size, SHOWN if epoch is None else PREDICTED)
-        return [self._sink]
+        predicted = epoch is not None and epoch % self._period == 0
+        shown = epoch is None or epoch + 1 == self._epochs
+        self._predictions = PictureSink(index, self._world.size, PREDICTED) if predicted else None
+        self._pictures = PictureSink(index, self._world.size) if shown else None
+        return [sink for sink in (self._predictions, self._pictures) if sink is not None]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
         """Add the row of an epoch, counted from 0, to results.csv and trackers; after the first, log how long is left.
@@ -142,7 +146,7 @@ class Journal:
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
             log.info(f"{left} more epoch{'s' * (left > 1)} at this pace: about {duration(left * figures.seconds)}")
-        sink, self._sink = self._sink, None
+        sink, self._predictions = self._predictions, None
         if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
@@ -158,8 +162,8 @@ class Journal:
             checkpoint: of it.
             confidence: that its detections are shown at.
         """
-        if self._sink is not None:
-            self._sink.write(self.run, confidence)
+        if self._pictures is not None:
+            self._pictures.write(self.run, confidence)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")

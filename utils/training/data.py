@@ -131,6 +131,7 @@ def open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, 
             stride=run.stride,
             workers=run.config.workers,
             memory=memory,
+            repeats=not (run.config.noval or run.config.tile),
         )
     )
 

@@ -8,6 +8,8 @@ import logging
 import shlex
 from typing import Any
 
+import torch
+
 from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
@@ -17,7 +19,7 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
-from tessera.utils.evaluation.evaluate import Abandoned, evaluate
+from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
@@ -66,7 +68,8 @@ class Validation:
         self._saver, self._journal, self._profile = saver, journal, profile
         self._interruption, self._watch = interruption, watch
         # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
-        self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked)
+        self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked, errors=False)
+        self._last: Evaluation | None = None
 
     def before_training(self) -> None:
         """Measure what a fresh run begins with where its weights know all of the classes: a candidate for the best."""
@@ -84,14 +87,17 @@ class Validation:
     def after_epoch(self, epoch: int) -> Metrics | None:
         """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
 
+        The last epoch is measured as `of_best` does, which need not do it again where that one is the best.
+
         Raises:
             UserError: on every rank, where last.pt could not be written.
             Interrupted: on every rank, where one was asked to stop; last.pt is written then.
             Pruned: on every rank, where the search has seen enough.
         """
-        world = self._run.world
-        if self._run.config.noval and epoch + 1 < self._run.config.epochs:
+        world, is_last = self._run.world, epoch + 1 == self._run.config.epochs
+        if self._run.config.noval and not is_last:
             return None
+        settings = dataclasses.replace(self._settings, try_half=False, errors=True) if is_last else self._settings
         self._loader.begin()  # before a file is written: no process may be forked then
         self._saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
@@ -100,9 +106,10 @@ class Validation:
             criterion = None if self._run.config.tile else self._criterion
             sinks = self._journal.picture_sinks(self._loader.index, epoch)
             try:
-                found = evaluate(averaged, self._loader, world, self._settings, criterion=criterion, sinks=sinks)
+                found = evaluate(averaged, self._loader, world, settings, criterion=criterion, sinks=sinks)
             except Abandoned:
                 self._saver.stop_validation()
+        self._last = found if is_last else None
         self._state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
         if self._watch and self._watch.after_epoch(epoch, found):
@@ -111,7 +118,9 @@ class Validation:
         return found.metrics
 
     def of_best(self, data: TrainingData) -> Ended:
-        """Measure the best checkpoint once more, with its tables, pictures and page, and say where everything lies.
+        """Measure the best checkpoint, with its tables, pictures and page, and say where everything lies.
+
+        Not once more where it holds the weights of the last epoch, bit by bit: they are measured already.
 
         Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
         """
@@ -121,11 +130,14 @@ class Validation:
         run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
-        sinks = self._journal.picture_sinks(index)
-        found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
+        found = self._measured_last(model)
+        said = f", measured and saved as {best}" if found else f"; measured again from {best}"
+        if found is None:
+            sinks = self._journal.picture_sinks(index)
+            found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
-            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}; measured again from {best}")
+            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{said}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
             origin = Origin(
                 run.config,
@@ -149,6 +161,14 @@ class Validation:
             report_errors(found, listed, index, run.folder)
         run.world.barrier()
         return self._ended(found.metrics)
+
+    def _measured_last(self, model: DetectionModel) -> Evaluation | None:
+        """What the last epoch measured, where every rank has the same weights as `model`; without losses."""
+        saved, last = model.state_dict(), self._state.ema.model.state_dict()
+        same = self._last is not None and all(torch.equal(saved[name], last[name]) for name in saved)
+        if self._last is None or not all(self._run.world.all_gather(same)):
+            return None
+        return dataclasses.replace(self._last, metrics=dataclasses.replace(self._last.metrics, losses=()))
 
     def _ended(self, metrics: Metrics) -> Ended:
         config, epochs, stopper = self._run.config, self._state.progress.epoch, self._state.stopper

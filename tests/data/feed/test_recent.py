@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tessera.data.feed import recent as recent_module
 from tessera.data.feed.images import ImageStore
-from tessera.data.feed.recent import RecentImages, share_recent
+from tessera.data.feed.loader import build_val_loader
+from tessera.data.feed.recent import RecentImages, share_recent, share_small
 from tessera.utils.errors import UserError
 from tessera.utils.files import SharedFile
 from tessera.utils.types import DatasetIndex, Draw
@@ -279,6 +281,19 @@ def test_slots_take_no_more_than_a_part_of_the_memory(
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
     found = share_recent(store, rank(0, 1), batch_size=2, share=share, batches=8)
     assert isinstance(found, RecentImages) and found.slots == slots
+
+
+def test_a_small_set_is_kept_whole_however_few_of_its_images_are_near(
+    store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = share_recent(store, rank(0, 1), batch_size=1, share=1, batches=1)
+    assert isinstance(found, RecentImages) and found.slots == len(SIZES)
+    with build_val_loader(store, rank(0, 1), batch_size=2, stride=32, workers=0, repeats=True) as loader:
+        first, second = list(loader), list(loader)
+    assert sorted(store.loaded) == [0, 1, 2, 3, 4]
+    assert all(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
+    monkeypatch.setattr(recent_module, "_SMALL", 4 * 4096 * 3)
+    assert share_small(store, rank(0, 1)) is store
 
 
 @pytest.mark.parametrize("memory", [None, 0, ROOM - 1])
