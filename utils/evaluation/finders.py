@@ -27,7 +27,7 @@ from tessera.models.suppression import (
 )
 from tessera.utils.engine.precision import Precision
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.apart import threads_apart
+from tessera.utils.machine.host import threads_apart
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network

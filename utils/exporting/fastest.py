@@ -36,8 +36,7 @@ from tessera.utils.exporting.parity.trial import ROUNDS
 from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.files import kept
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.apart import threads_apart
-from tessera.utils.machine.host import processor
+from tessera.utils.machine.host import processor, threads_apart
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork

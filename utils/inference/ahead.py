@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar, cast
 
-from tessera.utils.machine.apart import threads_apart
+from tessera.utils.machine.host import threads_apart
 
 T = TypeVar("T")
 R = TypeVar("R")

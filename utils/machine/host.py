@@ -1,15 +1,21 @@
-"""The host, for computing on it: its processor, and the C library's memory."""
+"""The host, for computing on it: its processor, threads that compute side by side, and the C library's memory."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 # Instructions for matrices that runtimes choose their kernels by, as Linux names them.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+MOST_AT_ONCE = 8  # pictures, each of which needs memory of its own
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
@@ -36,6 +42,26 @@ def processor() -> Processor:
     flags = said.get("flags", "").split()
     name = said.get("model name") or platform.processor() or platform.machine()
     return Processor(name, tuple(one for one in _INSTRUCTIONS if one in flags))
+
+
+def at_once() -> int:
+    """How many threads that compute side by side suit this process: as many as torch has for one operation."""
+    return min(torch.get_num_threads(), MOST_AT_ONCE)
+
+
+@contextmanager
+def threads_apart(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool of `count` threads, in each of which torch computes alone, without dividing an operation among others.
+
+    On the way out what has not begun is dropped, and what has begun is waited for.
+    """
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(count, name, torch.set_num_threads, (1,)) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(before)  # what one thread sets is what later ones begin with
 
 
 def keep_freed_memory() -> None:
