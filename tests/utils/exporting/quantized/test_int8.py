@@ -5,27 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tessera.commands import export
 from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import precision_of
-from tessera.utils.exporting.quantized.calibration import quantized_weights
-from tessera.utils.exporting.quantized.onnx_int8 import nodes_between
+from tessera.utils.exporting.quantized.calibration import body_weights
+from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
+from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
 from tessera.utils.exporting.writers.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import FREE, checkpoint, dataset
+from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, dataset, lively, picture
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
-    """Everything from the first convolution to those before the last ones, and nothing else."""
+    """Everything from the first convolution to those before the last ones, but SiLU, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
-    weights = quantized_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
-    graph = onnx.load(made_onnx).graph
+    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    model = onnx.load(made_onnx)
+    join_silu(model, weights)
+    onnx.checker.check_model(model)
+    graph = model.graph
     inside = set(nodes_between(graph, weights))
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
     outside = [node for node in convolutions if node.name not in inside]
@@ -34,10 +40,40 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
         "a level"
     )
     assert not any(name.startswith(("before", "after")) for name in inside), "no resize, no suppression"
-    kinds = {node.op_type for node in graph.node if node.name in inside}
-    assert {"Conv", "Sigmoid", "Mul", "Concat", "Add"} <= kinds
-    made = {output for node in graph.node if node.name in inside for output in node.output}
-    assert all(node.input[0] in made for node in outside), "the last convolutions read bytes"
+    assert {node.op_type for node in graph.node if node.name in inside} == {"Conv", "Clip", "Concat", "Add"}
+    activations = [node for node in graph.node if node.op_type == "QuickGelu"]
+    assert len(activations) == len(weights)
+    made = {output for node in activations for output in node.output}
+    assert all(node.input[0] in made for node in outside), "the last convolutions read what bytes became"
+
+
+def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
+    onnx = import_extra("onnx", "export", "a test")
+    graph = onnx.load(made_onnx).graph
+    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    late = frozenset(
+        name for name in weights if not name.startswith(("model.model.0.", "model.model.1.", "model.model.2."))
+    )
+    inside = set(nodes_between(graph, late))
+    names = [node.name for node in graph.node if node.op_type in BETWEEN and not node.name.startswith("before")]
+    first = next(node.name for node in graph.node if set(node.input) & late)
+    assert inside and not inside & set(names[: names.index(first)])
+
+
+def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
+    """One channel of layer 1 is shifted far beyond the others, and what its readers take of it is nothing."""
+    torch.manual_seed(0)
+    model = lively(DetectionModel(ANCHORED, names=NAMES)).eval()
+    images = [torch.from_numpy(picture(64, 64, seed))[None].permute(0, 3, 1, 2) / 255 for seed in (1, 2)]
+    before = effects(model, images)
+    assert set(before) == {0, 1, 2, 3, 4} and all(0 < effect < 1 for effect in before.values())
+    with torch.no_grad():
+        model.model[1].bn.bias[0] += 1000
+        for reader in (model.model[2].cv1, model.model[2].cv2):
+            reader.conv.weight[:, 0] = 0
+    after = effects(model, images)
+    assert after[1] > 3 * before[1] and after[2] > 3 * before[2] and after[3] < 2 * before[3]
+    assert set(sensitive_layers(model, images)) >= {0, 1, 2}
 
 
 def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
