@@ -116,7 +116,8 @@ def nodes_between(graph: Any, weights: Collection[str]) -> list[str]:
 
     What lies before the first of them makes the network's input of a picture; what follows the last decodes.
     """
-    names, values = [], set()
+    names: list[str] = []
+    values: set[str] = set()
     for node in graph.node:
         read = weights if node.op_type == "Conv" else values if node.op_type in (*BETWEEN, _SILU) else ()
         if any(name in read for name in node.input):
