@@ -186,11 +186,12 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: Compar
         )
     first = runs[0]
     for run in runs[1:]:
-        moved = "" if config.single_cls else moved_classes(first.model.names, run.model.names)
+        owners = first.called, run.called
+        moved = "" if config.single_cls else moved_classes(first.model.names, run.model.names, owners)
         if moved:
             raise UserError(
-                f"{first.called} and {run.called} have the classes in different orders (of the two, {moved}): one of "
-                "them would be measured wrongly. Train both with the same names."
+                f"{first.called} and {run.called} have the classes in different orders ({moved}): one of them would be "
+                "measured wrongly. Train both with the same names."
             )
     for number, run in enumerate(runs):
         for other in runs[:number]:

@@ -13,10 +13,8 @@ From Python: `tessera.convert(data="my.yaml", to="coco", out="my-coco")` takes t
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +25,17 @@ if __name__ == "__main__":
     check_command_line(ConvertConfig)
 
 from tessera.data.conversion.kept import NAME
+from tessera.data.conversion.new_folder import new_folder
 from tessera.data.conversion.read import read_dataset
 from tessera.data.conversion.verify import verify
 from tessera.data.conversion.write import write_dataset
-from tessera.data.source.place import absolute
+from tessera.data.source.place import absolute, require_new
 from tessera.data.source.spec import load_spec
-from tessera.utils.errors import UserError
+from tessera.utils.environment import Launch
 from tessera.utils.files import user_path
-from tessera.utils.ranks.failures import run_rank
+from tessera.utils.ranks.failures import run_command
 from tessera.utils.report.console import print_lines, setup_logging
-from tessera.utils.text import first_of, shown
+from tessera.utils.text import first_of
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +57,21 @@ class Converted(NamedTuple):
     objects: int
     losses: dict[str, int]
     notes: tuple[str, ...]
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        return {
+            "data": str(self.yaml),
+            **{name: getattr(self, name) for name in ("images", "objects", "losses", "notes")},
+        }
 
 
 def convert(config: ConvertConfig) -> Converted:
     """Read the dataset of config.data, write it, and read it again as training would."""
-    folder = absolute(user_path(config.out, "--out"))
-    found = read_dataset(load_spec(config.data))
+    folder, spec = absolute(user_path(config.out, "--out")), load_spec(config.data)
+    require_new(folder, spec, "--out")
+    found = read_dataset(spec)
     with new_folder(folder) as part:
         losses = write_dataset(found, part, config.to, copy_images=config.copy_images)
         notes = [*found.notes, *verify(found, part / f"{found.spec.name}.yaml")]
@@ -73,36 +81,8 @@ def convert(config: ConvertConfig) -> Converted:
         len(images),
         sum(len(image.objects) for image in images),
         losses,
-        tuple(notes),
+        tuple(dict.fromkeys(notes)),
     )
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that is there whole at the end or not at all, under another name until then.
-
-    Raises:
-        UserError: there is one that is not empty, or it cannot be written.
-    """
-    part = folder.with_name(f".{folder.name}.part")
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(
-                f"--out {shown(folder)}: it is there, and not empty. Give a new folder; nothing is replaced."
-            )
-        if part.exists():
-            shutil.rmtree(part)  # of a conversion that was killed
-        part.mkdir(parents=True)
-        try:
-            yield part
-            if folder.is_dir():
-                folder.rmdir()
-            part.rename(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        at = f" ({shown(Path(error.filename))})" if isinstance(error.filename, str) else ""
-        raise UserError(f"--out {shown(folder)}: it cannot be written: {error.strerror}{at}.") from error
 
 
 def report(converted: Converted, config: ConvertConfig) -> None:
@@ -114,24 +94,28 @@ def report(converted: Converted, config: ConvertConfig) -> None:
     print_lines(f"{converted.images:,} images with {converted.objects:,} objects and ignored regions: {converted.yaml}")
 
 
-def run(**kwargs: Any) -> Converted:
-    """Convert from Python; takes the names of the flags.
-
-    Raises:
-        UserError: a mistake in the flags or the data, or a folder that cannot be written.
-    """
-    config = ConvertConfig(**ConvertConfig.named(kwargs))
+def start(given: dict[str, Any]) -> Converted:
+    """Do what the flags ask for."""
+    config = ConvertConfig(**given)
     setup_logging(0, 1)
     converted = convert(config)
     report(converted, config)
     return converted
 
 
+def run(**kwargs: Any) -> Converted:
+    """Convert from Python; takes the names of the flags.
+
+    Raises:
+        UserError: a mistake in the flags or the data, or a folder that cannot be written.
+    """
+    return start(ConvertConfig.named(kwargs))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """The command line; returns the exit code. Of several ranks the first one converts."""
     arguments = sys.argv[1:] if argv is None else argv
-    code, _ = run_rank(lambda: run(**ConvertConfig.from_args(arguments)))
-    return code
+    return run_command(ConvertConfig, arguments, lambda given: None if Launch.from_environment().rank else start(given))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from tessera.utils.checkpoints.folder import first_run, lying_in, new_run, requi
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
-from tessera.utils.inference.ahead import read_ahead
+from tessera.utils.inference.ahead import found_ahead, read_ahead
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.label_next import LabelNext, unlabelled_pictures
 from tessera.utils.inference.outputs import (
@@ -134,6 +134,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         tile=config.tile,
         overlap=config.overlap,
         device=config.device,
+        runtime="torch",
     )
     tally, places = Tally(detector.names), Places()
     log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
@@ -146,6 +147,9 @@ def detect(config: DetectConfig, world: World) -> Summary:
         check_trackable(sources.origins)
     if config.label_next:
         sources.origins = unlabelled_pictures(sources.origins)
+    of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # files can wait
+    if not config.label_next:
+        detector.run_in(config.runtime, sources.expected, several=of_files)
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
     with ExitStack() as stack:
@@ -162,9 +166,14 @@ def detect(config: DetectConfig, world: World) -> Summary:
             explain_out_of_memory(world.accelerator, f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
-        if all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins):  # files can wait
+        at_once = 1
+        if of_files:
             items = stack.enter_context(read_ahead(items))
-        for item in tqdm(items, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
+            at_once = detector.pipeline.backend.compute_apart()
+        found = stack.enter_context(
+            found_ahead(items, lambda item: find(item) if isinstance(item, Frame) else None, at_once)
+        )
+        for item, result in tqdm(found, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 report(item, tally)
                 places.event(item)
@@ -173,7 +182,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
                 for output in outputs:
                     output.event(item)
                 continue
-            result = tracking(find(item)) if tracking else find(item)
+            assert result is not None, "of a frame"
+            result = tracking(result) if tracking else result
             tally.add(result.classes, result.speed_ms, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
                 require_apart(run, [item.source])
@@ -181,15 +191,15 @@ def detect(config: DetectConfig, world: World) -> Summary:
             for output in outputs:
                 output.add(result, item, place)
     folder = run if outputs and run.is_dir() else None
-    found = dict(zip(detector.names, tally.per_class.tolist(), strict=True))
+    counts = dict(zip(detector.names, tally.per_class.tolist(), strict=True))
     return Summary(
         tally.pictures,
-        sum(found.values()),
+        sum(counts.values()),
         tuple(tally.failures),
         folder,
         config.weights,
         detector.imgsz,
-        {name: count for name, count in found.items() if count},
+        {name: count for name, count in counts.items() if count},
     )
 
 

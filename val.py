@@ -30,19 +30,17 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
+from tessera.data.source.place import require_new
 from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
 from tessera.utils.checkpoints.folder import new_run, write_yaml
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import TrainConfig
-from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import CocoSink
 from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.flags.program import called
+from tessera.utils.exporting.fastest import Use, in_runtime
+from tessera.utils.files import user_path
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
@@ -58,11 +56,10 @@ from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
-from tessera.utils.runtime.open_model import is_exported, open_model
+from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.suspects.copy import require_new
 from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_of
+from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_again
 from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
@@ -84,6 +81,7 @@ class Validated(NamedTuple):
         split: that was measured.
         imgsz: long side of the images in pixels.
         folder: of the results.
+        label_errors: plain values of `--find-errors`; None without it.
     """
 
     metrics: Metrics
@@ -93,11 +91,12 @@ class Validated(NamedTuple):
     split: str
     imgsz: int
     folder: Path
+    label_errors: dict[str, Any] | None
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz")}
+        named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
         return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
 
@@ -105,7 +104,7 @@ class Validated(NamedTuple):
 def validate(config: ValConfig, world: World) -> Validated:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    training = training_again(config, world)
+    training = training_again(config, world.size)
     model = opened(config.weights, config, world)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
@@ -117,18 +116,21 @@ def validate(config: ValConfig, world: World) -> Validated:
     check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
     if config.corrected:
-        world.from_main(lambda: require_new(Path(config.corrected).expanduser(), spec, "--corrected"))
+        world.from_main(lambda: require_new(user_path(config.corrected, "--corrected"), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
-        if training is not None:
-            folds = trained_folds(config, training, spec, index, run)
-            metrics = judge_by_folds(folds, config, spec, index, run, world)
-            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run)
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
+        origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
+        if training is not None:
+            folds = trained_folds(config, training, spec, index, run)
+            metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
+            listing = report_suspects(judged, index, spec, run, origin, config)
+            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
+        model = in_runtime(model, config.runtime, config.weights, world, Use(imgsz, len(index), config.batch_size))
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)
@@ -137,29 +139,20 @@ def validate(config: ValConfig, world: World) -> Validated:
         evidence = EvidenceSink(index) if config.find_errors else None
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
 
-        found = measure(
-            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
-            index,
-            world,
-            imgsz,
-            settings_of(config),
-            batch_size=config.batch_size,
-            workers=config.workers,
-            sinks=sinks,
-        )
+        found = measured(model, index, imgsz, config, world, sinks)
         if coco is not None:
             coco.write(run / "predictions.json", world)
-        origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(found, listed, index, run)
+        suspected = None
         if evidence is not None:
-            judged = world.gather(evidence.evidence())
-            world.from_main(lambda: report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config))
+            every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
+            suspected = world.from_main(lambda: report_suspects(every, index, spec, run, origin, config))
         world.barrier()
         interval = listed.interval if world.is_main else None
-        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run)
+        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
 
 
 def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | ExportedDetector | ExportedNetwork:
@@ -168,50 +161,41 @@ def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | Expo
     return open_model(weights, world, **own, trust_file=config.trust_file)
 
 
-def training_again(config: ValConfig, world: World) -> TrainConfig | None:
-    """With `--folds`, the training that is done again; None without.
-
-    Raises:
-        UserError: it cannot be.
-    """
-    if not config.folds:
-        return None
-    if world.size > 1:
-        raise ConfigError(
-            f"--folds {config.folds} on {world.size} ranks: each fold is a training of its own, which one process "
-            f"starts. Start {called('val.py')} without a launcher; several GPUs can share the trainings of its folder: "
-            "docs/labels.md."
-        )
-    known = None if is_exported(config.weights) else load_weights(resolve_weights(config.weights)).checkpoint
-    return training_of(known, config.weights)
+def measured(
+    model: TorchNetwork | ExportedDetector | ExportedNetwork,
+    index: DatasetIndex,
+    imgsz: int,
+    config: ValConfig,
+    world: World,
+    sinks: Sequence[Sink],
+) -> Evaluation:
+    """What a model finds on an index, measured as the flags say."""
+    return measure(
+        Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
+        index,
+        world,
+        imgsz,
+        settings_of(config),
+        batch_size=config.batch_size,
+        workers=config.workers,
+        sinks=sinks,
+    )
 
 
 def judge_by_folds(
-    folds: Iterable[Fold], config: ValConfig, spec: DatasetSpec, index: DatasetIndex, run: Path, world: World
-) -> Metrics:
-    """Judge the labels of each fold by weights that have not seen them; the metrics are those of all folds."""
-    judged, measured, images = list[Evidence](), list[Evaluation](), []
+    folds: Iterable[Fold], index: DatasetIndex, imgsz: int, config: ValConfig, world: World
+) -> tuple[Metrics, Evidence]:
+    """Judge the labels of each fold by weights that have not seen them; both results are of all folds."""
+    judged, found, images = list[Evidence](), list[Evaluation](), []
     for fold in folds:
-        model, part = opened(str(fold.weights), config, world), part_of_index(index, fold.images)
-        imgsz, evidence = image_size(model, config), EvidenceSink(part)
-        found = measure(
-            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
-            part,
-            world,
-            imgsz,
-            settings_of(config),
-            batch_size=config.batch_size,
-            workers=config.workers,
-            sinks=[evidence],
-        )
+        part = part_of_index(index, fold.images)
+        evidence = EvidenceSink(part)
+        found.append(measured(opened(str(fold.weights), config, world), part, imgsz, config, world, [evidence]))
         judged.append(evidence.evidence().of_images(fold.images))
-        measured.append(found)
         images.append(fold.images)
-    metrics = pooled(measured, images, spec.names)
+    metrics = pooled(found, images, tuple(index.names))
     print_lines(table_header(), validation_line(metrics), "Each image was measured by weights that have not seen it.")
-    origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-    report_suspects(Evidence.joined(spec.nc, judged), index, spec, run, origin, config)
-    return metrics
+    return metrics, Evidence.joined(len(index.names), judged)
 
 
 def settings_of(config: ValConfig) -> Settings:

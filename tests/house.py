@@ -38,8 +38,8 @@ ROOMS = (
     "tessera.utils.report",
     "tessera.utils.search",
     "tessera.utils.training",
-    "tessera.utils.inference",
     "tessera.utils.exporting",
+    "tessera.utils.inference",
     "tessera.commands",
     "tessera",
 )

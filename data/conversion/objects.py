@@ -9,7 +9,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from tessera.data.conversion.numbers import Written, exact, pixel_text
+from tessera.data.conversion.numbers import exact, pixel_text
+from tessera.data.source.annotations.coco import numbers
 from tessera.utils.text import strict_json
 
 ANY_NAME = "-1"  # the class of a region that is about every class: label files have that number
@@ -28,7 +29,7 @@ class Labelled:
         box: left, top, width, height in pixels, as they are written: nothing is cut to the image.
         ignored: a crowd, a difficult object, or a region of ANY_NAME.
         parts: polygons, x and y by turns in pixels.
-        more: what else its file says of it, such as a mask ("segmentation") or a pose.
+        more: what else its file says of it, such as a pose, or the "segmentation" where it is not just `parts`.
     """
 
     name: str
@@ -41,10 +42,6 @@ class Labelled:
     def area(self) -> Fraction:
         """Of its polygons, else of its box, in square pixels."""
         return sum(map(_area, self.parts), Fraction()) if self.parts else self.box[2] * self.box[3]
-
-    def is_as(self, other: Labelled) -> bool:
-        """Whether the two are written alike."""
-        return self.fields() == other.fields()
 
     def fields(self) -> dict[str, str]:
         """A COCO annotation without its ids: key → JSON."""
@@ -70,7 +67,7 @@ class LabelledImage:
         place: where it lies below the split's folder, such as "street/a.jpg".
         size_hw: height and width in pixels, after EXIF orientation.
         has_labels: False where it has no label file, which makes it background.
-        objects: in the order of the file, equal ones once.
+        objects: in the order of the file.
         more: what a COCO file says of it, with its id.
     """
 
@@ -84,16 +81,14 @@ class LabelledImage:
 
 def of_record(record: Mapping[str, Any], name: str) -> Labelled | None:
     """The object of a COCO annotation; None of one without a box, which only regions may lack."""
-    box = record.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(side, (int, Written)) for side in box):
+    if len(numbers(plain(record.get("bbox"))) or ()) != 4:
         return None
-    left, top, width, height = map(exact, box)
+    left, top, width, height = map(exact, record["bbox"])
     found, more = record.get("segmentation"), {key: value for key, value in record.items() if key not in _OWN_KEYS}
-    parts: tuple[tuple[Fraction, ...], ...] = ()
-    if isinstance(found, list) and all(_is_polygon(part) for part in found):
-        parts = tuple(tuple(map(exact, part)) for part in found)
-    elif found is not None:
-        more["segmentation"] = plain(found)
+    polygons = [part for part in found if _is_polygon(part)] if isinstance(found, list) else []
+    parts = tuple(tuple(map(exact, part)) for part in polygons)
+    if found is not None and polygons != found:
+        more["segmentation"] = found
     ignored = bool(record.get("iscrowd")) or name == ANY_NAME
     labelled = Labelled(name, (left, top, width, height), ignored, parts, {k: plain(v) for k, v in more.items()})
     area = plain(record.get("area"))
@@ -123,8 +118,9 @@ def bounds(parts: Iterable[Sequence[Fraction]]) -> Box:
 
 
 def _is_polygon(part: Any) -> bool:
-    numbers = isinstance(part, list) and all(isinstance(number, (int, Written)) for number in part)
-    return numbers and len(part) >= 6 and len(part) % 2 == 0
+    """Whether the reader of COCO files takes it."""
+    count = len(numbers(plain(part)) or ())
+    return count >= 6 and count % 2 == 0
 
 
 def _area(part: Sequence[Fraction]) -> Fraction:
@@ -133,5 +129,5 @@ def _area(part: Sequence[Fraction]) -> Fraction:
     return abs(sum((x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairwise([*points, points[0]])), Fraction())) / 2
 
 
-def _listed(numbers: Iterable[Fraction]) -> str:
-    return ", ".join(map(pixel_text, numbers))
+def _listed(values: Iterable[Fraction]) -> str:
+    return ", ".join(map(pixel_text, values))

@@ -18,6 +18,7 @@ from tessera.data.conversion.voc import of_fields, row_key
 from tessera.data.conversion.yolo import of_row
 from tessera.data.source.annotations.coco import CocoImage
 from tessera.data.source.annotations.voc import voc_objects
+from tessera.data.source.checks.files import orphans
 from tessera.data.source.listing import Listing, list_images
 from tessera.data.source.refusals import unknown_classes
 from tessera.data.source.scan import ClassNames, Scan, scan
@@ -71,15 +72,18 @@ def read_dataset(spec: DatasetSpec) -> LabelledDataset:
     found = LabelledDataset(spec, tuple(name for name in label_names if name != ANY_NAME))
     kept = read_kept(spec.yaml_path.parent)
     found.add_categories(kept.categories)
+    listings = []
     for split in spec.splits:
         if spec.held_out and split == "val":  # images of train
             continue
         listing = list_images(spec, split)
+        listings.append(listing)
         scanned = scan(listing, ClassNames.of(spec, False))
         _refuse_losses(spec, split, listing, scanned)
         found.notes += [*listing.notes, *scanned.problems]
         found.figures[split] = len(scanned.sizes_hw), len(scanned.classes), len(scanned.ignored_classes)
         found.splits[split] = list(_images(found, split, listing, scanned, kept))
+    found.notes += orphans(listings)
     return found
 
 
@@ -101,13 +105,14 @@ def _images(found: LabelledDataset, split: str, listing: Listing, scanned: Scan,
             files[file] = read_exactly(file, categories)
             found.add_categories(files[file].categories)
     base, known = _base(found.spec, split, listing), {*found.names, ANY_NAME}
+    is_one_file = len(files) == 1 and len(listing.coco) == len(listing.images)
     for at, (path, (height, width)) in enumerate(zip(listing.images, scanned.sizes_hw.tolist(), strict=True)):
         place, has_labels = os.path.relpath(path, base).replace(os.sep, "/"), True
         more: Mapping[str, Any]
         if at in listing.coco:
             file, image, _ = listing.coco[at]
             stated = files[file].place(image.id)
-            place = stated if stated and len(files) == 1 else place
+            place = stated if stated and is_one_file else place
             objects, more = _of_coco(files[file], image, known), files[file].more(image.id)
             if len(objects) < len(image.annotations):
                 found.notes.append(f"{listing.label_place(at)(None)}: crowds without a box or a class are left out")

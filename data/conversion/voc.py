@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from xml.sax.saxutils import escape
 
 from tessera.data.conversion.numbers import exact, pixel_text
 from tessera.data.conversion.objects import ANY_NAME, Labelled, LabelledImage
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_PIXEL = Fraction(1)
 _OWN = frozenset({"name", "difficult", "bndbox", "part", *_CORNERS})
 
 
 def fields_of(labelled: Labelled) -> dict[str, str]:
-    """The elements of an object: its corners are those of <bndbox>."""
+    """The elements of an object: its corners are those of <bndbox>, which is a pixel wide and high at least."""
     left, top, width, height = labelled.box
-    corners = left + 1, top + 1, left + width, top + height
+    corners = left + 1, top + 1, left + max(width, _PIXEL), top + max(height, _PIXEL)
     more = {key: value for key, value in labelled.more.items() if isinstance(value, str) and _is_simple(key, value)}
     return {
         "name": labelled.name,

@@ -92,7 +92,7 @@ def _write_labels(
         if target == "voc":
             path = (folder / "Annotations" / split / image.place).with_suffix(".xml")
         other = owners.setdefault(path, image)
-        if [one.fields() for one in other.objects] != [one.fields() for one in image.objects]:
+        if other is not image and [*map(Labelled.fields, other.objects)] != [*map(Labelled.fields, image.objects)]:
             raise UserError(
                 f"{other.path} and {image.path} would have one label file, {path.relative_to(folder)}, but have "
                 "different objects. Rename one of the two."
@@ -109,7 +109,7 @@ def _write_labels(
             texts.append(text)
             if back.fields() != one.fields():
                 rows.setdefault(text, []).append(one)
-                losses.update(_lost(one, back))
+                losses.update(_lost(one, back, target))
         if image.has_labels:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = xml_of(image, of_voc) if target == "voc" else "".join(f"{text}\n" for text in texts)
@@ -119,19 +119,20 @@ def _write_labels(
     return kept
 
 
-def _lost(one: Labelled, back: Labelled) -> list[str]:
+def _lost(one: Labelled, back: Labelled, target: str) -> list[str]:
     """What a row says less than its object, of what a training would see."""
     found = []
     if back.name != one.name:
         found.append("crowds and difficult objects, regions of their class, become regions of every class (class -1)")
-    if "segmentation" in one.more:
+    if "segmentation" in one.more and not one.parts:
         found.append("masks become boxes")
     if one.parts and not back.parts:
         found.append("polygons become boxes")
     elif len(one.parts) > 1:
         found.append("polygons of several parts become one, part after part")
     if back.fields()["bbox"] != one.fields()["bbox"]:
-        found.append("boxes are cut to the image, or become those around their polygons")
+        of_rows = "boxes are cut to the image, or become those around their polygons"
+        found.append("boxes below one pixel become a pixel wide or high" if target == "voc" else of_rows)
     return found
 
 

@@ -29,6 +29,11 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
         raise UserError(
             f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
         )
+    if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
+        raise UserError(
+            f"{spec.yaml_path}: train: no label is of a class that `classes` keeps. "
+            f"{left_out_line(spec, split, scanned)}. Keep one that the labels have."
+        )
     if split == "train" and not len(scanned.classes):
         places = _label_places(listing)
         files = sum(map(os.path.isfile, listing.labels))

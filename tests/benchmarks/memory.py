@@ -23,7 +23,7 @@ from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.types import DatasetIndex

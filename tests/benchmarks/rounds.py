@@ -6,12 +6,10 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +17,26 @@ import torch
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
+from tessera.utils.machine.host import processor
 from tessera.utils.types import DatasetIndex
 
 
-def rounds(rivals: Mapping[str, Callable[[], int]], count: int = 7) -> dict[str, float]:
-    """Images (or what the rivals return the number of) per second of each: medians over `count` alternating rounds."""
+class Rate(float):
+    """The median of some rounds, in images a second, with the slowest and the fastest of them."""
+
+    slowest: float
+    fastest: float
+
+    @classmethod
+    def of(cls, found: Sequence[float]) -> Rate:
+        """Of the rounds' rates."""
+        made = cls(statistics.median(found))
+        made.slowest, made.fastest = min(found), max(found)
+        return made
+
+
+def rounds(rivals: Mapping[str, Callable[[], int]], count: int = 7) -> dict[str, Rate]:
+    """Images (or what the rivals return the number of) per second of each, over `count` alternating rounds."""
     for rival in rivals.values():
         rival()  # caches, allocators, kernels
     rates: dict[str, list[float]] = {name: [] for name in rivals}
@@ -32,26 +45,24 @@ def rounds(rivals: Mapping[str, Callable[[], int]], count: int = 7) -> dict[str,
             started = time.perf_counter()
             done = rival()
             rates[name].append(done / (time.perf_counter() - started))
-    return {name: statistics.median(found) for name, found in rates.items()}
+    return {name: Rate.of(found) for name, found in rates.items()}
 
 
-def show(rates: Mapping[str, float], baseline: str, unit: str = "images/s") -> None:
-    """Print every rival, its ratio to the baseline, and the machine."""
+def show(rates: Mapping[str, Rate], baseline: str, unit: str = "images/s") -> None:
+    """Print every rival, its ratio to the baseline, its spread, and the machine."""
     print(machine())
     for name, rate in rates.items():
-        print(f"  {name:<44}{rate:10.1f} {unit:<12}{1000 / rate:9.2f} ms   {rate / rates[baseline]:5.2f} x")
+        spread = f"({1000 / rate.fastest:.2f} to {1000 / rate.slowest:.2f} ms)"
+        print(f"  {name:<44}{rate:10.1f} {unit:<12}{1000 / rate:9.2f} ms   {rate / rates[baseline]:5.2f} x   {spread}")
 
 
 def machine() -> str:
     """The machine in a line."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
+    model = str(processor())
     if torch.cuda.is_available():
         model += f", {torch.cuda.get_device_name()}"
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    return f"{model}, {cores} cores, {threads} threads, torch {torch.__version__}"
 
 
 def parser(what: str | None, **flags: Any) -> argparse.ArgumentParser:

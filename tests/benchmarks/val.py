@@ -29,7 +29,7 @@ from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, Kind
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import tessera
-from tessera.commands import compare, detect, export, train, val
+from tessera.commands import compare, convert, detect, export, train, val
 from tests.system.launch import ROOT, environment, run_python, torchrun
 from tests.system.tiny import flags, make_data
 
 PAGE = (ROOT / "docs" / "json.md").read_text()
+KINDS = ("missing", "spurious", "shifted", "wrong class", "duplicate")
 Answered = Callable[..., dict[str, Any]]
 
 
@@ -122,12 +123,24 @@ def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: P
 
 def test_val(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     data, best = trained.data, trained.best
-    found = answered(val.main, "--weights", best, "--noreport", "--workers", "0", *where(tmp_path))
-    wanted = documented("Every command", "Metrics", "val.py") - kinds() - {"metrics"}
+    errors = ("--find-errors", "--corrected", str(tmp_path / "fixed"), "--corrected-score", "0")
+    found = answered(val.main, "--weights", best, "--noreport", "--workers", "0", *errors, *where(tmp_path))
+    wanted = documented("Every command", "Metrics", "val.py") - kinds() - {"metrics", "label_errors"}
     assert keys(found, whole={}) == wanted
+    suspected = found["label_errors"]
+    listed = [json.loads(line)["kind"] for line in Path(suspected["file"]).read_text().splitlines()]
+    assert {row["kind"]: row["suspects"] for row in suspected["kinds"]} == {kind: listed.count(kind) for kind in KINDS}
+    assert all(row["likely"] <= row["suspects"] for row in suspected["kinds"]) and suspected["page"] is None
+    assert suspected["corrected"] == str(tmp_path / "fixed" / "tiny.yaml") and suspected["changes"] == len(listed)
     assert (found["weights"], found["data"], found["run"]) == (best, str(data), str(tmp_path / "exp"))
     low, high = found["interval"]["map"]
     assert low <= high and found["metrics"]["images"] == 4 and "errors.jsonl" in found["files"]
+
+
+def test_convert(trained: Trained, answered: Answered, tmp_path: Path) -> None:
+    found = answered(convert.main, "--data", str(trained.data), "--to", "coco", "--out", str(tmp_path / "coco"))
+    assert keys(found, whole={"losses": {}}) == documented("Every command", "convert.py") - kinds() - {"run", "files"}
+    assert found["images"] == 12 and Path(found["data"]) == tmp_path / "coco" / "tiny.yaml"
 
 
 def test_detect(trained: Trained, answered: Answered, tmp_path: Path) -> None:
@@ -166,7 +179,7 @@ def test_export(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     assert {"format", "file", *found["network"]} == {*file}
 
 
-@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare"])
+@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare", "convert"])
 def test_a_wrong_flag_is_an_object_too(command: str) -> None:
     ended = run_python("-m", "tessera", command, "--json", "--epoches", "3")
     found = said_by(ended.out, command)
@@ -198,6 +211,7 @@ def test_of_two_ranks_one_prints(trained: Trained, tmp_path: Path) -> None:
     ended = torchrun(ROOT / "val.py", *best, *where(tmp_path))
     found = said_by(ended.out, "val")
     assert ended.code == found["exit_code"] == 0 and found["metrics"]["images"] == 4
+    assert found["label_errors"] is None
     ended = torchrun(ROOT / "val.py", *best, "--data", str(tmp_path / "none.yaml"), *where(tmp_path))
     found = said_by(ended.out, "val")
     assert ended.code == 1 and found["exit_code"] in (1, 2) and "none.yaml" in found["error"]["message"]
@@ -214,3 +228,5 @@ def test_what_libraries_print_is_not_on_stdout(trained: Trained, tmp_path: Path)
 
 def test_help_says_it() -> None:
     assert "--json" in run_python(ROOT / "val.py", "--help").out
+    beside = run_python(ROOT / "val.py", "--json", "--help")
+    assert (beside.code, beside.out) == (0, "") and "--json" in beside.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -46,6 +47,19 @@ def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "exp"
 
 
+def test_the_same_run_twice_gives_the_same_report(data: Path, tmp_path: Path) -> None:
+    """All but what a clock has measured, which is in two elements, and the folder."""
+    pages = []
+    for name in ("one", "two"):
+        given = [flag for flag in flags(data, tmp_path / name, "--epochs", "2") if flag != "--noreport"]
+        assert train.main(given) == 0
+        page = (tmp_path / name / "exp" / "report.html").read_text().replace(str(tmp_path / name), "")
+        timed = r'<div[^>]* id="(?:speed|times)">.*?(?=</div>\n</section>)'
+        assert len(re.findall(timed, page, re.DOTALL)) == 2
+        pages.append(re.sub(timed, "", page, flags=re.DOTALL))
+    assert pages[0] == pages[1]
+
+
 def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, command: Command) -> None:
     pictures = data.parent / "shapes" / "images" / "val"
     ruled = tmp_path / "ruled.yaml"
@@ -71,11 +85,11 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     assert table.notna().all().all()
     assert str(run) in outcome.out
     assert "Traceback" not in outcome.err
-    report = (run / "report.html").read_text()
+    report = (run / "report.html").read_text().replace("<wbr>", "")
     assert f"Report: {run / 'report.html'}" in outcome.out
     for said in (
         "Curves of the training",
-        "uv run train.py --cfg yolov5n.yaml",
+        'uv run train.py <span class="flag">--cfg</span> yolov5n.yaml',
         "validated epochs",
         "shapes/labels/val",
     ):

@@ -81,6 +81,17 @@ def test_four_images_measure_the_same_on_more_ranks(
     assert counts[0] == counts[1] and counts[0].count("\n") == 5
 
 
+@pytest.mark.slow
+def test_two_ranks_measure_the_same_in_another_runtime(trained: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    args = [*trained, "--project", str(tmp_path), "--runtime", "onnxruntime"]
+    together = torchrun(VAL, *args, "--name", "together")
+    alone = run_python(VAL, *args, "--name", "alone")
+    assert figures(together) == figures(alone), "the two ranks have half of the threads each, and measure again"
+    for outcome in (together, alone):
+        assert outcome.err.count("computed by ONNX Runtime") == 1, outcome.said
+
+
 def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
     tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]

@@ -134,14 +134,16 @@ def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
     return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
 
 
-def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes that two lists of names give another number, such as "cat is 0 in the checkpoint and 1 in the data".
+def moved_classes(
+    before: Sequence[str], now: Sequence[str], owners: tuple[str, str] = ("the checkpoint", "the data")
+) -> str:
+    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data".
 
     A class that one of them names differently has not moved. "" where there are none.
     """
     places = {name.strip().casefold(): number for number, name in enumerate(now)}
     moved = [
-        f"{shown(name)} is {number} in the checkpoint and {place} in the data"
+        f"{shown(name)} is {number} in {owners[0]} and {place} in {owners[1]}"
         for number, name in enumerate(before)
         if (place := places.get(name.strip().casefold(), number)) != number
     ]

@@ -52,7 +52,8 @@ def resolve_weights(name: str) -> Path:
         return cached
     if kind := special_kind(given):
         best = given / "weights" / "best.pt"
-        hint = f" Its best one is --weights {best}." if best.is_file() else ""
+        none = f" There is no {best} either." if given.is_dir() else ""
+        hint = f" Its best one is --weights {best}." if best.is_file() else none
         raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
     raise _missing(name, given, f"{given.absolute()}" + (f" and {cached}" if bare else ""))
 

@@ -92,8 +92,9 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
     """Lines for the console: how many errors of each kind, and what mAP50 would gain without them."""
     counts = errors.counts()
+    learnt, hardly = f"At confidence {errors.confidence:.3f}", "The best F1 is at confidence 0, it hardly learnt: there"
     lines = [
-        f"At confidence {errors.confidence:.3f}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
+        f"{learnt if errors.confidence else hardly}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
         "found. Errors there, and what mAP50 would gain without each kind:"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):

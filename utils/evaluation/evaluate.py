@@ -217,7 +217,10 @@ def pooled(parts: Sequence[Evaluation], images: Sequence[NDArray[np.int64]], nam
     last_hits = LastHits.joined([found.matches.last_hits() for found in parts])
     states = [found.matches.state(last_hits) for found in parts]
     moved = [dataclasses.replace(state, images=own[state.images]) for state, own in zip(states, images, strict=True)]
-    return dataclasses.replace(summarize(rank(moved), len(names))[0], names=names)
+    metrics = summarize(rank(moved), len(names))[0]
+    speeds, weights = zip(*((found.metrics.speed_ms, found.metrics.images) for found in parts), strict=True)
+    preparation, inference, nms = np.average(speeds, axis=0, weights=weights).tolist()
+    return dataclasses.replace(metrics, names=names, speed_ms=(preparation, inference, nms))
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,6 +72,8 @@ def finder_of(
         model = Pipeline(model, model.imgsz)
     if isinstance(model, Pipeline):
         return PictureFinder(model, rules, index)
+    if isinstance(model, Backend):
+        model.compute_apart()
     return NetworkFinder(model, rules, precision, accelerator)
 
 
@@ -125,18 +128,27 @@ class PictureFinder(Finder):
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
+        self._at_once = pipeline.backend.compute_apart()
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Detect on one picture after the other."""
+        """Detect on as many pictures at once as the pipeline computes apart."""
         assert meter is None, "a pipeline has no losses"
-        found = []
-        for image, placement in zip(batch.indices.tolist(), batch.placements, strict=True):
-            picture = read_image(self._index.path(image), rule=self._index.pixels)
-            started = time.perf_counter()
-            in_original = self._pipeline(picture, self._rules).detections
-            clock.add("inference", time.perf_counter() - started)
-            found.append(ImageDetections(_placed(in_original, placement), in_original, 0.0))
-        return lambda: [lambda one=one: one for one in found]  # type: ignore[misc]
+        images = zip(batch.indices.tolist(), batch.placements, strict=True)
+        if self._at_once == 1:
+            looked = [self._look(*image) for image in images]
+        else:
+            with ThreadPoolExecutor(self._at_once) as pool:
+                looked = list(pool.map(lambda image: self._look(*image), images))
+        clock.add("inference", sum(seconds for _, seconds in looked) / self._at_once)
+        return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
+
+    def _look(self, image: int, placement: Tensor) -> tuple[ImageDetections, float]:
+        """What is on an image, and the seconds that finding it takes."""
+        picture = read_image(self._index.path(image), rule=self._index.pixels)
+        started = time.perf_counter()
+        in_original = self._pipeline(picture, self._rules).detections
+        seconds = time.perf_counter() - started
+        return ImageDetections(_placed(in_original, placement), in_original, 0.0), seconds
 
 
 def _in_both(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> ImageDetections:

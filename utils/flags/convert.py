@@ -17,7 +17,7 @@ class ConvertConfig(Options):
     program = "convert.py"
 
     data: str = option("", "dataset YAML")
-    to: str = option("", "format to write: coco, voc or yolo", choices=TARGETS)
+    to: str = option("", "format to write: coco, voc or yolo", choices=("", *TARGETS))
     out: str = option("", "new folder for labels, links to the pictures, and a YAML that trains")
     copy_images: bool = option(False, "copy the pictures instead of linking them", kind=bool)
 

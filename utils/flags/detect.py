@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, parsed_confidence, trust_file_option
+from tessera.utils.flags.options import Options, option, parsed_confidence, runtime_option, trust_file_option
 
 TOOLS = ("coco", "label-studio", "cvat")
 
@@ -33,6 +33,7 @@ class DetectConfig(Options):
     iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
     max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     device: str = option("", "cpu, 0 or mps")
+    runtime: str = runtime_option()
     save_txt: bool = option(False, "write a label file for each picture", kind=bool)
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
@@ -85,6 +86,11 @@ class DetectConfig(Options):
                     f"--label-next with {flag}: it writes labels of the pictures that it chooses, as --auto-label "
                     f"does. Leave {flag} out."
                 )
+        if self.runtime not in ("auto", "torch"):
+            raise ConfigError(
+                f"--label-next with --runtime {self.runtime}: what it compares pictures by, torch alone shows. Leave "
+                "--runtime out."
+            )
         if self.track:
             raise ConfigError("--label-next with --track: it chooses among pictures, and nothing moves in them.")
         if self.agnostic_nms:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import check_path
+from tessera.utils.files import user_path
 from tessera.utils.flags.answer import FLAG
 from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
 from tessera.utils.flags.program import called
@@ -73,6 +73,15 @@ def trust_file_option() -> Any:
     """The field of the commands that take exported files: whether one that is a program may run."""
     text = "run a .torchscript or .pt2 file: a program that can do anything, so only where its maker is trusted"
     return option(False, text, kind=bool)
+
+
+RUNTIMES = ("auto", "torch", "onnxruntime", "openvino")
+
+
+def runtime_option() -> Any:
+    """The field of the commands that compute with a checkpoint, and may do so by another runtime than torch."""
+    text = "what computes a checkpoint on the CPU; auto = the fastest, where that was measured or pays"
+    return option("auto", text, choices=RUNTIMES)
 
 
 def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
@@ -204,7 +213,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
     if kind is str:
         value = "" if value is None else str(value)
         value = FORMER_WORDS.get((flag, value), value)
-        check_path(value, flag)  # most are paths, and no other text is longer
+        user_path(value, flag)  # most are paths, and no other text is longer
         if m["choices"] and value not in m["choices"]:
             matching = [c for c in m["choices"] if c.lower() == value.lower()]
             if not matching:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.measuring import MeasuringConfig
-from tessera.utils.flags.options import option
+from tessera.utils.flags.options import option, runtime_option
 
 MOST_CONF = 0.01  # with --find-errors
 
@@ -22,6 +22,7 @@ class ValConfig(MeasuringConfig):
     save_txt: bool = option(False, "write a label file for each image", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_json: bool = option(False, "write COCO results", kind=bool)
+    runtime: str = runtime_option()
     noreport: bool = option(False, "write no report.html", kind=bool)
     find_errors: bool = option(False, "rank the labels that are likely wrong, as a list and a page", kind=bool)
     folds: int = option(
@@ -72,6 +73,10 @@ class ValConfig(MeasuringConfig):
             raise ConfigError(
                 f"--find-errors --conf-thres {self.conf_thres:g}: labels that the detector supports weakly would look "
                 f"like those of nothing. Leave --conf-thres out, or give at most {MOST_CONF:g}."
+            )
+        if self.folds and self.runtime != "auto":
+            raise ConfigError(
+                f"--folds {self.folds} --runtime {self.runtime}: torch computes each fold. Leave --runtime out."
             )
         if self.folds and self.task != "train":
             raise ConfigError(

@@ -1,14 +1,17 @@
-"""The next items are made in a thread while the ones before are worked on: a file is decoded beside the network."""
+"""What comes next is read and looked at in threads while what came before is worked on: a file is decoded beside the
+network, and several pictures are looked at at once."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar, cast
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _READY = 2  # items that may be ready
 _END = object()
@@ -33,3 +36,32 @@ def _made_in(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
     while (item := waiting.popleft().result()) is not _END:
         waiting.append(pool.submit(next, items, _END))
         yield cast(T, item)
+
+
+@contextmanager
+def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Iterator[Iterator[tuple[T, R]]]:
+    """Each item with what is found on it, in their order, from inside `with`; the threads have ended when that is left.
+
+    Args:
+        items: iterated in the caller's thread.
+        find: what is done with each. What it raises is raised here, in the item's place.
+        at_once: threads that call it; 1 = the caller's own.
+    """
+    if at_once == 1:
+        yield ((item, find(item)) for item in items)
+        return
+    with ThreadPoolExecutor(at_once, "finding ahead") as pool:
+        try:
+            yield _found_in(pool, iter(items), find, at_once + 1)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _found_in(
+    pool: ThreadPoolExecutor, items: Iterator[T], find: Callable[[T], R], ready: int
+) -> Iterator[tuple[T, R]]:
+    waiting = deque((item, pool.submit(find, item)) for item in islice(items, ready))
+    while waiting:
+        item, found = waiting.popleft()
+        yield item, found.result()
+        waiting.extend((item, pool.submit(find, item)) for item in islice(items, 1))

@@ -15,6 +15,8 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.exporting.fastest import Opened, Use, in_runtime
+from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -53,6 +55,8 @@ class Detector:
         tile: larger pictures are taken in tiles of so many pixels, and as a whole; 0 = as a whole alone.
         overlap: least share of a tile that the next one overlaps.
         device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
+        runtime: what computes a checkpoint on the CPU: torch, onnxruntime or openvino; "auto" = the fastest where that
+            was measured on this machine before, else torch.
 
     Attributes:
         names: class names by index.
@@ -81,15 +85,16 @@ class Detector:
         tile: int = 0,
         overlap: float = DEFAULT_OVERLAP,
         device: str = "",
+        runtime: str = "auto",
     ) -> None:
-        _check(imgsz, conf_thres, iou_thres, max_det)
+        _check(imgsz, conf_thres, iou_thres, max_det, runtime)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
-            world = World(accelerator=choose_accelerator(device, Launch()))
-            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
+            self._world = World(accelerator=choose_accelerator(device, Launch()))
+            model = open_model(str(weights), self._world, augment=augment, half=half, trust_file=trust_file)
         self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = suppression_of(
@@ -99,6 +104,9 @@ class Detector:
         self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
         self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
+        if not isinstance(weights, (Backend, PictureBackend)):
+            self._weights = str(weights)
+            self.run_in(runtime)
 
     def __call__(
         self,
@@ -137,6 +145,21 @@ class Detector:
         if track:
             check_trackable(sources.origins)
         return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
+
+    def run_in(self, runtime: str, pictures: float = 0, *, several: bool = False) -> None:
+        """Let a runtime compute the network of a file.
+
+        Args:
+            runtime: as of the class.
+            pictures: that are to come, about: with "auto" runtimes are measured where that pays.
+            several: threads of the caller find objects on several pictures at once.
+
+        Raises:
+            UserError: as of the class.
+        """
+        network = cast(Opened, self.pipeline.backend)
+        use = Use(self.imgsz, pictures, several=several)
+        self.pipeline.backend = in_runtime(network, runtime, self._weights, self._world, use)
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
@@ -282,7 +305,9 @@ def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Pic
     return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
 
 
-def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
+def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int, runtime: str) -> None:
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
     if imgsz is not None and not 32 <= imgsz <= 8192:
         raise ConfigError(f"imgsz: found {imgsz}, allowed is 32 to 8192.")
     if conf_thres not in (None, "auto") and not (isinstance(conf_thres, (int, float)) and 0 <= conf_thres <= 1):

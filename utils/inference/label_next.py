@@ -24,6 +24,7 @@ from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.report.albums.queue_page import Queued, queue_page
+from tessera.utils.report.console import print_lines
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.text import first_of, shown, strict_json
 
@@ -81,6 +82,7 @@ class _Seen:
     result: Result
     place: PurePath
     unsure: Unsure
+    features: NDArray[np.float16]
 
 
 class LabelNext(Output):
@@ -112,7 +114,6 @@ class LabelNext(Output):
         self._detector, self._count, self._folder, self._weights = detector, count, folder, weights
         self._maps: list[NDArray[np.float32]] = []
         self._seen: list[_Seen] = []
-        self._features: list[NDArray[np.float16]] = []
         self._unsure: Unsure | None = None
         network.watch(self._take)
 
@@ -124,7 +125,6 @@ class LabelNext(Output):
         """The sure finds of a picture, as `Detector.detect` has them; `add` comes after it."""
         self._maps.clear()
         result = self._detector.detect(frame, rules=self._rules)
-        self._features.append(np.mean(self._maps, 0).astype(np.float16))  # over its tiles
         self._unsure = unsure_of(result, self._limits)
         sure = result.scores > self._limits[result.classes]
         return replace(
@@ -134,7 +134,8 @@ class LabelNext(Output):
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
         assert self._unsure is not None, "detect comes first"
-        self._seen.append(_Seen(result, place, self._unsure))
+        features = np.mean(self._maps, 0).astype(np.float16)  # over its tiles
+        self._seen.append(_Seen(result, place, self._unsure, features))
 
     def close(self) -> None:
         """As Output."""
@@ -143,7 +144,7 @@ class LabelNext(Output):
         columns = zip(*(seen.unsure for seen in self._seen), strict=True)
         doubts, classes, found = (np.stack(column) for column in columns)
         weights = class_weights(found.sum(0, dtype=np.float64))
-        chosen = choose(worths(doubts, classes, weights), np.stack(self._features), self._count)
+        chosen = choose(worths(doubts, classes, weights), np.stack([seen.features for seen in self._seen]), self._count)
         labels = AutoLabelFiles(self._folder / LABELS, self._weights, self._detector.names)
         for choice in chosen:
             seen = self._seen[choice.place]
@@ -153,6 +154,9 @@ class LabelNext(Output):
         self._write(LINES, "".join(strict_json(line) + "\n" for line in lines))
         self._write(PAGE, self._page(chosen, weights))
         self._write(LIST, "".join(f"{_path(self._seen[choice.place].result)}\n" for choice in chosen))
+        print_lines(
+            f"To label next: {len(chosen):,} of {len(self._seen):,} pictures, the best first: {self._folder / LIST}"
+        )
 
     def _page(self, chosen: Sequence[Choice], weights: NDArray[np.float64]) -> str:
         queued = []

@@ -10,14 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tessera.utils.machine.batch_norm import BatchNormParts
-from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.machine.host import keep_freed_memory, processor
 from tessera.utils.types import Batch
 
 T = TypeVar("T")
@@ -115,7 +114,8 @@ class Accelerator:
     @property
     def native_dtype(self) -> torch.dtype:
         """The type that it computes fastest in without emulation."""
-        return torch.bfloat16 if _cpu_has_bf16() else torch.float32
+        multiplies = {"avx512_bf16", "amx_bf16"} & {*processor().instructions}
+        return torch.bfloat16 if multiplies else torch.float32
 
     @property
     def half_dtype(self) -> torch.dtype:
@@ -239,12 +239,3 @@ class Accelerator:
 
 def _arrived(batch: Batch, copy: Callable[[], Tensor]) -> Batch:
     return dataclasses.replace(batch, images=copy())
-
-
-def _cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself (x86 flags as Linux lists them; elsewhere no)."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return False
-    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "")
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())

@@ -82,13 +82,13 @@ class Result(Protocol):
         """Plain values with the keys of docs/json.md; on rank 0."""
 
 
-def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result]) -> int:
+def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result | None]) -> int:
     """The command line of one rank; returns the exit code. With `--json` the result is printed, or the failure.
 
     Args:
         options: the flags of the command.
         argv: its words.
-        start: does what the flags ask for.
+        start: does what the flags ask for; None of a rank that does nothing.
     """
     with answering(options.program, argv):
         code, result = run_rank(lambda: start(options.from_args(argv)))

@@ -141,7 +141,7 @@ class Journal:
         self._loggers.scalars(row, epoch)
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
-            log.info(f"{left} more epochs at this pace: about {duration(left * figures.seconds)}")
+            log.info(f"{left} more epoch{'s' * (left > 1)} at this pace: about {duration(left * figures.seconds)}")
         sink, self._sink = self._sink, None
         if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):

@@ -70,6 +70,9 @@ class TorchNetwork(TrainedNetwork):
         accelerator: where it computes.
         augment: test-time augmentation.
         half: the accelerator's 16 bits.
+
+    Attributes:
+        computes_as_exported: once an image, in float32, as exported files do.
     """
 
     def __init__(
@@ -89,8 +92,22 @@ class TorchNetwork(TrainedNetwork):
         self.source, self.imgsz_origin, self.data = weights.source, trained, weights.data
         self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
         self.pixels, self._augment = weights.pixels, augment
+        self.computes_as_exported = not (augment or half)
+        self._other: Backend | None = None
+
+    def computed_by(self, other: Backend) -> TorchNetwork:
+        """This network, whose predictions another runtime computes: `watch` has no effect on it."""
+        found = copy.copy(self)
+        found._other, found.has_objectness = other, other.has_objectness
+        return found
+
+    def compute_apart(self) -> int:
+        """As Model."""
+        return 1 if self._other is None else self._other.compute_apart()
 
     def _decoded(self, images: Tensor) -> Tensor:
+        if self._other is not None:
+            return self._other(images)
         return predict_augmented(self._model, images) if self._augment else super()._decoded(images)
 
 

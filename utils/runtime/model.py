@@ -70,6 +70,14 @@ class Model(ABC):
             log.warning(f"--imgsz {asked}: {self.source} was made for another size; using {self.fixed_imgsz}.")
         return self.fixed_imgsz
 
+    def compute_apart(self) -> int:
+        """Compute several pictures at once from now on, a thread each, where that takes less than all threads on one.
+
+        Returns:
+            How many at once; 1 where all threads compute one.
+        """
+        return 1
+
     def describe(self, imgsz: int) -> str:
         """One line: what computes images of `imgsz` pixels."""
         return f"{self.source}, {imgsz} px"

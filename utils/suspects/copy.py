@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tessera.data.conversion.new_folder import new_folder
 from tessera.data.source.annotations.classes import keys_of
 from tessera.data.source.label_lines import label_lines
 from tessera.data.source.listing import label_path
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import output_stems
-from tessera.utils.files import UMASK, atomic_write, write_whole
+from tessera.utils.files import atomic_write, write_whole
 from tessera.utils.suspects.corrections import Change, corrected, label_rows
 from tessera.utils.suspects.files import suspect_row
 from tessera.utils.suspects.ranking import Suspect
@@ -24,28 +24,6 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 
 CHANGES = "changes.jsonl"
 _LINKED = "images"  # folder of the links; labels are where the reader looks for those of such pictures
-
-
-def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
-    """Refuse a folder that a copy cannot be written to without touching what is there.
-
-    Raises:
-        ConfigError: something is in it, or the dataset lists the pictures that would be.
-    """
-    try:
-        taken = any(folder.iterdir())
-    except FileNotFoundError:
-        taken = False
-    except OSError as error:
-        raise ConfigError(f"{flag} {shown(folder)}: found {error.strerror}, expected a folder to be made.") from error
-    if taken:
-        raise ConfigError(f"{flag} {shown(folder)}: it is not empty, and nothing in it is replaced. Name a new folder.")
-    for entry in (entry for entries in spec.splits.values() for entry in entries):
-        if folder.resolve().is_relative_to(entry.resolve()):
-            raise ConfigError(
-                f"{flag} {shown(folder)}: it lies in {shown(entry)}, whose pictures are those of the dataset: those of "
-                "the copy would be too. Name a folder elsewhere."
-            )
 
 
 def write_copy(
@@ -70,31 +48,18 @@ def write_copy(
     Raises:
         UserError: it cannot be written, or a label file has changed meanwhile.
     """
-    folder = folder.expanduser().absolute()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name[:100]}.") as staging:
-            staged = Path(staging) / folder.name
-            staged.mkdir()
-            changes, links = list[Change](), dict[str, list[str]]()
-            for index in indexes:
-                applied = suspects if index is indexes[0] else {}
-                links[index.split] = _write_split(staged, spec, index, applied, changes)
-            _write_yaml(staged / f"{spec.name}.yaml", spec, {split: [f"{_LINKED}/{split}"] for split in links})
-            for name, parts in (lists or {}).items():
-                texts = {split: [f"{name}-{split}.txt"] for split in parts}
-                for split, images in parts.items():
-                    lines = [f"./{links[indexes[0].split][image]}\n" for image in images]
-                    (staged / texts[split][0]).write_text("".join(lines), "utf-8", "surrogateescape")
-                _write_yaml(
-                    staged / f"{name}.yaml", spec, texts | {s: [f"{_LINKED}/{s}"] for s in links if s not in parts}
-                )
-            staged.chmod(0o777 & ~UMASK)
-            staged.replace(folder)
-    except OSError as error:
-        raise UserError(
-            f"{shown(folder)}: the copy cannot be written ({error.strerror}). Name another folder."
-        ) from error
+    changes, links = list[Change](), dict[str, list[str]]()
+    with new_folder(folder.expanduser().absolute()) as staged:
+        for index in indexes:
+            applied = suspects if index is indexes[0] else {}
+            links[index.split] = _write_split(staged, spec, index, applied, changes)
+        _write_yaml(staged / f"{spec.name}.yaml", spec, {split: [f"{_LINKED}/{split}"] for split in links})
+        for name, parts in (lists or {}).items():
+            texts = {split: [f"{name}-{split}.txt"] for split in parts}
+            for split, images in parts.items():
+                lines = [f"./{links[indexes[0].split][image]}\n" for image in images]
+                (staged / texts[split][0]).write_text("".join(lines), "utf-8", "surrogateescape")
+            _write_yaml(staged / f"{name}.yaml", spec, texts | {s: [f"{_LINKED}/{s}"] for s in links if s not in parts})
     return changes
 
 

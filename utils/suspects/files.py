@@ -66,6 +66,15 @@ def suspect_row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | Non
     }
 
 
+def counts(suspects: Sequence[Suspect]) -> list[tuple[Suspicion, str, int, int]]:
+    """Of each kind its name, how many there are, and of how many of them the score is `LIKELY` and more."""
+    found = []
+    for kind in Suspicion:
+        scores = [suspect.score for suspect in suspects if suspect.kind is kind]
+        found.append((kind, NAMES[kind], len(scores), sum(score >= LIKELY for score in scores)))
+    return found
+
+
 def suspect_table(suspects: Sequence[Suspect], labels: int, images: int) -> list[str]:
     """Lines for the console: how many suspects of each kind, and of how many the score is above one half.
 
@@ -75,13 +84,10 @@ def suspect_table(suspects: Sequence[Suspect], labels: int, images: int) -> list
     """
     if not suspects:
         return [f"Label errors: none is suspected among {labels:,} labels of {images:,} images."]
-    likely = [suspect for suspect in suspects if suspect.score >= LIKELY]
+    rows = counts(suspects)
     lines = [
-        f"Label errors: {len(suspects):,} suspects among {labels:,} labels of {images:,} images, {len(likely):,} with "
-        f"a score of {LIKELY:g} and more:",
+        f"Label errors: {len(suspects):,} suspects among {labels:,} labels of {images:,} images, "
+        f"{sum(likely for *_, likely in rows):,} with a score of {LIKELY:g} and more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]
-    for kind in Suspicion:
-        every, most = (sum(suspect.kind is kind for suspect in part) for part in (suspects, likely))
-        lines.append(f"{NAMES[kind]:>22}{every:>11,}{most:>11,}   {EXPLAINED[kind]}")
-    return lines
+    return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]

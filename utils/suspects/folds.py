@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,23 @@ from numpy.typing import NDArray
 
 from tessera.data.source.held_out import folds
 from tessera.data.source.index import build_index
+from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import saved_config
+from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, Interrupted, UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called, started_again
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.runtime.open_model import is_exported
 from tessera.utils.suspects.copy import write_copy
 from tessera.utils.text import shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 _DATA, _STATE = "copy", "folds.json"
 # Of each training: it leaves weights alone.
-_OWN: dict[str, Any] = {"resume": "auto", "exist_ok": False, "evolve": 0, "noplots": True, "noreport": True}
-_OWN |= {"loggers": "none", "profile": False, "check_data": False, "save_period": -1, "local_rank": -1}
+_OWN: dict[str, Any] = {"resume": "auto", "exist_ok": False, "nosave": False, "noplots": True, "noreport": True}
+_OWN |= {"loggers": "none", "profile": False, "save_period": -1}
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +48,37 @@ class Fold(NamedTuple):
     weights: Path
 
 
-def training_of(checkpoint: Mapping[str, Any] | None, weights: str) -> TrainConfig:
-    """The flags of the training that made some weights.
+def training_again(config: ValConfig, ranks: int) -> TrainConfig | None:
+    """With `--folds`, the flags of the training that made the weights; None without.
 
     Raises:
-        UserError: they are not those of a training of this program.
+        UserError: the weights are not those of a training of this program, or this process is not alone.
     """
-    if checkpoint is None:
+    if not config.folds:
+        return None
+    if ranks > 1:
+        raise ConfigError(
+            f"--folds {config.folds} on {ranks} ranks: each fold is a training of its own, which one process starts. "
+            f"Start {called('val.py')} without a launcher; several GPUs can share the trainings of its folder: "
+            "docs/labels.md."
+        )
+    weights = config.weights
+    known = None if is_exported(weights) else load_weights(resolve_weights(weights)).checkpoint
+    if known is None:
         raise UserError(
             f"--folds: --weights {weights} does not say how it was trained, so that it cannot be trained again. Give "
             "the best.pt of a training on this data."
         )
-    return saved_config(checkpoint, Path(weights))
+    return saved_config(known, Path(weights))
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    """What folds are of; {} where the file is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def trained_folds(
@@ -78,26 +100,27 @@ def trained_folds(
     folder = (run / "folds").absolute()
     fold_of = folds(spec, index, config.folds)
     parts = [np.flatnonzero(fold_of == number) for number in range(config.folds)]
-    state = {"folds": config.folds, "digest": index.content_hash(), "epochs": config.epochs or training.epochs}
-    if (folder / _STATE).is_file():
-        before = json.loads((folder / _STATE).read_text())
-        if before != state:
-            raise ConfigError(
-                f"{shown(folder)}: found the folds of {shown(before)}, expected those of {shown(state)}. Give another "
-                "--name, or leave --exist-ok out."
-            )
-    else:
+    repeated = dataclasses.replace(training, **_OWN, epochs=config.epochs or training.epochs)
+    state = {"number": config.folds, "data": index.content_hash(), "training": shlex.join(repeated.as_args())}
+    before = _stated(folder / _STATE) if (folder / _STATE).is_file() else state
+    if before != state:
+        others = " and ".join(key for key, value in state.items() if before.get(key) != value)
+        raise ConfigError(
+            f"{shown(folder)}: it has folds of another {others} than these flags ask for. Give another --name, or "
+            "leave --exist-ok out."
+        )
+    folder.mkdir(exist_ok=True)
+    with atomic_write(folder / _STATE) as file:
+        file.write(json.dumps(state).encode())
+    if not (folder / _DATA).is_dir():
         lists = {f"fold{n + 1}": {"train": np.flatnonzero(fold_of != n).tolist()} for n in range(config.folds)}
         held = [build_index(spec, "val")] if spec.held_out else []
         write_copy(folder / _DATA, spec, [index, *held], {}, lists)
-        with atomic_write(folder / _STATE) as file:
-            file.write(json.dumps(state).encode())
     for number, images in enumerate(parts, 1):
         name = f"fold{number}"
-        own = {**_OWN, "data": str(folder / _DATA / f"{name}.yaml"), "project": str(folder), "name": name}
-        own |= {"epochs": config.epochs or training.epochs, "device": config.device, "workers": config.workers}
         log.info(f"Fold {number} of {config.folds}: training without {len(images):,} of {len(index):,} images.")
-        _train(dataclasses.replace(training, **own), run, name)
+        own: dict[str, Any] = {"device": config.device, "workers": config.workers, "project": str(folder), "name": name}
+        _train(dataclasses.replace(repeated, **own, data=str(folder / _DATA / f"{name}.yaml")), run, name)
         yield Fold(images, folder / name / "weights" / "best.pt")
 
 

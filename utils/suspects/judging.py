@@ -111,8 +111,7 @@ def _row(
 
 
 def _scene(detections: Detections, labels: Labels) -> _Scene:
-    scores = to_host(detections.scores).astype(np.float32).round(4)
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
     boxes = to_host(detections.boxes_xyxy).astype(np.float32).reshape(-1, 4)[order].round(2)
     matches = match_image(detections, labels.boxes_xyxy, labels.classes, labels.regions)
     count = len(labels.classes)

@@ -130,7 +130,7 @@ def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
 
 
 def _check_name(found: str, name: str) -> None:
-    if len(name) > LONGEST_CLASS_NAME or not is_one_line(name):
+    if not name or len(name) > LONGEST_CLASS_NAME or not is_one_line(name):
         raise ConfigError(
             f"{found} {shown(name)}, expected a name of at most {LONGEST_CLASS_NAME} characters on one line, without "
             "control characters."

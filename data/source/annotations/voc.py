@@ -79,7 +79,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
 
 def voc_objects(raw: bytes) -> list[dict[str, str]]:
     """Element → its text of each object, those of its <bndbox> among them, of a file that `parse_voc` reads."""
-    return [item.fields for item in _parse(raw).objects]
+    return [item.fields for item in _parse(raw).objects] if raw else []
 
 
 def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:

@@ -8,7 +8,7 @@ from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.copies import check_copies
 from tessera.data.source.checks.drift import check_drift
-from tessera.data.source.checks.files import check_label_files, check_orphans
+from tessera.data.source.checks.files import check_label_files, orphans
 from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.pictures import check_pictures
@@ -53,7 +53,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
-    check_orphans(check, list(looks))
+    check.problems += orphans([part.listing for part in looks])
     check_copies(check, looks)
     check_twins(check, looks)
     check_drift(check, list(looks))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tessera.data.source.checks.part import Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.listing import Listing
 from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
 from tessera.utils.files import suffix_of
 from tessera.utils.text import first_of
@@ -40,32 +41,33 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
     )
 
 
-def check_orphans(check: DatasetCheck, parts: Sequence[Part]) -> None:
-    """Report label files whose image is not there: beside the label files of listed images, by their names."""
+def orphans(listings: Sequence[Listing]) -> list[str]:
+    """A line for each folder with label files whose image is not there, beside those of listed images."""
     folders: dict[tuple[str, str], set[str]] = {}  # folder of labels, their suffix → folders of images
-    for part in parts:
-        for place, (image, label) in enumerate(zip(part.listing.images, part.listing.labels, strict=True)):
-            if place not in part.listing.coco and label:
+    for listing in listings:
+        for place, (image, label) in enumerate(zip(listing.images, listing.labels, strict=True)):
+            if place not in listing.coco and label:
                 key = os.path.dirname(label), suffix_of(label)
                 folders.setdefault(key, set()).add(os.path.dirname(image))
-    known = {label for part in parts for label in [*part.listing.labels, *part.listing.orphans]}
+    known = {label for listing in listings for label in [*listing.labels, *listing.orphans]}
+    lines = []
     for (folder, suffix), image_folders in sorted(folders.items()):
         stems = {
             _stem(name) for images in image_folders for name in _names(images) if suffix_of(name) in IMAGE_SUFFIXES
         }
         # Only what holds an object: others are lists of classes, and texts about the dataset.
-        orphans = [
+        found = [
             path
             for name in _names(folder)
             if suffix_of(name) == suffix and _stem(name) not in stems
             if (path := f"{folder}/{name}") not in known and any_labels(path).classes
         ]
-        if orphans:
-            listing = parts[0].listing
-            check.problems.append(
-                f"{listing.shown(folder)}: {counted(len(orphans), 'label file')} of no image, so their objects are not "
-                f"used: {first_of([os.path.basename(path) for path in orphans], 3)}"
+        if found:
+            lines.append(
+                f"{listings[0].shown(folder)}: {counted(len(found), 'label file')} of no image, so their objects are "
+                f"not used: {first_of([os.path.basename(path) for path in found], 3)}"
             )
+    return lines
 
 
 def _names(folder: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Pairs are found by a hash of 144 bits in parts (multi-index hashing, Norouzi et al. 2012): where two hashes differ in at
 most 14 bits, they differ in at most one of the 18 bits of some eighth. So each picture is compared with those alone
-that share such a part, and a hundred thousand take seconds. Then small copies must agree too: on a plain background
-most bits say nothing.
+that share such a part, and a hundred thousand take a minute at most. Then small copies must agree too: on a plain
+background most bits say nothing.
 """
 
 from __future__ import annotations
@@ -132,11 +132,12 @@ def _candidates(bits: NDArray[np.uint8]) -> Iterator[tuple[NDArray[np.int64], ND
             start = np.searchsorted(ordered, wanted, "left")
             length = np.minimum(np.searchsorted(ordered, wanted, "right") - start, _CROWD)
             for rows in _slices(length):
-                first = np.repeat(np.arange(count)[rows], length[rows])
-                within = np.arange(len(first)) - np.repeat(np.cumsum(length[rows]) - length[rows], length[rows])
-                second = order[np.repeat(start[rows], length[rows]) + within]
-                later = first < second
-                yield first[later], second[later]
+                one = np.repeat(np.arange(count)[rows], length[rows])
+                within = np.arange(len(one)) - np.repeat(np.cumsum(length[rows]) - length[rows], length[rows])
+                other = order[np.repeat(start[rows], length[rows]) + within]
+                # All pictures of a crowd see its first ones, which see only each other.
+                differ = one != other
+                yield np.minimum(one, other)[differ], np.maximum(one, other)[differ]
 
 
 def _slices(lengths: NDArray[np.int64]) -> Iterator[slice]:

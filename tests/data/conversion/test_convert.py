@@ -45,6 +45,30 @@ def test_what_a_format_has_no_place_for_is_said(tmp_path: Path) -> None:
     }
 
 
+def test_boxes_below_one_pixel(tmp_path: Path) -> None:
+    """VOC's are a pixel wide at least, those of the others come back as they were."""
+    rows = "0 0.5 0.5 0.001 0.5\n1 0.3 0.3 0 0\n"
+    pets = write_dataset(tmp_path / "pets", {"train/a": rows})
+    there = run(data=str(pets), to="voc", out=str(tmp_path / "voc"))
+    assert there.losses == {"boxes below one pixel become a pixel wide or high": 2}
+    back = run(data=str(there.yaml), to="yolo", out=str(tmp_path / "back")).yaml
+    assert (back.parent / "labels/train/a.txt").read_text() == rows
+
+
+def test_polygons_with_a_part_that_is_none(tmp_path: Path) -> None:
+    """The others are polygons, as the reader of COCO files has them, and a COCO file has all of it again."""
+    yaml, rows = coco(tmp_path), "labels/train/sub/a.txt"
+    without = run(data=str(yaml), to="yolo", out=str(tmp_path / "without")).yaml
+    file = tmp_path / "instances_train.json"
+    file.write_text(file.read_text().replace("[[2, 2, 10,", "[[1, 2, 3, 4], [NaN, 1, 1, 2, 2, 3], [2, 2, 10,"))
+    there = run(data=str(yaml), to="yolo", out=str(tmp_path / "yolo")).yaml
+    assert (there.parent / rows).read_text() == (without.parent / rows).read_text()
+    back = run(data=str(there), to="coco", out=str(tmp_path / "back")).yaml
+    assert "[[1, 2, 3, 4], [null, 1, 1, 2, 2, 3], [2, 2, 10," in (
+        (back.parent / "annotations/instances_train.json").read_text()
+    )
+
+
 def test_a_row_that_somebody_has_changed_counts(tmp_path: Path) -> None:
     """What was kept for the others stays."""
     there = run(data=str(coco(tmp_path)), to="yolo", out=str(tmp_path / "yolo")).yaml
@@ -65,19 +89,24 @@ def test_a_row_that_somebody_has_changed_counts(tmp_path: Path) -> None:
 def test_labels_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     bad = {"train/a": "0 0.5 0.5 0.1\n", "train/b": "0 0.5 0.5 1 1\n"}
     refused(write_dataset(tmp_path / "pets", bad), r"train: what cannot be .*\n  labels/train/a\.txt:1: 4 fields")
+    lost = write_dataset(tmp_path / "lost", {"train/a": "0 0.5 0.5 1 1\n"})
+    (tmp_path / "lost/labels/train/gone.txt").write_text("0 0.5 0.5 1 1\n")
+    (note,) = run(data=str(lost), to="coco", out=str(tmp_path / "found")).notes
+    assert note == "labels/train: 1 label file of no image, so their objects are not used: gone.txt"
     unknown = write_dataset(tmp_path / "zoo", {"train/a": "7 0.5 0.5 0.1 0.1\n"})
     refused(unknown, r"labels/train/a\.txt:1: class 7, but zoo\.yaml names 2 classes")
 
 
 def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n"})
-    refused(yaml, r"pets: it is there, and not empty\. Give a new folder", out="pets")
-    refused(yaml, r"pets\.yaml: it is there, and not empty", out="pets.yaml")
+    refused(yaml, r"pets: it is not empty, and nothing in it is replaced", out="pets")
+    refused(yaml, r"pets\.yaml: found a file, expected a folder", out="pets.yaml")
+    refused(yaml, r"new: it lies in .*, whose pictures are those of the dataset", out="pets/images/train/new")
     (tmp_path / "empty").mkdir()
     assert run(data=str(yaml), to="voc", out=str(tmp_path / "empty"), copy_images=True).images == 1
     assert not (tmp_path / "empty/JPEGImages/train/a.jpg").is_symlink()
     os.mkfifo(tmp_path / "fifo")
-    refused(yaml, r"fifo/in/it: it cannot be written: Not a directory", out="fifo/in/it")
+    refused(yaml, r"fifo/in/it: found a file, expected a folder", out="fifo/in/it")
 
 
 def test_two_pictures_that_would_share_a_label_file(tmp_path: Path) -> None:
@@ -115,6 +144,8 @@ def test_files_that_differ_in_their_categories_and_parts_of_objects(tmp_path: Pa
     assert "numbered anew" in run(data=str(tmp_path / "set.yaml"), to="coco", out=str(tmp_path / "coco")).notes[0]
     write_voc(tmp_path / "voc", "a", voc_object(extra=PART))
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat]\n")
+    write_image(tmp_path / "voc/JPEGImages/empty.jpg")
+    (tmp_path / "voc/Annotations/empty.xml").write_bytes(b"")
     (note,) = run(data=str(tmp_path / "voc.yaml"), to="coco", out=str(tmp_path / "voc-coco")).notes
     assert note.endswith("a.xml: its objects have parts (<part>), which are left out")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tessera.utils.inference.ahead import read_ahead
+from tessera.utils.inference.ahead import found_ahead, read_ahead
 
 
 def test_the_same_items_in_order() -> None:
@@ -51,3 +52,28 @@ def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
     assert threading.active_count() == before and len(made) < 20
     with read_ahead(items()):
         pass  # never begun
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_what_is_found_comes_in_the_order_of_the_items(at_once: int) -> None:
+    """And so does an error; no more is begun than a few."""
+    barrier, begun = threading.Barrier(at_once), list[int]()
+
+    def find(number: int) -> int:
+        begun.append(number)
+        if number < 9:
+            barrier.wait(10)  # as many are at work at once
+        if number == 20:
+            raise OSError("gone")
+        return -number
+
+    before = threading.active_count()
+    with found_ahead(itertools.count(), find, at_once) as found:
+        assert [next(found) for _ in range(20)] == [(number, -number) for number in range(20)]
+        with pytest.raises(OSError, match="gone"):
+            next(found)
+    assert max(begun) <= 20 + at_once
+    for thread in threading.enumerate():
+        if thread.name.startswith("finding ahead"):
+            thread.join(10)
+    assert threading.active_count() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,17 @@ def tab(facts: Facts) -> Iterator[Tab]:
         assert tab.said == [] and tab.requested == []
 
 
-def shown(tab: Tab) -> list[dict[str, str]]:
-    """What the errors of the gallery that are shown say of themselves."""
+def listed(tab: Tab, which: str = "") -> list[dict[str, str]]:
+    """What the errors of the gallery say of themselves."""
     found: list[dict[str, str]] = tab.run(
-        "[...document.querySelectorAll('.gallery li:not([hidden])')].map(e => ({...e.dataset}))"
+        f"[...document.querySelectorAll('.gallery li{which}')].map(e => ({{...e.dataset}}))"
     )
     return found
+
+
+def shown(tab: Tab) -> list[dict[str, str]]:
+    """Those that are shown."""
+    return listed(tab, ":not([hidden])")
 
 
 def texts(tab: Tab, query: str) -> list[str]:
@@ -62,6 +68,26 @@ def test_it_fits_every_window_light_and_dark(tab: Tab, width: int) -> None:
     assert pictures[0] > 200 and pictures[1] < 60
 
 
+def test_1203_classes_fit(tmp_path: Path) -> None:
+    made = trained(made_facts(tmp_path, [f"{i} {'wide ' * 12}" for i in range(1203)], images=100), [0.1, 0.2])
+    write_page(made)
+    with opened(tmp_path / "report.html") as tab:
+        for width in (1280, 390):
+            tab.resize(width)
+            assert tab.run("document.documentElement.scrollWidth") <= width
+        assert len(texts(tab, "#classes tbody th")) == len(made.found.metrics.class_ids) > 100
+        assert tab.run("document.querySelector('[data-group]').length") == 81
+        assert tab.said == [] and tab.requested == []
+
+
+def test_it_prints_light_and_without_controls(tab: Tab) -> None:
+    tab.resize(1280, dark=True)
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    tab.ask("Emulation.setEmulatedMedia", media="print", features=[dark])
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.run("[...document.querySelectorAll('nav, .controls')].every(e => e.offsetHeight === 0)")
+
+
 def test_names_are_shown_and_not_obeyed(tab: Tab) -> None:
     rows = texts(tab, "#classes tbody th")
     assert rows[0] == HOSTILE[0] and HOSTILE[2] in rows and "\\u202eright to left" in rows
@@ -70,16 +96,29 @@ def test_names_are_shown_and_not_obeyed(tab: Tab) -> None:
 
 def test_a_click_on_the_matrix_leads_to_its_pictures(tab: Tab, facts: Facts) -> None:
     cells = tab.run("[...document.querySelectorAll('button[data-pair]')].map(e => [e.dataset.pair, +e.textContent])")
-    everything = shown(tab)
-    assert len(cells) > 5 and len(everything) > 20
+    everything, first = listed(tab), shown(tab)
+    assert len(cells) > 5 and first == everything[:24]
     for pair, count in cells:
         tab.run(f"document.querySelector('button[data-pair=\"{pair}\"]').click()")
-        found = shown(tab)
-        assert {error["pair"] for error in found} == {pair} and 0 < len(found) <= count
-        assert texts(tab, "[data-filters] output") == [f"{len(found)} of {len(everything)} shown"]
+        own = [error for error in everything if error["pair"] == pair]
+        assert shown(tab) == own[:24] and 0 < len(own) <= count
+        assert texts(tab, "[data-filters] output") == [f"{min(len(own), 24)} of {len(own)} shown"]
     assert tab.run("document.activeElement.textContent") == "The worst errors"
     tab.run("document.querySelector('[data-clear]').click()")
-    assert shown(tab) == everything
+    assert shown(tab) == first
+
+
+def test_the_gallery_shows_more_on_demand(tab: Tab) -> None:
+    count, more = len(listed(tab)), "document.querySelector('[data-more]')"
+    assert count > 48 and len(shown(tab)) == 24
+    for expected in [*range(48, count, 24), count]:
+        assert not tab.run(f"{more}.hidden")
+        tab.run(f"{more}.click()")
+        assert len(shown(tab)) == expected
+        assert texts(tab, "[data-filters] output") == [f"{expected} of {count} shown"]
+    assert tab.run(f"{more}.hidden")
+    tab.run("document.querySelector('[data-clear]').click()")
+    assert len(shown(tab)) == 24
 
 
 def test_filters_join(tab: Tab) -> None:
@@ -89,15 +128,12 @@ def test_filters_join(tab: Tab) -> None:
             f"(document.querySelector('[data-filter={name}]'))"
         )
 
-    everything = shown(tab)
+    everything = listed(tab)
+    wanted = next(error for error in everything if error["kind"] == "background")
     choose("kind", "background")
-    choose("size", everything[0]["size"])
-    choose("image", everything[0]["image"].upper())
-    expected = [
-        error
-        for error in everything
-        if error["kind"] == "background" and all(error[key] == everything[0][key] for key in ("size", "image"))
-    ]
+    choose("size", wanted["size"])
+    choose("image", wanted["image"].upper())
+    expected = [error for error in everything if all(error[key] == wanted[key] for key in ("kind", "size", "image"))]
     assert shown(tab) == expected and len(expected) < len(everything)
 
 

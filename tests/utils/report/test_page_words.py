@@ -10,6 +10,7 @@ import pytest
 
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page import sentences
+from tessera.utils.report.page.shell import worded
 from tessera.utils.report.page.svg import POINTS, bar, line_chart, thinned, ticks
 from tests.utils.report.test_page import Tags
 
@@ -17,20 +18,22 @@ NAN = float("nan")
 
 
 def test_outcome() -> None:
-    assert "0.371; its 95 % interval goes from 0.346 to 0.426 (67 pictures)" in sentences.outcome(
+    assert "0.371; its 95\u00a0% interval goes from 0.346 to 0.426 (67 pictures)" in sentences.outcome(
         0.371, (0.346, 0.426), 67
     )
     assert "no object in the labels of 1,000 pictures" in sentences.outcome(0, (NAN, NAN), 1000)
 
 
 def test_found_share() -> None:
-    said = sentences.found_share(0.2139, 103, 143, 154)
+    said = sentences.found_share(0.2139, 103, 143, 154, is_taken=True)
     assert (
-        "0.214" in said
-        and "103 of 143 objects are found (72%)" in said
-        and "154 of 257 detections are false (60%)" in said
+        "0.214, which detect.py takes" in said
+        and "103 of 143 objects are found (72\u00a0%)" in said
+        and "154 of 257 detections are false (60\u00a0%)" in said
     )
-    assert sentences.found_share(0.5, 0, 5, 0).count("0 of") == 2 and not sentences.found_share(0.5, 0, 0, 9)
+    of_another = sentences.found_share(0.0, 0, 5, 0, is_taken=False)
+    assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
+    assert not sentences.found_share(0.5, 0, 0, 9, is_taken=True)
 
 
 def test_best_epoch() -> None:
@@ -80,19 +83,30 @@ def test_worst_class() -> None:
 
 
 def test_costliest() -> None:
-    said = sentences.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234})
+    said = sentences.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234}, 0)
     assert "“background” cost most: without them mAP50 would be 0.200 higher (1,234" in said and "lack a label" in said
-    assert not sentences.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9})
+    assert not sentences.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9}, 0)
+    confused, second = (sentences.costliest({Kind.WRONG_CLASS: 0.1}, {Kind.WRONG_CLASS: 9}, count) for count in (4, 5))
+    assert "the confusion matrix names the pairs" in confused and "5 of them lie on" in second
 
 
 def test_what_else_is_said_only_where_it_was_measured() -> None:
-    assert "waited for pictures 40%" in sentences.waits(0.4)
-    assert not sentences.waits(0.1) and not sentences.waits(NAN)
+    assert "waited for pictures 40\u00a0% of its time: try --cache ram" in sentences.waits(0.4)
+    assert sentences.waits(0.1).endswith("pictures 10\u00a0% of its time.") and not sentences.waits(NAN)
+    assert "took 1.0 ms to prepare, 2.3 of inference" in sentences.speed((1, 2.34, 5))
     assert "1,000 steps were skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
-    assert "± 0.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
+    assert "±\u00a00.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
     assert not sentences.too_small((NAN, NAN), 67)
     assert "2 problems: `uv run train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
     assert "1 problem:" in sentences.problems(1, "d.yaml") and not sentences.problems(0, "d.yaml")
+
+
+def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
+    said = worded("<b> & more: `detect.py --agnostic-nms`, or --epochs. No flag: a--b, --, ---, --<i>")
+    assert str(said) == (
+        '&lt;b&gt; &amp; more: <code>detect.py <span class="flag">--agnostic-nms</span></code>, or '
+        '<span class="flag">--epochs</span>. No flag: a--b, --, ---, --&lt;i&gt;'
+    )
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.37), (0, 7), (-2, 9e6), (0, 1e-7), (3, 4)])
@@ -126,5 +140,4 @@ def test_bars_never_leave_their_row() -> None:
     assert [(part["x"], part["width"]) for part in parts] == [
         ("0.00", "25.00"),
         ("25.00", "100.00"),
-        ("125.00", "0.00"),
     ]

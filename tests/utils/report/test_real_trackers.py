@@ -96,3 +96,26 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     kept = [sorted(path.name.split("_")[0] for path in run.rglob("*.jpg")) for run in runs]
     assert kept == [["predictions", "predictions", "results"], ["predictions", "results"]]
     assert {run.name.rpartition("-")[2] for run in runs} == {(tmp_path / "runs" / "exp" / "wandb.id").read_text()}
+
+
+def test_clearml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
+    monkeypatch.setenv("CLEARML_CACHE_DIR", str(tmp_path / "clearml"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pytest.importorskip("clearml")
+    request.getfixturevalue("reported")
+    key = (tmp_path / "runs" / "exp" / "clearml.id").read_text()
+    (file,) = (tmp_path / "clearml").rglob("*.zip")  # of the resumed run, with what came before
+    with zipfile.ZipFile(file) as archive:
+        events = [event for line in archive.read("metrics.jsonl").splitlines() for event in json.loads(line)]
+        task = json.loads(archive.read("task.json"))
+        kept = [Path(name).name for name in archive.namelist() if "/images/" in name]
+        assert [archive.read(name) for name in archive.namelist() if name.endswith("best.pt")] == [b"weights"]
+    losses = [(event["iter"], event["value"]) for event in events if event.get("variant") == "box_loss"]
+    assert losses == [(0, 0.5), (1, 0.4), (2, 0.3)]
+    assert (task["id"], task["name"], task["project_name"]) == (key, "exp", "tessera")
+    assert task["hyperparams"]["config"]["hyp/lr0"]["value"] == "0.01"
+    assert sorted(kept) == [
+        f"images_{name}.jpg"
+        for name in (*(f"predictions_{e:08}" for e in range(3)), "results_00000000", "results_00000001")
+    ]

@@ -40,13 +40,14 @@ def test_only_the_figures_of_a_formula_are_measured() -> None:
     asked: list[Figure] = []
     parse_objective("map + recall@p=0.95").value(lambda figure: asked.append(figure) or 1.0)  # type: ignore[func-returns-value]
     assert asked == [Figure("map"), Figure("recall@p", 0.95)]
-    assert math.isnan(parse_objective("map / (ms - ms)").value(lambda _: 1.0))
+    assert math.isnan(parse_objective("map / (ms - 1)").value(lambda _: 1.0))
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("", "not a formula"),
+        ("map / (ms - ms)", "divides by 0"),
         ("map50-95", "mAP50-95 is called map"),
         ("maps", r"found 'maps', .* Did you mean 'map'"),
         ("map ** 2", r"found 'map \*\* 2'"),

@@ -15,8 +15,8 @@ import yaml
 from tessera.data.source.held_out import folds
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.suspects.copy import require_new, write_copy
+from tessera.utils.errors import UserError
+from tessera.utils.suspects.copy import write_copy
 from tessera.utils.suspects.corrections import box_row
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.folds import part_of_index
@@ -153,18 +153,6 @@ def test_lists_divide_the_images(tmp_path: Path) -> None:
 @pytest.fixture
 def spec(tmp_path: Path) -> DatasetSpec:
     return load_spec(text_set(tmp_path / "set"))
-
-
-def test_nothing_that_is_there_is_written_to(spec: DatasetSpec, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    require_new(tmp_path / "empty", spec, "--corrected")
-    require_new(tmp_path / "new" / "er", spec, "--corrected")
-    with pytest.raises(ConfigError, match=r"--corrected .*not empty.* Name a new folder"):
-        require_new(tmp_path / "set", spec, "--corrected")
-    with pytest.raises(ConfigError, match=r"--corrected .*lies in .*images/val"):
-        require_new(tmp_path / "set" / "images" / "val" / "copy", spec, "--corrected")
-    with pytest.raises(ConfigError, match="Not a directory"):
-        require_new(tmp_path / "set" / "set.yaml", spec, "--corrected")
 
 
 def test_a_label_file_that_has_changed_is_not_guessed_at(spec: DatasetSpec, tmp_path: Path) -> None:

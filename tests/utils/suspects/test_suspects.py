@@ -138,3 +138,11 @@ def test_a_class_that_is_often_found_falsely_counts_for_less() -> None:
     ]
     found = {s.image: s.score for s in listed(labelled, haunted)}
     assert found[a] > found[b] + 0.1
+
+
+def test_detections_in_any_order_keep_their_boxes() -> None:
+    """Two that are equal to four digits come in the wrong order: each is still about its own label."""
+    box = np.array([[0, 0, 50, 50], [100, 100, 150, 150]], np.float32)
+    found = Detections(torch.tensor(box), torch.tensor([0.90001, 0.90004]), torch.tensor([0, 0]))
+    labels = Labels(np.zeros(2, np.int32), box + 1, NO_REGIONS, (SIZE, SIZE))
+    assert len(judge(0, found, labels, Counts.none(NC)).kinds) == 0

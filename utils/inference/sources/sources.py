@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -73,6 +74,12 @@ class Sources:
     vid_stride: int
     every_frame: bool
     _stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def expected(self) -> float:
+        """How many pictures and frames are to come, about: a stream has no end, a video is taken for ten seconds."""
+        counts = {"video": 300, "stream": math.inf, "camera": math.inf}
+        return sum(counts.get(origin.form, 1) for origin in self.origins)
 
     @property
     def pictures(self) -> int | None:

@@ -110,8 +110,8 @@ def plot_confidence_curve(
 ) -> None:
     """Precision, recall or F1 over the confidence (`P_curve.png`, `R_curve.png`, `F1_curve.png`).
 
-    Marked is the confidence that the figures of a validation are given at, and that detect.py takes; in the legend,
-    each class has its own, as of `--conf-thres auto`.
+    Marked is the confidence that the figures of a validation are given at; in the legend, each class has its own, as of
+    `--conf-thres auto`.
 
     Args:
         curves: whose confidences, classes and choices count.

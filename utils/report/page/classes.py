@@ -37,7 +37,7 @@ class ClassTable(NamedTuple):
 
 
 def class_table(facts: Facts) -> ClassTable:
-    """Figures of each class, at the confidence that detect.py takes."""
+    """Figures of each class, at the confidence of the best F1."""
     metrics, errors = facts.found.metrics, facts.found.errors
     trained = None if facts.origin.trained_on is None else pictures_by_class(facts.origin.trained_on)
     false = errors.class_finds.sum(1) - errors.class_finds[:, KINDS.index(Kind.CORRECT)]

@@ -58,7 +58,10 @@ def glance(facts: Facts) -> Glance:
     if shares:
         title = f"Boxes by their side in a picture of {facts.origin.imgsz} pixels, as a share of each split"
         label = f"side in pixels, in a picture of {facts.origin.imgsz}"
-        chart = line_chart(title, _SIDES[:-1], shares, x_label=label, in_powers=True)
+        there = np.flatnonzero(np.sum(list(shares.values()), 0))
+        own = slice(max(int(there[0]) - 1, 0), int(there[-1]) + 2)
+        shown = {name: values[own] for name, values in shares.items()}
+        chart = line_chart(title, _SIDES[:-1][own], shown, x_label=label, in_powers=True)
     left_out = [readable(index.left_out, 1000) for index in splits.values() if index.left_out]
     return Glance([_split(name, index) for name, index in splits.items()], left_out, chart)
 

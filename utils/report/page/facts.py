@@ -81,6 +81,11 @@ class Facts:
     run: Path
     results: pd.DataFrame | None = None
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether detect.py takes the confidence of the page: that of a training is kept in best.pt, unless it is 0."""
+        return self.results is not None and self.found.errors.confidence > 0
+
     def name(self, class_id: int) -> str:
         """A class as the page calls it."""
         return readable(self.index.names[class_id])

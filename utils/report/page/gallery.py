@@ -124,7 +124,7 @@ def _shown(facts: Facts, row: int, cell: Pair, crop: Crop) -> Shown:
     box = item.box if item.true_box is None else item.true_box
     assert box is not None, "an error has a box"
     (side,) = sides_as_seen(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
-    figures = [f"cost {item.cost:.5f}", f"confidence {item.score:.2f}"]
+    figures = [f"confidence {item.score:.2f}"]
     figures += [] if item.iou is None else [f"IoU {item.iou:.2f}"]
     return Shown(
         row + 1,

@@ -102,6 +102,8 @@ if (data) {
 const filters = one("[data-filters]");
 if (filters) {
   const errors = all(".gallery li"), fields = all("[data-filter]", filters), output = one("output", filters);
+  const more = one("[data-more]"), MOST = 24;
+  let most = MOST;
   const pairs = one("[data-filter=pair]", filters), known = new Map();
   for (const error of errors) known.set(error.dataset.pair, [error.dataset.cell, (known.get(error.dataset.pair)?.[1] ?? 0) + 1]);
   const listed = [...known].sort((a, b) => b[1][1] - a[1][1] || a[1][0].localeCompare(b[1][0], "en"));
@@ -111,16 +113,21 @@ if (filters) {
     return !value || (dataset.filter === "image" ? found.toLowerCase().includes(value.toLowerCase()) : found === value);
   };
   const show = () => {
-    for (const error of errors) error.hidden = !fields.every((field) => matches(error, field));
-    output.textContent = `${errors.filter((error) => !error.hidden).length} of ${errors.length} shown`;
+    const found = errors.filter((error) => fields.every((field) => matches(error, field)));
+    for (const error of errors) error.hidden = true;
+    for (const error of found.slice(0, most)) error.hidden = false;
+    more.hidden = found.length <= most;
+    output.textContent = `${Math.min(most, found.length)} of ${found.length} shown`;
   };
-  const clear = () => { for (const field of fields) field.value = ""; show(); };
-  for (const field of fields) field.addEventListener("input", show);
+  const filter = () => { most = MOST; show(); };
+  const clear = () => { for (const field of fields) field.value = ""; filter(); };
+  for (const field of fields) field.addEventListener("input", filter);
+  more.addEventListener("click", () => { most += MOST; show(); });
   one("[data-clear]", filters).addEventListener("click", clear);
   for (const cell of all("button[data-pair]")) cell.addEventListener("click", () => {
     clear();
     pairs.value = cell.dataset.pair;
-    show();
+    filter();
     const heading = one("#gallery h2");
     heading.focus();
     heading.scrollIntoView();

@@ -16,6 +16,7 @@ from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.diagnosis.files import EXPLAINED, NAMES
 from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.evaluation.tally import Errors
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import started
 from tessera.utils.report.page import sentences
@@ -28,7 +29,7 @@ from tessera.utils.report.page.gallery import gallery, kinds_shown
 from tessera.utils.report.page.shell import own_file, rendered
 from tessera.utils.report.page.svg import bar
 from tessera.utils.report.page.threshold import curves_of
-from tessera.utils.report.page.training import data_wait, panels, validation_loss
+from tessera.utils.report.page.training import data_wait, panels, times, validation_loss
 
 NAME = "report.html"
 
@@ -61,10 +62,13 @@ def _sections(facts: Facts) -> dict[str, Any]:
         "metrics": found.metrics,
         "interval": facts.interval.map,
         "answers": answers(facts),
+        "speed": _speed(facts),
         "panels": [] if results is None else panels(results, origin.best_epoch),
+        "times": [] if results is None else times(results, origin.best_epoch),
         "curves": curves_of(facts),
         "classes": class_table(facts),
         "confidence": errors.confidence,
+        "is_taken": facts.is_taken,
         "correct": counts[Kind.CORRECT],
         "objects": len(errors.outcomes),
         "false_finds": sum(counts[kind] for kind in FALSE_KINDS),
@@ -94,22 +98,23 @@ def answers(facts: Facts) -> list[tuple[str, list[str]]]:
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
         sentences.outcome(metrics.map, facts.interval.map, metrics.images),
-        sentences.found_share(found.errors.confidence, counts[Kind.CORRECT], metrics.objects, false),
+        sentences.found_share(
+            found.errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
+        ),
     ]
-    longer, wait, skipped = [], math.nan, ""
+    longer, skipped = [], ""
     if results is not None:
         maps = results["metrics/mAP_0.5:0.95"].to_numpy(float)
         went.insert(0, sentences.best_epoch(origin.best_epoch, len(results)))
         longer = [sentences.more_epochs(maps), sentences.overfits(validation_loss(results))]
-        wait, skipped = data_wait(results), sentences.skipped_steps(origin.skipped)
+        skipped = sentences.skipped_steps(origin.skipped)
     split, pictures = next(iter(splits_of(facts).items()))
     classes = [
         sentences.lacking(names, pictures_by_class(pictures), split),
         sentences.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
     ]
     following = [
-        sentences.costliest(facts.gains, counts) if metrics.objects else "",
-        sentences.waits(wait),
+        sentences.costliest(facts.gains, counts, _second_finds(found.errors)) if metrics.objects else "",
         skipped,
         sentences.too_small(facts.interval.map, metrics.images),
         sentences.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
@@ -122,6 +127,19 @@ def answers(facts: Facts) -> list[tuple[str, list[str]]]:
     }
     said = {question: [sentence for sentence in told if sentence] for question, told in asked.items()}
     return [(question, told) for question, told in said.items() if told]
+
+
+def _speed(facts: Facts) -> list[str]:
+    """Whether it was fast, in words."""
+    wait = math.nan if facts.results is None else data_wait(facts.results)
+    told = [sentences.waits(wait), sentences.speed(facts.found.metrics.speed_ms)]
+    return [sentence for sentence in told if sentence]
+
+
+def _second_finds(errors: Errors) -> int:
+    """Detections of a wrong class that are beside the confusion matrix's pairs: their objects have another one."""
+    pairs = errors.confusion.matrix[:-1, :-1]
+    return errors.counts()[Kind.WRONG_CLASS] - int(pairs.sum() - pairs.trace())
 
 
 def _kinds(facts: Facts) -> list[tuple[str, int, float, str, Markup]]:
@@ -145,9 +163,6 @@ def _versions(facts: Facts) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "device": readable(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
         "size of the pictures": f"{facts.origin.imgsz} pixels",
-        "speed": "{:.1f} ms preparation, {:.1f} ms inference, {:.1f} ms NMS an image".format(
-            *facts.found.metrics.speed_ms
-        ),
         "folder": readable(str(facts.run), 200),
     }
 

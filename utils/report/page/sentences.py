@@ -35,18 +35,18 @@ def outcome(map: float, interval: tuple[float, float], images: int) -> str:
     low, high = interval
     if math.isnan(low):
         return f"Nothing can be measured: there is no object in the labels of {images:,} pictures."
-    return f"mAP50-95 is {map:.3f}; its 95 % interval goes from {low:.3f} to {high:.3f} ({images:,} pictures)."
+    return f"mAP50-95 is {map:.3f}; its 95\u00a0% interval goes from {low:.3f} to {high:.3f} ({images:,} pictures)."
 
 
-def found_share(confidence: float, correct: int, objects: int, false: int) -> str:
-    """What detect.py will find."""
+def found_share(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
+    """What is found at a confidence, which detect.py takes or not."""
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
+    why = f"which {called('detect.py')} takes with these weights" if is_taken else "where F1 is best"
     return (
-        f"At confidence {confidence:.3f}, which {called('detect.py')} takes with these weights, {correct:,} of "
-        f"{objects:,} objects are found ({share:.0%}), and {false:,} of {correct + false:,} detections are false "
-        f"({wrong:.0%})."
+        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are found ({_percent(share)}), "
+        f"and {false:,} of {correct + false:,} detections are false ({_percent(wrong)})."
     )
 
 
@@ -119,22 +119,41 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
     return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
 
 
-def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
-    """The kind of error that costs most, and what helps against it."""
+def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int], second: int) -> str:
+    """The kind of error that costs most, and what helps against it.
+
+    Args:
+        gains, counts: by kind.
+        second: detections of a wrong class on an object that another detection stands for.
+    """
     kind = max(gains, key=lambda kind: gains[kind])
     if gains[kind] < WORTH:
         return ""
+    helps = _HELPS[kind]
+    if kind is Kind.WRONG_CLASS and second > counts[kind] / 2:
+        helps = (
+            f"{second:,} of them lie on an object that has another detection: `{called('detect.py')} --agnostic-nms` "
+            "keeps only the most confident one of a place. More pictures of the classes help the training."
+        )
     return (
         f"Errors of the kind “{NAMES[kind]}” cost most: without them mAP50 would be {gains[kind]:.3f} higher "
-        f"({counts[kind]:,} at this confidence). {_HELPS[kind]}"
+        f"({counts[kind]:,} at this confidence). {helps}"
     )
 
 
 def waits(share: float) -> str:
     """Whether training waited for pictures; NaN where that is not known."""
-    if not share > WAITS:
+    if math.isnan(share):
         return ""
-    return f"Training waited for pictures {share:.0%} of its time: try --cache ram, or more --workers."
+    helps = ": try --cache ram, or more --workers." if share > WAITS else "."
+    return f"Training waited for pictures {_percent(share)} of its time{helps}"
+
+
+def speed(speed_ms: tuple[float, float, float]) -> str:
+    """Milliseconds of a picture in the validation."""
+    preparation, inference, nms = speed_ms
+    took = f"{preparation:.1f} ms to prepare, {inference:.1f} of inference, {nms:.1f} of NMS"
+    return f"In the validation a picture took {took}."
 
 
 def skipped_steps(steps: int) -> str:
@@ -148,8 +167,8 @@ def too_small(interval: tuple[float, float], images: int) -> str:
     if not half > 0.02:
         return ""
     return (
-        f"With {images:,} pictures the figure is known to ± {half:.3f}: a change that is smaller may be luck. A larger "
-        "set for validation would tell more."
+        f"With {images:,} pictures the figure is known to ±\u00a0{half:.3f}: a change that is smaller may be luck. A "
+        "larger set for validation would tell more."
     )
 
 
@@ -159,6 +178,11 @@ def problems(count: int, data: str) -> str:
         return ""
     noun = "problem" if count == 1 else "problems"
     return f"The labels have {count:,} {noun}: `{started('train.py')} --data {data} --check-data` lists every one."
+
+
+def _percent(share: float) -> str:
+    """A share of 1 as a whole percentage, on one line."""
+    return f"{100 * share:.0f}\u00a0%"
 
 
 def _listed(items: Sequence[str], most: int = 5) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
+
+_COMMAND = re.compile(r"`([^`]+)`")
+_FLAG = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 
 
 def rendered(template: str, **values: Any) -> str:
     """A page: the same text for the same values.
 
     Args:
-        template: of Jinja, which may take macros.html; it gets `policy`, `style` and `script`, which belong together.
+        template: of Jinja, which may take macros.html; it gets `policy`, `style` and `script`, which belong together,
+            and the filter `worded`.
         values: what it fills in; every text is escaped.
     """
     style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
@@ -27,6 +32,12 @@ def rendered(template: str, **values: Any) -> str:
         script=Markup(script),
         **values,
     )
+
+
+def worded(text: str) -> Markup:
+    """A sentence whose commands in backticks and flags are set as such; no flag is broken over two lines."""
+    said = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
+    return Markup(_FLAG.sub(r'<span class="flag">\1</span>', said))  # it is escaped above
 
 
 @cache
@@ -44,6 +55,7 @@ def _template(text: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["worded"] = worded
     return environment.from_string(text)
 
 

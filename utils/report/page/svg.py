@@ -93,7 +93,8 @@ def bar(parts: Sequence[tuple[str, float]]) -> Markup:
     drawn, left = [], 0.0
     for kind, share in parts:
         width = 100 * min(max(share, 0.0), 1.0)
-        drawn.append(f'<rect class="{escape(kind)}" x="{left:.2f}" width="{width:.2f}" height="10"/>')
+        if width:
+            drawn.append(f'<rect class="{escape(kind)}" x="{left:.2f}" width="{width:.2f}" height="10"/>')
         left += width
     return Markup(
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">{"".join(drawn)}</svg>'

@@ -32,7 +32,7 @@ def curves_of(facts: Facts) -> dict[str, Any] | None:
     for row in chosen.tolist():
         counts = ranking.above[row], ranking.correct_above[row], objects[row]
         groups.append(_group(curves, steps, slice(row, row + 1), *counts))
-    names = ["all classes", *(facts.name(int(curves.class_ids[row])) for row in chosen)]
+    names = ["all that have objects", *(facts.name(int(curves.class_ids[row])) for row in chosen)]
     best = [curves.best, *own[chosen].tolist()]
     for group, name, step in zip(groups, names, best, strict=True):
         group |= {"name": name, "best": int(np.searchsorted(steps, step))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,8 +20,10 @@ _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("mAP", {"metrics/mAP_0.5:0.95": "mAP50-95", "metrics/mAP_0.5": "mAP50"}),
     ("Precision and recall", {"metrics/precision": "precision", "metrics/recall": "recall"}),
     ("Learning rate", {"x/lr1": "weights", "x/lr2": "norm weights"}),
+)
+_TIMES: tuple[tuple[str, dict[str, str]], ...] = (
     ("Images per second", {"images_per_s": "training"}),
-    ("Share of the time that training waits for pictures", {"time/data_wait": "waiting"}),
+    ("Share of the time spent waiting for pictures", {"time/data_wait": "waiting"}),
 )
 
 
@@ -32,18 +35,27 @@ class Panel(NamedTuple):
 
 
 def panels(results: pd.DataFrame, best: int | None) -> list[Panel]:
-    """Losses, figures, rates and speed over the epochs; without those that have no value.
+    """Losses, figures and rates over the epochs; without those that have no value.
 
     Args:
         results: as `read_results` returns them.
         best: the epoch that is marked.
     """
-    epochs = results["epoch"].to_numpy(float)
     losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
     wanted = [(title, series) for title, series in _PANELS[:2]]
     wanted += [(f"Loss: {name}", {f"train/{name}_loss": "train", f"val/{name}_loss": "val"}) for name in losses]
+    return _drawn([*wanted, *_PANELS[2:]], results, best)
+
+
+def times(results: pd.DataFrame, best: int | None) -> list[Panel]:
+    """What was measured with a clock, over the epochs; arguments of `panels`."""
+    return _drawn(_TIMES, results, best)
+
+
+def _drawn(wanted: Iterable[tuple[str, dict[str, str]]], results: pd.DataFrame, best: int | None) -> list[Panel]:
+    epochs = results["epoch"].to_numpy(float)
     drawn = []
-    for title, columns in (*wanted, *_PANELS[2:]):
+    for title, columns in wanted:
         series = {name: results[column].to_numpy(float) for column, name in columns.items()}
         series = {name: values for name, values in series.items() if np.isfinite(values).any()}
         if series:

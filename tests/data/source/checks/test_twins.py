@@ -97,6 +97,15 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     assert [twins.splits for twins in found.twins] == [("train", "val"), ("train", "train")]
 
 
+def test_of_a_large_crowd_every_picture_is_told(drawn: list[Pixels]) -> None:
+    """Frames of a still camera, more than each is compared with, in two splits."""
+    frame = look(drawn[0], 0)
+    frames = [frame._replace(digest=str(number).encode()) for number in range(140)]
+    found = twins_among(frames, [0] * 120 + [1] * 20)
+    assert {second for _, second, _ in found} == {*range(1, 140)}
+    assert {second for first, second, _ in found if first < 120 <= second} == {*range(120, 140)}
+
+
 def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
     """A still camera has a pair for each picture, not one for any two of them."""
     chain = [look(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]

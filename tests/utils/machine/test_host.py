@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from tessera.utils.machine.malloc import keep_freed_memory
+from tessera.utils.machine.host import keep_freed_memory
 
 def faults() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,109 @@
+"""`--runtime`: another runtime computes a checkpoint, finds what torch finds, and is remembered."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.commands import detect, val
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.exporting import fastest
+from tessera.utils.exporting.parity.table import Row
+from tessera.utils.exporting.parity.verify import Judge
+from tessera.utils.types import Metrics
+from tests.utils.exporting.made import dataset
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dataset(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def measured(
+    made_pt: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Measures with a runtime; returns the metrics, and what was said of runtimes. Its cache is that of the file."""
+    monkeypatch.setenv("TESSERA_CACHE", str(data.parent / "cache"))
+
+    def run(runtime: str, **flags: Any) -> tuple[Metrics, list[str]]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            given = {"weights": str(made_pt), "data": str(data), "device": "cpu", "workers": 0, **flags}
+            found = val.run(**given, runtime=runtime, project=str(tmp_path / "runs"), noreport=True)
+        return found, [text for text in caplog.messages if "measuring once" in text or "computed by" in text]
+
+    return run
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_it_finds_what_torch_finds_and_is_remembered(measured: Any, runtime: str) -> None:
+    pytest.importorskip(runtime)
+    expected, said = measured("torch")
+    assert not said
+    found, said = measured(runtime)
+    assert (found.map, found.map50) == pytest.approx((expected.map, expected.map50), abs=1e-4)
+    assert [f"computed by {fastest._TITLES[runtime]}" in text for text in said] == [False, True]
+    again, said = measured(runtime, batch_size=1)
+    assert again.map == found.map and len(said) == 1, "neither measured again, nor by the batch"
+
+
+def test_of_few_pictures_nothing_is_measured_but_what_is_known_is_used(
+    measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measured("auto")[1] == []
+    with monkeypatch.context() as many:
+        many.setattr(fastest, "WORTH_MEASURING", 1)
+        said = measured("auto")[1]
+    assert len(said) == 2 and "torch" in said[1]
+    assert measured("auto")[1] == said[1:]
+
+
+def test_one_that_finds_something_else_is_not_used(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fastest, "_exported", lambda one, job: job.file(one.suffix))
+    monkeypatch.setattr(Judge, "file", lambda self, path: Row(path.name, 1.0, "float32", 0.001, failures="other boxes"))
+    with pytest.raises(UserError, match="--runtime onnxruntime: does not compute"):
+        measured("onnxruntime")
+    monkeypatch.setattr(fastest, "WORTH_MEASURING", 1)
+    assert "computed by torch" in measured("auto")[1][-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"augment": True}, "without --augment"),
+        ({"weights": "{onnx}"}, "exported file, and has a runtime of its own"),
+        ({"folds": 2, "find_errors": True, "task": "train"}, "--folds .* --runtime"),
+    ],
+)
+def test_what_no_other_runtime_computes_is_said(
+    measured: Any, made_onnx: Path, flags: dict[str, Any], why: str
+) -> None:
+    given = {name: str(value).format(onnx=made_onnx) if value == "{onnx}" else value for name, value in flags.items()}
+    with pytest.raises(ConfigError, match=why):
+        measured("onnxruntime", **given)
+    with pytest.raises(ConfigError, match="--label-next with --runtime"):
+        detect.run(source="x.jpg", label_next=1, runtime="onnxruntime")
+
+
+def test_a_missing_package_is_named(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match="onnxscript"):
+        measured("onnxruntime")
+    assert measured("auto")[1] == []
+
+
+def test_detect_finds_the_same(made_pt: Path, data: Path, tmp_path: Path) -> None:
+    source = str(data.parent / "shapes" / "images" / "val")
+    given = {"weights": str(made_pt), "source": source, "device": "cpu", "project": str(tmp_path), "nosave": True}
+    one, other = (detect.run(**given, runtime=runtime) for runtime in ("torch", "onnxruntime"))
+    assert one.detections == other.detections > 0
