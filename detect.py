@@ -136,7 +136,6 @@ def detect(config: DetectConfig, world: World) -> Summary:
         device=config.device,
         runtime="torch",
     )
-    tally, places = Tally(detector.names), Places()
     log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
     sources = open_sources(
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
@@ -150,6 +149,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
     of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # files can wait
     if not config.label_next:
         detector.run_in(config.runtime, sources.expected, several=of_files)
+    tally, places = Tally(detector.names), Places()  # its clock begins
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
     with ExitStack() as stack:

@@ -53,6 +53,12 @@ def export(config: ExportConfig, world: World) -> Verified:
     formats = chosen(config.include)
     for one in formats:
         one.require(config)
+    suffix = Path(config.weights).suffix
+    if suffix not in ("", ".pt", ".pth"):
+        raise UserError(
+            f"--weights {config.weights}: found a {suffix} file, expected the .pt that it was exported from, such as "
+            "runs/train/exp/weights/best.pt."
+        )
     job = ExportJob.read(config)
     index = job.images("val")
     make_output(job.folder)

@@ -52,11 +52,9 @@ from tessera.utils.report.plain import plain_folder, plain_metrics
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.suspects import report_suspects
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
-from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
-from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
-from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_again
@@ -130,7 +128,8 @@ def validate(config: ValConfig, world: World) -> Validated:
             metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
             listing = report_suspects(judged, index, spec, run, origin, config)
             return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
-        model = in_runtime(model, config.runtime, config.weights, world, Use(imgsz, len(index), config.batch_size))
+        use = Use(imgsz, len(index), 1 if config.tile else config.batch_size)
+        model = in_runtime(model, config.runtime, config.weights, world, use)
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:
             offer_names(model, spec, config, run)
@@ -155,14 +154,14 @@ def validate(config: ValConfig, world: World) -> Validated:
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
 
 
-def opened(weights: str, config: ValConfig, world: World) -> TorchNetwork | ExportedDetector | ExportedNetwork:
+def opened(weights: str, config: ValConfig, world: World) -> OpenModel:
     """The file that `weights` means, as the flags say."""
     own = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
     return open_model(weights, world, **own, trust_file=config.trust_file)
 
 
 def measured(
-    model: TorchNetwork | ExportedDetector | ExportedNetwork,
+    model: OpenModel,
     index: DatasetIndex,
     imgsz: int,
     config: ValConfig,

@@ -2,16 +2,24 @@
 
     uv run python -m tests.benchmarks.label_errors --weights runs/train/exp/weights/best.pt --data shapes.yaml
     uv run --with cleanlab python -m tests.benchmarks.label_errors …       # cleanlab's figures too
+    uv run python -m tests.benchmarks.label_errors --data shapes.yaml --folds 3 --train "--imgsz 128 --epochs 24"
 
 A copy of the labels of `val` gets 5 % of each kind of error; the pictures are not copied. For each kind a line: which
 share of the first k suspects of that kind are planted errors of it, k being how many were planted, and how many of the
 planted errors are among all suspects. Then the same for all kinds in one ranking, and for pictures with any planted
 error, ranked by their worst suspect. cleanlab has scores for three of the kinds, and for pictures.
+
+With `--folds` errors are planted in `train`, weights are trained on it, and val.py judges it by these weights, which
+have seen the errors, and by those of its folds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -30,7 +38,7 @@ from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.suspects.evidence import Suspicion
-from tessera.utils.suspects.files import NAMES
+from tessera.utils.suspects.files import FILE, NAMES
 from tessera.utils.suspects.ranking import suspects
 from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -50,25 +58,26 @@ class Kept(Sink):
         self.found |= zip(batch.indices.tolist(), in_original, strict=True)
 
 
-def planted_copy(data: str, folder: Path, share: float, seed: int) -> tuple[Path, list[Planted]]:
-    """A YAML whose `val` has planted errors, and what they are."""
+def planted_copy(data: str, folder: Path, split: str, share: float, seed: int) -> tuple[Path, list[Planted]]:
+    """A YAML whose `split` has planted errors, and what they are."""
     spec = load_spec(data)
-    index = build_index(spec, "val")
+    index = build_index(spec, split)
     for kind in ("images", "labels"):
-        (folder / kind / "val").mkdir(parents=True)
+        (folder / kind / split).mkdir(parents=True)
     for i in range(len(index)):
         path = index.path(i)
-        (folder / "images" / "val" / path.name).symlink_to(path)
+        (folder / "images" / split / path.name).symlink_to(path)
         classes, boxes = index.labels(i)
         size = np.tile(index.sizes_hw[i][::-1], 2)
         rows = []
         for c, box in zip(classes.tolist(), boxes / size, strict=True):
             sides = (*(box[:2] + box[2:]) / 2, *(box[2:] - box[:2]))
             rows.append(f"{c} {' '.join(f'{side:.7f}' for side in sides)}\n")
-        (folder / "labels" / "val" / f"{path.stem}.txt").write_text("".join(rows))
-    planted = plant(folder / "labels" / "val", share, spec.nc, seed)
+        (folder / "labels" / split / f"{path.stem}.txt").write_text("".join(rows))
+    planted = plant(folder / "labels" / split, share, spec.nc, seed)
     target = folder / "planted.yaml"
-    target.write_text(yaml.safe_dump({"path": str(folder), "val": "images/val", "names": list(spec.names)}))
+    splits = {"val": [str(path) for path in spec.splits["val"]], split: f"images/{split}"}
+    target.write_text(yaml.safe_dump({"path": str(folder), **splits, "names": list(spec.names)}))
     return target, planted
 
 
@@ -90,7 +99,7 @@ def right(claims: Sequence[Claim], planted: Sequence[Planted], index: DatasetInd
 
 
 def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index: DatasetIndex) -> None:
-    """A line for each kind, for all, and for pictures."""
+    """A line for each kind, for all, for those of high scores, and for pictures."""
     for kind in (*KINDS, "all"):
         mine = sorted((c for c in claims if kind in (c[1], "all")), key=lambda claim: -claim[0])
         there = [error for error in planted if kind in (error.kind, "all")]
@@ -98,6 +107,11 @@ def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index
         if mine:
             at = found[:k].sum() / k, found.sum() / k
             print(f"{name:>10}{kind:>14}: {k:>5} planted, in the first {k} {at[0]:.2f}, found {at[1]:.2f} of them")
+    for least in (0.8, 0.5):  # those of --corrected, and those that the console counts apart
+        sure = [claim for claim in claims if claim[0] >= least]
+        found = right(sure, planted, index).sum()
+        shares = f"{found / max(len(sure), 1):.2f} of them planted, {found / len(planted):.2f} of all planted"
+        print(f"{name:>10}{f'from {least}':>14}: {len(sure):>5} suspects, {shares}")
     worst: dict[int, float] = {}
     for score, _, image, _ in claims:
         worst[image] = max(score, worst.get(image, 0))
@@ -149,16 +163,42 @@ def cleanlabs(found: dict[int, Detections], index: DatasetIndex) -> tuple[list[C
     return claims, {i: 1 - float(score) for i, score in enumerate(of_pictures)}
 
 
+def by_folds(args: argparse.Namespace, folder: Path) -> None:
+    """Train on planted labels; judge these by the weights that have seen them, and by those of folds."""
+    data, planted = planted_copy(args.data, folder, "train", args.share, args.seed)
+    index = build_index(load_spec(data), "train")
+    own = ["--data", str(data), "--project", str(folder), "--name"]
+    subprocess.run([sys.executable, "train.py", *shlex.split(args.train), *own, "train"], check=True)
+    judging = ["val.py", "--weights", str(folder / "train/weights/best.pt"), "--task", "train", "--find-errors", *own]
+    for name, more in (("seen", []), ("folds", ["--folds", str(args.folds)])):
+        subprocess.run([sys.executable, *judging, name, *more], check=True)
+        report(name, written(folder / name / FILE, index), planted, index)
+
+
+def written(file: Path, index: DatasetIndex) -> list[Claim]:
+    """What a list of --find-errors says."""
+    numbers = {str(index.path(i)): i for i in range(len(index))}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    boxes = [row["suggested_box" if row["kind"] == "missing" else "box"] for row in rows]
+    return [(r["score"], r["kind"], numbers[r["image"]], np.array(box)) for r, box in zip(rows, boxes, strict=True)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--weights", required=True)
+    judge = parser.add_mutually_exclusive_group(required=True)
+    judge.add_argument("--weights")
+    judge.add_argument("--folds", type=int, help="judge labels of train, in so many folds and by weights of --train")
     parser.add_argument("--data", required=True)
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train", default="", help="with --folds: flags of train.py")
     args = parser.parse_args()
     world = World()
     with tempfile.TemporaryDirectory() as folder:
-        data, planted = planted_copy(args.data, Path(folder), args.share, args.seed)
+        if args.folds:
+            by_folds(args, Path(folder))
+            return
+        data, planted = planted_copy(args.data, Path(folder), "val", args.share, args.seed)
         index = build_index(load_spec(data), "val")
         model = open_model(args.weights, world)
         evidence, kept = EvidenceSink(index), Kept()

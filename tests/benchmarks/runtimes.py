@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.exporting.fastest import Opened, Use, in_runtime
+from tessera.utils.exporting.fastest import Use, in_runtime
 from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.ahead import found_ahead, read_ahead
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.rounds import indexed, parser, rounds, show
 
 
-def validation(network: Opened, index: DatasetIndex, imgsz: int, batch: int) -> Callable[[], int]:
+def validation(network: OpenModel, index: DatasetIndex, imgsz: int, batch: int) -> Callable[[], int]:
     """val.py's measurement of all images, files and metrics included."""
 
     def run() -> int:
@@ -33,7 +33,7 @@ def validation(network: Opened, index: DatasetIndex, imgsz: int, batch: int) -> 
     return run
 
 
-def detection(network: Opened, index: DatasetIndex, imgsz: int) -> Callable[[], int]:
+def detection(network: OpenModel, index: DatasetIndex, imgsz: int) -> Callable[[], int]:
     """What detect.py does with a folder, without writing: files are read ahead, several are looked at at once."""
     detector = Detector(network, imgsz=imgsz)
     paths = [index.path(image) for image in range(len(index))]

@@ -62,12 +62,6 @@ class ExportJob:
             UserError: no such file, or none that can be exported; sizes that do not fit the model; no images to
                 calibrate on.
         """
-        given = Path(config.weights)
-        if given.suffix not in ("", ".pt", ".pth"):
-            raise UserError(
-                f"--weights {config.weights}: found a {given.suffix} file, expected the .pt that it was exported from, "
-                "such as runs/train/exp/weights/best.pt."
-            )
         path = resolve_weights(config.weights)
         weights = load_weights(path)
         model = model_of_weights(weights, config.weights)

@@ -74,7 +74,7 @@ def _of_weights(family: str, state: Mapping[str, Any]) -> str:
     """What is known of the weights' licence: of an original file, or of the one that a run was trained from."""
     if family:
         return f"weights: a file of {_published_by(family)}"
-    given = state["config"].get("weights")
+    given = state.get("config", {}).get("weights")  # a small file has no flags
     if not given or not isinstance(given, str):
         return "weights: as their trainer says"
     known = published(Path(given).name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar, cast
@@ -43,7 +43,7 @@ def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Ite
     """Each item with what is found on it, in their order, from inside `with`; the threads have ended when that is left.
 
     Args:
-        items: iterated in the caller's thread.
+        items: iterated in the caller's thread. What that raises is raised here, after the items before it.
         find: what is done with each. What it raises is raised here, in the item's place.
         at_once: threads that call it; 1 = the caller's own.
     """
@@ -60,8 +60,20 @@ def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Ite
 def _found_in(
     pool: ThreadPoolExecutor, items: Iterator[T], find: Callable[[T], R], ready: int
 ) -> Iterator[tuple[T, R]]:
-    waiting = deque((item, pool.submit(find, item)) for item in islice(items, ready))
+    begun = _begun(pool, items, find)
+    waiting = deque(islice(begun, ready))
     while waiting:
         item, found = waiting.popleft()
         yield item, found.result()
-        waiting.extend((item, pool.submit(find, item)) for item in islice(items, 1))
+        waiting.extend(islice(begun, 1))
+
+
+def _begun(pool: ThreadPoolExecutor, items: Iterator[T], find: Callable[[T], R]) -> Iterator[tuple[T, Future[R]]]:
+    """Each item with what will be found; an error of the items waits for its turn as one of finding does."""
+    try:
+        for item in items:
+            yield item, pool.submit(find, item)
+    except Exception as error:
+        failed = Future[R]()
+        failed.set_exception(error)
+        yield cast(T, None), failed

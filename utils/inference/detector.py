@@ -15,7 +15,7 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.fastest import Opened, Use, in_runtime
+from tessera.utils.exporting.fastest import Use, in_runtime
 from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
@@ -26,7 +26,7 @@ from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
-from tessera.utils.runtime.open_model import open_model
+from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.text import first_of, shown
 
@@ -87,7 +87,7 @@ class Detector:
         device: str = "",
         runtime: str = "auto",
     ) -> None:
-        _check(imgsz, conf_thres, iou_thres, max_det, runtime)
+        _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
@@ -104,9 +104,8 @@ class Detector:
         self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
         self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
-        if not isinstance(weights, (Backend, PictureBackend)):
-            self._weights = str(weights)
-            self.run_in(runtime)
+        self._opened, self._weights = model, None if model is weights else str(weights)
+        self.run_in(runtime)
 
     def __call__(
         self,
@@ -147,7 +146,7 @@ class Detector:
         return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
 
     def run_in(self, runtime: str, pictures: float = 0, *, several: bool = False) -> None:
-        """Let a runtime compute the network of a file.
+        """Let a runtime compute the network of a file; a model that was given open stays as it is.
 
         Args:
             runtime: as of the class.
@@ -156,10 +155,21 @@ class Detector:
 
         Raises:
             UserError: as of the class.
+            ConfigError: as of the class; or a runtime for a model that was given open.
         """
-        network = cast(Opened, self.pipeline.backend)
-        use = Use(self.imgsz, pictures, several=several)
-        self.pipeline.backend = in_runtime(network, runtime, self._weights, self._world, use)
+        if runtime not in RUNTIMES:
+            raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
+        if self._weights is not None:
+            use = Use(self.imgsz, pictures, several=several)
+            opened = cast(OpenModel, self._opened)
+            self.pipeline.backend = in_runtime(opened, runtime, self._weights, self._world, use)
+        elif runtime not in ("auto", "torch"):
+            raise ConfigError(
+                f"runtime: found {runtime} for a model that is open already, expected auto. Give the file of its "
+                "weights instead."
+            )
+        if several:
+            self.pipeline.backend.compute_apart()
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
@@ -305,9 +315,7 @@ def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Pic
     return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
 
 
-def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int, runtime: str) -> None:
-    if runtime not in RUNTIMES:
-        raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
+def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
     if imgsz is not None and not 32 <= imgsz <= 8192:
         raise ConfigError(f"imgsz: found {imgsz}, allowed is 32 to 8192.")
     if conf_thres not in (None, "auto") and not (isinstance(conf_thres, (int, float)) and 0 <= conf_thres <= 1):

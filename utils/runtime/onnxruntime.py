@@ -16,6 +16,7 @@ from tessera.utils.machine.extras import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 _QUIET = 3  # errors alone
+_MOST_AT_ONCE = 8  # pictures, each of which needs memory of its own
 
 
 class _Session:
@@ -38,9 +39,11 @@ class _Session:
 
     def compute_apart(self) -> int:
         """As Model: a network this small computes a picture on one thread in little more time than on two."""
-        if self._threads > 1 and self._pool is None:
-            self._opened, self._pool = self._open_with(1), ThreadPoolExecutor(self._threads, "ONNX Runtime")
-        return self._threads
+        at_once = min(self._threads, _MOST_AT_ONCE)
+        if at_once > 1 and self._pool is None:
+            self._opened = self._open_with(self._threads // at_once)
+            self._pool = ThreadPoolExecutor(at_once, "ONNX Runtime")
+        return at_once
 
     def each(self, run: Callable[[NDArray[Any]], NDArray[Any]], images: NDArray[Any]) -> NDArray[Any]:
         """What `run` gives for the images, joined: at once, or where pictures are computed apart one by one."""

@@ -21,6 +21,8 @@ from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
 from tessera.utils.runtime.torch_files import open_pt2, open_torchscript
 
+OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
+
 PROGRAMS = {".torchscript", ".pt2"}  # to load one is to run what is in it
 _OPENERS: dict[str, Callable[[Path, Accelerator], ExportedDetector | ExportedNetwork]] = {
     ".onnx": open_onnx,
@@ -40,7 +42,7 @@ def open_model(
     half: bool = False,
     end2end: bool = False,
     trust_file: bool = False,
-) -> TorchNetwork | ExportedDetector | ExportedNetwork:
+) -> OpenModel:
     """Open the file that `--weights` means. All ranks call it together: a checkpoint is read by rank 0 alone.
 
     Args:

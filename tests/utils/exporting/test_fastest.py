@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tessera.commands import detect, val
+from tessera.commands import detect, export, val
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting import fastest
 from tessera.utils.exporting.parity.table import Row
 from tessera.utils.exporting.parity.verify import Judge
+from tessera.utils.inference.detector import Detector
 from tessera.utils.types import Metrics
 from tests.utils.exporting.made import dataset
 
@@ -69,12 +71,60 @@ def test_one_that_finds_something_else_is_not_used(
     measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fastest, "_exported", lambda one, job: job.file(one.suffix))
+    monkeypatch.setattr(fastest, "exported", lambda one, job: job.file(one.suffix))
     monkeypatch.setattr(Judge, "file", lambda self, path: Row(path.name, 1.0, "float32", 0.001, failures="other boxes"))
-    with pytest.raises(UserError, match="--runtime onnxruntime: does not compute"):
-        measured("onnxruntime")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"--runtime onnxruntime: does not compute .*: other boxes\. Take"):
+            measured("onnxruntime")
     monkeypatch.setattr(fastest, "WORTH_MEASURING", 1)
     assert "computed by torch" in measured("auto")[1][-1]
+
+
+def test_a_damaged_file_in_the_cache_is_made_anew(measured: Any, data: Path) -> None:
+    found, _ = measured("onnxruntime")
+    (kept,) = (data.parent / "cache" / "runtimes").glob("*/*.onnx")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-100])
+    again, said = measured("onnxruntime")
+    assert kept.stat().st_size == len(whole) and again.map == found.map
+    assert len(said) == 1, "and not measured again"
+
+
+def test_what_the_disk_prevents_is_not_remembered(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fastest, "WORTH_MEASURING", 1)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "runtimes").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot be written .*TESSERA_CACHE"):
+        measured("onnxruntime")
+    measured("auto")
+    assert "So torch computes." in caplog.text
+    (tmp_path / "cache" / "runtimes").unlink()
+    assert "computed by ONNX Runtime" in measured("onnxruntime")[1][-1]
+
+
+def test_weights_that_export_does_not_take_are_computed_too(measured: Any, made_pt: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    export.run(weights=str(made_pt), include=["safetensors"], output=str(tmp_path))
+    (weights,) = tmp_path.glob("*.safetensors")
+    expected = measured("torch", weights=weights)[0]
+    assert measured("onnxruntime", weights=weights)[0].map == pytest.approx(expected.map, abs=1e-4)
+
+
+def test_a_detector_changes_its_runtime(made_pt: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(data.parent / "cache"))
+    detector = Detector(made_pt, device="cpu", runtime="onnxruntime")
+    assert detector.pipeline.backend.compute_apart() == min(torch.get_num_threads(), 8)
+    detector.run_in("torch", several=True)
+    assert detector.pipeline.backend.compute_apart() == 1
+    with pytest.raises(ConfigError, match="runtime: found 'tensorrt', expected one of auto"):
+        detector.run_in("tensorrt")
+    opened = Detector(detector.pipeline.backend)
+    opened.run_in("auto")
+    with pytest.raises(ConfigError, match="open already, expected auto"):
+        opened.run_in("onnxruntime")
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,15 @@ def test_what_is_found_comes_in_the_order_of_the_items(at_once: int) -> None:
         if thread.name.startswith("finding ahead"):
             thread.join(10)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_an_error_of_the_items_comes_after_what_was_found_before_it(at_once: int) -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise OSError("gone")
+
+    with found_ahead(items(), str, at_once) as found:
+        assert [next(found), next(found)] == [(1, "1"), (2, "2")]
+        with pytest.raises(OSError, match="gone"):
+            next(found)
