@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.quantized.calibration import calibration_inputs
+from tessera.utils.exporting.quantized.calibration import calibration_images
 from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_layers
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
@@ -82,8 +80,7 @@ class ExportJob:
     @cached_property
     def float_layers(self) -> tuple[int, ...]:
         """Of a file in 8 bits, the layers that stay in float, as the model's YAML counts them."""
-        images = (torch.from_numpy(image) for image in calibration_inputs(self, PICTURES))
-        layers = sensitive_layers(self.model, images)
+        layers = sensitive_layers(self.model, calibration_images(self, PICTURES))
         log.info(f"--int8: layers that stay in float: {', '.join(map(str, layers))}")
         return layers
 

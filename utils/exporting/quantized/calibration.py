@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.models.layers.blocks import Conv
+from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.pipeline import fit_picture, network_input
 
 if TYPE_CHECKING:
@@ -19,27 +21,21 @@ if TYPE_CHECKING:
 PICTURES = 128  # spread evenly over the training pictures
 
 
-def calibration_inputs(job: ExportJob, count: int = PICTURES, *, whole: bool = False) -> Iterator[NDArray[np.generic]]:
-    """What a file takes, picture after picture: uint8 (H, W, 3), or float32 (1, 3, h, w) of a bare network.
-
-    Args:
-        job: what is exported.
-        count: at most so many.
-        whole: the file takes pictures.
-    """
+def calibration_pictures(job: ExportJob, count: int = PICTURES) -> Iterator[Pixels]:
+    """At most so many training pictures, one after the other, uint8 (H, W, 3) RGB."""
     index = job.training
     assert index is not None, "of --int8"
     chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
     for image in chosen.tolist():
-        try:
-            picture = read_image(index.path(image), rule=index.pixels)
-        except UndecodableImage:
-            continue  # the check of the data names it
-        if whole:
-            yield picture
-        else:
-            canvas, _ = fit_picture(picture, job.imgsz, job.model.stride, job.size_hw)
-            yield np.ascontiguousarray(network_input(canvas, torch.device("cpu")).numpy())
+        with suppress(UndecodableImage):  # the check of the data names it
+            yield read_image(index.path(image), rule=index.pixels)
+
+
+def calibration_images(job: ExportJob, count: int = PICTURES) -> Iterator[Tensor]:
+    """The same as the bare network takes them: float32 (1, 3, h, w)."""
+    for picture in calibration_pictures(job, count):
+        canvas, _ = fit_picture(picture, job.imgsz, job.model.stride, job.size_hw)
+        yield network_input(canvas, torch.device("cpu")).contiguous()
 
 
 def body_weights(job: ExportJob) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import calibration_inputs, quantized_weights
+from tessera.utils.exporting.quantized.calibration import calibration_images, calibration_pictures, quantized_weights
 from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
@@ -71,7 +71,7 @@ class _Pictures:
     def __init__(self, job: ExportJob, inputs: Collection[str]) -> None:
         raw, batched = job.config.raw, job.config.batched
         self._name, self._add_axis = ("images" if raw or batched else "image"), batched and not raw
-        self._inputs = calibration_inputs(job, whole=not raw)
+        self._inputs = (image.numpy() for image in calibration_images(job)) if raw else calibration_pictures(job)
         limits = {
             "conf": np.array([job.conf], np.float32),
             "iou": np.array([job.config.iou_thres], np.float32),

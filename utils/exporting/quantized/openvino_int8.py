@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import body_weights, calibration_inputs, quantized_weights
+from tessera.utils.exporting.quantized.calibration import body_weights, calibration_images, quantized_weights
 from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
@@ -32,7 +32,7 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
     _fold(network)
     in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
     in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
-    inputs = list(calibration_inputs(job))
+    inputs = [image.numpy() for image in calibration_images(job)]
     with quiet("nncf"):
         quantized = nncf.quantize(
             network,
