@@ -30,11 +30,11 @@ def round_weights(network: nn.Module, names: Collection[str], images: Iterable[T
 
     Args:
         network: for evaluation, its normalisations folded.
-        names: of the weights, as its parameters are named.
+        names: of the weights, as its parameters are named; others have no meaning.
         images: what it takes, float32 (1, 3, H, W) each.
     """
-    layers = dict(network.named_modules())
-    convolutions = [layers[name.removesuffix(".weight")] for name in names if name.removesuffix(".weight") in layers]
+    convolutions = [module for name, module in network.named_modules() if f"{name}.weight" in names]
+    assert convolutions, names
     moments: dict[nn.Module, Tensor] = {}
 
     def observe(convolution: Any, given: tuple[Tensor]) -> None:

@@ -48,7 +48,7 @@ def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
     config = job.config
     network = BareNetwork(job.model, half=half, joined=config.raw)
     if config.int8:
-        round_weights(network.model, quantized_weights(job), calibration_images(job, PICTURES))
+        round_weights(network, quantized_weights(job), calibration_images(job, PICTURES))
     if config.raw:
         made = network_graph(network, job.size_hw, output="predictions", opset=config.opset)
     else:
