@@ -249,7 +249,7 @@ def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> Non
 def start(given: dict[str, Any]) -> Comparison:
     """Join the job and do what the flags ask for; every rank."""
     config = CompareConfig(**given)
-    with open_world(config.device, config.local_rank) as world:
+    with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
         return compare(config, world)
 

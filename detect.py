@@ -305,7 +305,7 @@ def fail(message: str, tally: Tally) -> None:
 def start(given: dict[str, Any]) -> Summary:
     """Do what the flags ask for."""
     config = DetectConfig(**given)
-    with open_world(config.device) as world:
+    with open_world(config.device, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
         return detect(config, world)
 

@@ -239,7 +239,7 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
 def start(given: dict[str, Any]) -> Validated:
     """Join the job and do what the flags ask for; every rank."""
     config = ValConfig(**given)
-    with open_world(config.device, config.local_rank) as world:
+    with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
         for text in without_effect(config, given):
             log.warning(text)

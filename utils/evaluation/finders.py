@@ -48,7 +48,13 @@ Images = Callable[[], Sequence[Callable[[], ImageDetections]]]  # waits for a ba
 
 
 class Finder(ABC):
-    """Finds the objects on the images of a batch."""
+    """Finds the objects on the images of a batch.
+
+    Attributes:
+        apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
+    """
+
+    apart: int
 
     @abstractmethod
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
@@ -72,8 +78,6 @@ def finder_of(
         model = Pipeline(model, model.imgsz)
     if isinstance(model, Pipeline):
         return PictureFinder(model, rules, index)
-    if isinstance(model, Backend):
-        model.compute_apart()
     return NetworkFinder(model, rules, precision, accelerator)
 
 
@@ -85,6 +89,7 @@ class NetworkFinder(Finder):
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
         self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
+        self.apart = model.compute_apart() if isinstance(model, Backend) else 1
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
         """Let the device compute a batch."""
@@ -113,14 +118,26 @@ class NetworkFinder(Finder):
         return decoded, raw
 
     def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
-        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting."""
+        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting.
+
+        Of pictures that are computed apart all is left for the thread that finishes the batch.
+        """
         if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
             clock.lap("nms")
             return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
+        if self.apart > 1:
+            return lambda: self._suppressed(decoded, clock)
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.lap("nms")
         return lambda: [partial(_on_host, detections) for detections in found]
+
+    def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
+        """The same on the host, in the thread that asks for it."""
+        started = time.perf_counter()
+        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+        clock.add("nms", time.perf_counter() - started)
+        return [partial(_on_host, detections) for detections in found]
 
 
 class PictureFinder(Finder):
@@ -128,18 +145,18 @@ class PictureFinder(Finder):
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
-        self._at_once = pipeline.backend.compute_apart()
+        self.apart = pipeline.backend.compute_apart()
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
         """Detect on as many pictures at once as the pipeline computes apart."""
         assert meter is None, "a pipeline has no losses"
         images = zip(batch.indices.tolist(), batch.placements, strict=True)
-        if self._at_once == 1:
+        if self.apart == 1:
             looked = [self._look(*image) for image in images]
         else:
-            with ThreadPoolExecutor(self._at_once) as pool:
+            with ThreadPoolExecutor(self.apart) as pool:
                 looked = list(pool.map(lambda image: self._look(*image), images))
-        clock.add("inference", sum(seconds for _, seconds in looked) / self._at_once)
+        clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
         return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
 
     def _look(self, image: int, placement: Tensor) -> tuple[ImageDetections, float]:

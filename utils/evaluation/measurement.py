@@ -1,8 +1,9 @@
 """What one rank measures in one precision: batches become detections, matches, counts and losses.
 
 A device with a queue of its own computes the next batch while the host suppresses and matches this one. The host waits
-for one copy a batch, and hands the images to a few threads. They start after the loader's workers were forked and end
-with the measurement, so that no fork copies a lock which they hold.
+for one copy a batch, and hands the images to a few threads. Where threads compute a network picture by picture, another
+one suppresses and matches. All start after the loader's workers were forked and end with the measurement, so that no
+fork copies a lock which they hold.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +90,6 @@ class Measurement:
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
         self._index, self._accelerator = index, world.accelerator
-        self._threads = min(_MOST_THREADS, world.cpus)
         self._one_class = len(index.names) == 1  # then labels of one box are duplicates
         rules = Suppression(
             settings.conf,
@@ -98,27 +99,33 @@ class Measurement:
             agnostic=self._one_class,
         )
         self._finder = finder_of(model, rules, precision, world.accelerator, index)
+        self._finishes_apart = self._finder.apart > 1
+        self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
 
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
         """Measure batches whose images are on the device, or on their way to it."""
-        waiting: deque[tuple[Batch, Images]] = deque()
+        waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
-                waiting.append((batch, self._finder.launch(batch, self.clock, self.meter)))
-                if len(waiting) > self._accelerator.queue_depth:
-                    self._finish(*waiting.popleft(), pool, sinks)
+                found = self._finder.launch(batch, self.clock, self.meter)
+                if self._finishes_apart:
+                    waiting.append(pool.submit(self._finish, batch, found, map, sinks).result)
+                else:
+                    apply = pool.map if self._accelerator.queue_depth else map
+                    waiting.append(partial(self._finish, batch, found, apply, sinks))
+                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_apart)):
+                    waiting.popleft()()
             while waiting:
-                self._finish(*waiting.popleft(), pool, sinks)
+                waiting.popleft()()
 
     def tally(self, confidence: float) -> Tally:
         """The errors so far among detections at least so confident."""
         return tally(self.matches, self._worst, self._index, confidence)
 
-    def _finish(self, batch: Batch, found: Images, pool: ThreadPoolExecutor, sinks: Sequence[Sink]) -> None:
+    def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
-        apply = pool.map if self._accelerator.queue_depth else map
         results = list(apply(self._image, images, found()))
         for image, result in zip(images, results, strict=True):
             self.matches.add(image, result.matches)

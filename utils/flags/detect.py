@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, parsed_confidence, runtime_option, trust_file_option
+from tessera.utils.flags.options import (
+    Options,
+    option,
+    parsed_confidence,
+    runtime_option,
+    threads_option,
+    trust_file_option,
+)
 
 TOOLS = ("coco", "label-studio", "cvat")
 
@@ -34,6 +41,7 @@ class DetectConfig(Options):
     max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     device: str = option("", "cpu, 0 or mps")
     runtime: str = runtime_option()
+    threads: int = threads_option()
     save_txt: bool = option(False, "write a label file for each picture", kind=bool)
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, trust_file_option
+from tessera.utils.flags.options import Options, option, threads_option, trust_file_option
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class MeasuringConfig(Options):
     max_det: int = option(300, "detections an image", kind=int, low=1, high=30_000)
     task: str = option("val", "split to measure", choices=("val", "train", "test"))
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
+    threads: int = threads_option()
     workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
     single_cls: bool = option(False, "all classes become one", kind=bool)
     augment: bool = option(False, "test-time augmentation", kind=bool)

@@ -84,6 +84,12 @@ def runtime_option() -> Any:
     return option("auto", text, choices=RUNTIMES)
 
 
+def threads_option() -> Any:
+    """The field of the commands that compute with a checkpoint: how many processors of the host they may keep busy."""
+    text = "threads that compute on the CPU, of each process; 0 = one a processor that it has"
+    return option(0, text, kind=int, low=0, high=1024)
+
+
 def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
     """What `--conf-thres` says; None where it says nothing.
 

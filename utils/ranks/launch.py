@@ -40,7 +40,9 @@ _FILES = 2  # for each rank: a connection of the default group and one of the co
 
 
 @contextmanager
-def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call: str = "") -> Iterator[World]:
+def open_world(
+    device: str = "", local_rank: int = -1, batch_size: int = 0, call: str = "", threads: int = 0
+) -> Iterator[World]:
     """Join the job that the launcher describes; leave it on the way out, however that is.
 
     Args:
@@ -49,6 +51,7 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call
         batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
         call: what this rank is asked for, in words that it has again when it is restarted: what the world remembers
             belongs to this call, see `Memory`.
+        threads: of this rank's computation on the CPU; 0 = one a processor that it has.
 
     Raises:
         ConfigError: a device that is not there, or a batch that the ranks do not divide.
@@ -60,13 +63,13 @@ def open_world(device: str = "", local_rank: int = -1, batch_size: int = 0, call
     accelerator.activate()
     if launch.size == 1 and not launch.has_store:
         world = World(launch, accelerator)
-        with _own_threads(world):
+        with _own_threads(world, threads):
             yield world
         return
     server = f"{server_of(launch)} on {launch.address}:{launch.port}, which keeps the job's store,"
     with closing(Watchdog(launch.rank, server)) as watchdog:
         join = _single if launch.size == 1 else _joined
-        with join(launch, accelerator, watchdog, call) as world, _own_threads(world):
+        with join(launch, accelerator, watchdog, call) as world, _own_threads(world, threads):
             yield world
 
 
@@ -131,10 +134,13 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
 
 
 @contextmanager
-def _own_threads(world: World) -> Iterator[None]:
-    """Let torch compute with no more threads than this rank has processors: it knows neither quotas nor the others."""
+def _own_threads(world: World, threads: int) -> Iterator[None]:
+    """Let torch compute with so many threads; 0 = no more than this rank has processors.
+
+    By itself it knows neither quotas nor the other ranks. Other runtimes take as many as torch.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(min(before, world.cpus))
+    torch.set_num_threads(threads or min(before, world.cpus))
     try:
         yield
     finally:

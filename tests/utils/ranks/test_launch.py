@@ -1,4 +1,4 @@
-"""Who reports a job's failure."""
+"""Joining a job: who reports its failure, what its calls remember, how many threads compute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
@@ -125,6 +126,13 @@ def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recall
     assert started() == ["exp", "exp2", "exp3"]
     monkeypatch.setattr(store_module, "_calls", Counter())
     assert visit("train b", "exp3") == "exp3", "also where a restarted script leaves out what it has done"
+
+
+def test_so_many_threads_compute_as_were_asked_for_and_afterwards_as_before() -> None:
+    before = torch.get_num_threads()
+    with launch_module.open_world("cpu", threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
