@@ -1,13 +1,14 @@
 """A picture through each exported file, from decoded pixels to boxes: float32, 16 bits and 8 bits, in both runtimes.
 
-uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml
+uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml --accuracy
+uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml --folder files
 
+What lies in `--folder` is taken as it is: the second call measures times alone, on a machine that is quiet for so long.
 The baseline is what a careful program does around a bare network: OpenCV's letterbox, NumPy's suppression.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +18,11 @@ import cv2
 import numpy as np
 import torch
 
-from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.exporting.formats import Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.samples import gather
+from tessera.utils.exporting.parity.table import table
+from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
@@ -97,33 +99,53 @@ def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Backend | PictureB
 
 
 def main() -> None:
-    given = parser(__doc__, data="coco128.yaml", rounds=7, weights="yolov5n.pt", imgsz=640).parse_args()
+    given = parser(
+        __doc__,
+        data="coco128.yaml",
+        rounds=7,
+        weights="yolov5n.pt",
+        imgsz=640,
+        folder=("", "keeps the files; those that are there are not written again"),
+        accuracy=(False, "also size and mAP50-95 of each file, and what it loses of the checkpoint's"),
+    ).parse_args()
     cpu = Accelerator()
-    pictures = gather(indexed(given.data, "val"), given.imgsz).pictures
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(folder) / "best.pt"
-        shutil.copy(resolve_weights(given.weights), checkpoint)
+    world, index = World(accelerator=cpu), indexed(given.data, "val")
+    samples = gather(index, given.imgsz)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(given.folder or scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def job(**variant: bool) -> ExportJob:
+            flags = {"weights": given.weights, "imgsz": [given.imgsz], "data": given.data, "output": str(folder)}
+            return ExportJob.read(ExportConfig(**flags, **variant))
 
         def written(kind: Format, **variant: bool) -> Path:
-            config = ExportConfig(weights=str(checkpoint), imgsz=[given.imgsz], data=given.data, **variant)
-            return kind.export(ExportJob.read(config))
+            one = job(**variant)
+            path = one.file(kind.suffix)
+            return path if path.exists() else kind.export(one)
 
         onnx, xml = chosen(["onnx", "openvino"])
         raw = open_exported(written(onnx, raw=True), cpu)
         assert isinstance(raw, Backend)
-        float_xml = written(xml)
-        networks = {
-            "checkpoint, torch, float32": open_model(str(checkpoint), World(accelerator=cpu)),
-            "ONNX Runtime, float32": open_exported(written(onnx), cpu),
-            "ONNX Runtime, float16": open_exported(written(onnx, half=True), cpu),
-            "ONNX Runtime, int8": open_exported(written(onnx, int8=True), cpu),
-            "OpenVINO, float32": open_exported(float_xml, cpu),
-            "OpenVINO, bfloat16": open_in_bfloat16(float_xml, cpu),
-            "OpenVINO, int8": open_exported(written(xml, int8=True), cpu),
+        files = {
+            "ONNX Runtime, float32": written(onnx),
+            "ONNX Runtime, float16": written(onnx, half=True),
+            "ONNX Runtime, int8": written(onnx, int8=True),
+            "OpenVINO, float32": written(xml),
+            "OpenVINO, int8": written(xml, int8=True),
         }
-        rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}
+        networks = {
+            "checkpoint, torch, float32": open_model(given.weights, world),
+            "OpenVINO, bfloat16": open_in_bfloat16(files["OpenVINO, float32"], cpu),
+            **{name: open_exported(path, cpu) for name, path in files.items()},
+        }
+        rivals = {name: ours(network, samples.pictures, given.imgsz) for name, network in networks.items()}
         baseline = "bare network, NumPy around it"
-        show(rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds), baseline, unit="pictures/s")
+        rates = rounds({baseline: plain(raw, samples.pictures, given.imgsz), **rivals}, given.rounds)
+        show(rates, baseline, unit="pictures/s")
+        if given.accuracy:
+            judge = Judge(job(), samples, world, index)
+            print("\n".join(table([judge.network(), *map(judge.file, files.values())])))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from tessera.data.source.index import build_index
@@ -12,6 +13,8 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.exporting.quantized.calibration import calibration_images
+from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_layers
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
@@ -73,6 +76,13 @@ class ExportJob:
         conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         return replace(job, training=job._training_images()) if config.int8 else job
+
+    @cached_property
+    def float_layers(self) -> tuple[int, ...]:
+        """Of a file in 8 bits, the layers that stay in float, as the model's YAML counts them."""
+        layers = sensitive_layers(self.model, calibration_images(self, PICTURES))
+        log.info(f"--int8: layers that stay in float: {', '.join(map(str, layers))}")
+        return layers
 
     @property
     def folder(self) -> Path:

@@ -6,6 +6,8 @@ color                   "RGB", of the pictures or images that go in
 imgsz, stride           long side in pixels that pictures are brought to; multiple that their sides are padded to
 size_hw                 JSON [height, width] that a bare network is fixed to, or null
 batched                 "true" where it takes pictures of one size together
+float_layers            JSON list of the layers that a file in 8 bits computes in float32, as the model's YAML counts
+                        them; or null
 end2end                 "true" where rows predict each object once, and nothing is suppressed
 conf, iou, max_det      thresholds, for who has no others in mind
 conf_per_class          JSON list, where the F1 of each class was best; or null
@@ -50,6 +52,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "stride": job.model.stride,
         "size_hw": None if whole else job.size_hw,
         "batched": whole and job.config.batched,
+        "float_layers": job.float_layers if job.config.int8 else None,
         "end2end": not job.model.head.needs_suppression,
         "conf": job.conf,
         "iou": job.config.iou_thres,

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.models.layers.blocks import Conv
-from tessera.utils.exporting.job import ExportJob
+from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.pipeline import fit_picture, network_input
+
+if TYPE_CHECKING:
+    from tessera.utils.exporting.job import ExportJob  # which asks here what stays in float
 
 PICTURES = 128  # spread evenly over the training pictures
 
 
-def calibration_inputs(job: ExportJob, *, whole: bool = False) -> Iterator[NDArray[np.generic]]:
-    """What a file takes, picture after picture: uint8 (H, W, 3), or float32 (1, 3, h, w) of a bare network.
-
-    Args:
-        job: what is exported.
-        whole: the file takes pictures.
-    """
+def calibration_pictures(job: ExportJob, count: int = PICTURES) -> Iterator[Pixels]:
+    """At most so many training pictures, one after the other, uint8 (H, W, 3) RGB."""
     index = job.training
     assert index is not None, "of --int8"
-    chosen = np.unique(np.linspace(0, len(index) - 1, min(PICTURES, len(index))).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
     for image in chosen.tolist():
-        try:
-            picture = read_image(index.path(image), rule=index.pixels)
-        except UndecodableImage:
-            continue  # the check of the data names it
-        if whole:
-            yield picture
-        else:
-            canvas, _ = fit_picture(picture, job.imgsz, job.model.stride, job.size_hw)
-            yield np.ascontiguousarray(network_input(canvas, torch.device("cpu")).numpy())
+        with suppress(UndecodableImage):  # the check of the data names it
+            yield read_image(index.path(image), rule=index.pixels)
 
 
-def quantized_weights(job: ExportJob) -> frozenset[str]:
+def calibration_images(job: ExportJob, count: int = PICTURES) -> Iterator[Tensor]:
+    """The same as the bare network takes them: float32 (1, 3, h, w)."""
+    for picture in calibration_pictures(job, count):
+        canvas, _ = fit_picture(picture, job.imgsz, job.model.stride, job.size_hw)
+        yield network_input(canvas, torch.device("cpu")).contiguous()
+
+
+def body_weights(job: ExportJob) -> frozenset[str]:
     """Names, as in the graph, of the weights of all convolutions but the head's last ones, which give the predictions.
 
     Those write logits of boxes and of classes, whose ranges have nothing in common, and decoding follows: in 8 bits the
@@ -47,3 +47,9 @@ def quantized_weights(job: ExportJob) -> frozenset[str]:
     return frozenset(
         f"model.{name}.conv.weight" for name, module in job.model.named_modules() if isinstance(module, Conv)
     )
+
+
+def quantized_weights(job: ExportJob) -> frozenset[str]:
+    """Those of them that are brought to 8 bits."""
+    kept = tuple(f"model.model.{layer}." for layer in job.float_layers)
+    return frozenset(name for name in body_weights(job) if not name.startswith(kept))

@@ -1,7 +1,8 @@
 """`best-int8.xml`: the graph of best.xml with its convolutions in 8 bits, by NNCF's post-training quantisation.
 
 NNCF sees the part from the network's images to the head's last convolutions, which it must not touch, and nothing of
-the rest: it does not read the branches that the suppression has.
+the rest: it does not read the branches that the suppression has. SiLU stays float32, so that OpenVINO computes it with
+the convolution before, and so do the layers that sensitivity.py finds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import calibration_inputs, quantized_weights
+from tessera.utils.exporting.quantized.calibration import body_weights, calibration_images, quantized_weights
 from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
@@ -26,28 +27,49 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
     """
     openvino = import_extra("openvino", "openvino", "--int8")
     nncf = import_extra("nncf", "openvino", "--int8")
-    weights = quantized_weights(job)
-    network, last = _network(openvino, model.clone(), weights)
-    inputs = list(calibration_inputs(job))
+    body, weights = body_weights(job), quantized_weights(job)
+    network = _network(openvino, model.clone(), body)
+    _fold(network)
+    in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
+    in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
+    inputs = [image.numpy() for image in calibration_images(job)]
     with quiet("nncf"):
         quantized = nncf.quantize(
             network,
             nncf.Dataset(inputs),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(inputs),
-            ignored_scope=nncf.IgnoredScope(names=last),
+            ignored_scope=nncf.IgnoredScope(names=[node.get_friendly_name() for node in in_float]),
         )
-    _put_back(model, quantized, weights)
+    _put_back(model, quantized, body)
 
 
-def _network(openvino: Any, model: Any, weights: Collection[str]) -> tuple[Any, list[str]]:
-    """From the images to the predictions' logits, as a model of its own; and the names of the last convolutions."""
+def _network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
+    """From the images to the predictions' logits, as a model of its own."""
     first, last = _ends(model, weights)
     source = first.input_value(0)
     images = openvino.op.Parameter(source.get_element_type(), source.get_partial_shape())
     images.set_friendly_name("network_images")
     first.input(0).replace_source_output(images.output(0))
-    return openvino.Model([node.output(0) for node in last], [images], "network"), [n.get_friendly_name() for n in last]
+    return openvino.Model([node.output(0) for node in last], [images], "network")
+
+
+def _fold(network: Any) -> None:
+    """Make biases the constants that NNCF corrects: the ONNX reader reshapes them."""
+    passes = import_extra("openvino.passes", "openvino", "--int8")
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())
+    manager.run_passes(network)
+
+
+def _silu(node: Any) -> list[Any]:
+    """The nodes of SiLU, where this is the first of them."""
+    readers = [reader.get_node() for reader in node.output(0).get_target_inputs()] if node.get_output_size() else []
+    if node.get_type_name() != "Sigmoid" or [reader.get_type_name() for reader in readers] != ["Multiply"]:
+        return []
+    (product,) = readers
+    is_silu = node.input_value(0) in (product.input_value(0), product.input_value(1))
+    return [node, product] if is_silu else []
 
 
 def _put_back(model: Any, quantized: Any, weights: Collection[str]) -> None:
@@ -66,8 +88,12 @@ def _put_back(model: Any, quantized: Any, weights: Collection[str]) -> None:
 
 def _ends(model: Any, weights: Collection[str]) -> tuple[Any, list[Any]]:
     """The first convolution of a network, and those that give its predictions."""
-    convolutions = [node for node in model.get_ordered_ops() if node.get_type_name() in _CONVOLUTIONS]
+    convolutions = _convolutions(model)
     return convolutions[0], [node for node in convolutions if not _weights_of(node) & set(weights)]
+
+
+def _convolutions(model: Any) -> list[Any]:
+    return [node for node in model.get_ordered_ops() if node.get_type_name() in _CONVOLUTIONS]
 
 
 def _weights_of(node: Any) -> set[str]:

@@ -9,7 +9,9 @@ from tessera.utils.errors import UserError
 from tessera.utils.exporting.bare_network import BareNetwork, network_graph
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.quantized.calibration import calibration_images, quantized_weights
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
+from tessera.utils.exporting.quantized.rounding import PICTURES, round_weights
 from tessera.utils.exporting.whole import whole_graph
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf
@@ -35,6 +37,8 @@ def write_onnx(job: ExportJob, path: Path) -> None:
 def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
     """The file's content in float32, or with weights and features in float16; checked, with its metadata.
 
+    With `--int8` the weights of the convolutions that 8 bits are for are rounded, and still float32.
+
     Raises:
         UserError: it is larger than an ONNX file can be.
     """
@@ -43,6 +47,8 @@ def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
 
     config = job.config
     network = BareNetwork(job.model, half=half, joined=config.raw)
+    if config.int8:
+        round_weights(network, quantized_weights(job), calibration_images(job, PICTURES))
     if config.raw:
         made = network_graph(network, job.size_hw, output="predictions", opset=config.opset)
     else:

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from torch.nn import functional as F
 
 from tessera.commands import export
 from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import precision_of
-from tessera.utils.exporting.quantized.calibration import quantized_weights
-from tessera.utils.exporting.quantized.onnx_int8 import nodes_between
-from tessera.utils.exporting.writers.onnx_file import write_onnx
+from tessera.utils.exporting.quantized.calibration import body_weights, quantized_weights
+from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
+from tessera.utils.exporting.quantized.rounding import round_weights
+from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
+from tessera.utils.exporting.writers.onnx_file import onnx_bytes, write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import FREE, checkpoint, dataset
+from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, dataset, lively, picture
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
-    """Everything from the first convolution to those before the last ones, and nothing else."""
+    """Everything from the first convolution to those before the last ones, but SiLU, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
-    weights = quantized_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
-    graph = onnx.load(made_onnx).graph
+    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    model = onnx.load(made_onnx)
+    join_silu(model, weights)
+    onnx.checker.check_model(model)
+    graph = model.graph
     inside = set(nodes_between(graph, weights))
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
     outside = [node for node in convolutions if node.name not in inside]
@@ -34,10 +43,63 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
         "a level"
     )
     assert not any(name.startswith(("before", "after")) for name in inside), "no resize, no suppression"
-    kinds = {node.op_type for node in graph.node if node.name in inside}
-    assert {"Conv", "Sigmoid", "Mul", "Concat", "Add"} <= kinds
-    made = {output for node in graph.node if node.name in inside for output in node.output}
-    assert all(node.input[0] in made for node in outside), "the last convolutions read bytes"
+    assert {node.op_type for node in graph.node if node.name in inside} == {"Conv", "Clip", "Concat", "Add"}
+    activations = [node for node in graph.node if node.op_type == "QuickGelu"]
+    assert len(activations) == len(weights)
+    made = {output for node in activations for output in node.output}
+    assert all(node.input[0] in made for node in outside), "the last convolutions read what bytes became"
+
+
+def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
+    onnx = import_extra("onnx", "export", "a test")
+    graph = onnx.load(made_onnx).graph
+    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    late = frozenset(
+        name for name in weights if not name.startswith(("model.model.0.", "model.model.1.", "model.model.2."))
+    )
+    inside = set(nodes_between(graph, late))
+    names = [node.name for node in graph.node if node.op_type in BETWEEN and not node.name.startswith("before")]
+    first = next(node.name for node in graph.node if set(node.input) & late)
+    assert inside and not inside & set(names[: names.index(first)])
+
+
+def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
+    """One channel of layer 1 is shifted far beyond the others, and what its readers take of it is nothing."""
+    torch.manual_seed(0)
+    model = lively(DetectionModel(ANCHORED, names=NAMES)).eval()
+    images = [torch.from_numpy(picture(64, 64, seed))[None].permute(0, 3, 1, 2) / 255 for seed in (1, 2)]
+    before = effects(model, images)
+    assert set(before) == {0, 1, 2, 3, 4} and all(0 < effect < 1 for effect in before.values())
+    with torch.no_grad():
+        model.model[1].bn.bias[0] += 1000
+        for reader in (model.model[2].cv1, model.model[2].cv2):
+            reader.conv.weight[:, 0] = 0
+    after = effects(model, images)
+    assert after[1] > 3 * before[1] and after[2] > 3 * before[2] and after[3] < 2 * before[3]
+    assert set(sensitive_layers(model, images)) >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_weights_rounded_together_lose_less_and_lie_on_the_steps_of_a_quantiser(groups: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Conv2d(8, 12, 3, groups=groups, bias=False).requires_grad_(requires_grad=False)
+    network = torch.nn.Sequential(layer)
+    images = [F.avg_pool2d(torch.rand(1, 8, 20, 30, generator=generator), 3, 1) for _ in range(3)]
+    exact, given = layer.weight.clone(), [layer(image) for image in images]
+    steps = exact.abs().amax((1, 2, 3), keepdim=True) / 127
+
+    def lost() -> float:
+        return sum(float((layer(image) - one).square().mean()) for image, one in zip(images, given, strict=True))
+
+    layer.weight.copy_((exact / steps).round() * steps)
+    nearest = lost()
+    layer.weight.copy_(exact)
+    round_weights(network, {"0.weight", "of.no.layer.weight"}, images)
+    assert lost() < 0.5 * nearest
+    in_steps = layer.weight / steps
+    assert (in_steps - in_steps.round()).abs().max() < 1e-3 and torch.equal(
+        in_steps.abs().amax((1, 2, 3)).round(), torch.full((12,), 127.0)
+    )
 
 
 def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
@@ -47,7 +109,7 @@ def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> No
 
 @pytest.mark.slow
 def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
-    """Its whole file has no input `iou`."""
+    """Its whole file has no input `iou`. The quantiser finds the steps that the weights were rounded to."""
     data = dataset(tmp_path, train=4, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
     job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
@@ -55,6 +117,16 @@ def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> Non
     write_onnx(job, written)
     assert {value.name for value in open_session(written).get_inputs()} == {"image", "conf", "max_det"}
     assert precision_of(written).startswith("int8")
+    onnx = import_extra("onnx", "export", "a test")
+    before, after = (
+        {value.name: onnx.numpy_helper.to_array(value) for value in onnx.load_from_string(content).graph.initializer}
+        for content in (onnx_bytes(job), written.read_bytes())
+    )
+    weights = quantized_weights(job) & set(before)
+    assert weights
+    for name in weights:
+        stored = after[f"{name}_quantized"] * after[f"{name}_scale"][:, None, None, None]
+        np.testing.assert_allclose(stored, before[name], rtol=0, atol=1e-5 * np.abs(before[name]).max())
 
 
 @pytest.mark.slow
