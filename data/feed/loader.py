@@ -246,6 +246,8 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         batches = near_batches(run.batch_size) + workers * PREFETCH
         share = min(run.rank_batch_size * world.local_size + 2 * BLOCK, run.batch_size)  # blocks may reach beyond
         images = share_recent(store, world, batch_size=run.batch_size, share=share, batches=batches)
+    elif not store.is_cached:
+        images = share_small(store, world)
     dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs)
     return TrainLoader(dataset, sampler, run, workers)
 

@@ -56,7 +56,7 @@ def test_the_same_run_twice_gives_the_same_report(
     The second one measures its best epoch, the last, once more, and finds what that epoch has found.
     """
     pages, left = [], []
-    for name, end in (("one", ", measured and saved as"), ("two", "; measured again from")):
+    for name, end in (("one", "; the last epoch has measured"), ("two", "; measured again from")):
         given = [
             flag for flag in flags(data, tmp_path / name, "--epochs", "2") if flag not in ("--noplots", "--noreport")
         ]
@@ -183,7 +183,7 @@ def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Pa
     program = Path(__file__).with_name("measured_program.py")
     both = torchrun(program, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
-    assert "Best epoch 0, measured and saved as" in both.out
+    assert "Best epoch 0; the last epoch has measured" in both.out
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
     two = tmp_path / "both" / "exp"
     ratio = losses(two).to_numpy() / losses(one_epoch).to_numpy()

@@ -131,7 +131,7 @@ class Validation:
         index, model = self._loader.index, self._state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
         found = self._measured_last(model)
-        said = f", measured and saved as {best}" if found else f"; measured again from {best}"
+        said = f"; the last epoch has measured {best}" if found else f"; measured again from {best}"
         if found is None:
             sinks = self._journal.picture_sinks(index)
             found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tessera.data.feed import loader as loader_module
+from tessera.data.feed import recent as recent_module
 from tessera.data.feed import sampler as sampler_module
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
@@ -307,7 +308,9 @@ def test_a_small_set_is_decoded_once_for_the_run(index: DatasetIndex, hyp: Hyp, 
     assert store.decoded == len(index) if workers == 0 else store.decoded <= 2 * len(index)
 
 
-def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetIndex, hyp: Hyp) -> None:
+def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
+    index: DatasetIndex, hyp: Hyp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def held(loader: TrainLoader) -> bool:
         with loader:
             assert loader._loader is not None
@@ -315,6 +318,8 @@ def test_nothing_is_held_that_is_not_decoded_or_not_wanted_again(index: DatasetI
             assert isinstance(dataset, TrainDataset)
             return isinstance(dataset.store, RecentImages)
 
+    assert held(train_loader(index, hyp)) and held(train_loader(index, hyp, rect=True))
+    monkeypatch.setattr(recent_module, "_SMALL", 0)
     assert held(train_loader(index, hyp))
     assert not held(train_loader(index, hyp, rect=True))
     assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
