@@ -24,7 +24,18 @@ from tessera.utils.exporting.writers.onnx_file import onnx_bytes, write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, dataset, lively, picture
+from tests.utils.exporting.made import (
+    ANCHORED,
+    FREE,
+    NAMES,
+    checkpoint,
+    dataset,
+    differing,
+    found_rows,
+    lively,
+    picture,
+    thresholds,
+)
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
@@ -48,6 +59,19 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
     assert len(activations) == len(weights)
     made = {output for node in activations for output in node.output}
     assert all(node.input[0] in made for node in outside), "the last convolutions read what bytes became"
+
+
+def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx: Path) -> None:
+    onnx, openvino = import_extra("onnx", "export", "a test"), pytest.importorskip("openvino")
+    model = onnx.load(made_onnx)
+    join_silu(model, body_weights(ExportJob.read(ExportConfig(weights=str(made_pt)))))
+    given = {"image": picture(96, 72), **thresholds(0.375)}
+    boxes, scores, classes = open_session(model.SerializeToString()).run(["boxes", "scores", "classes"], given)
+    rows = np.concatenate((boxes, scores[:, None], classes[:, None]), 1)
+    network = openvino.Core().read_model(model.SerializeToString())
+    answers = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)
+    found = {name: answers[name] for name in ("boxes", "scores", "classes")}
+    assert len(rows) and differing(found_rows(*map(tuple, rows)), found, 0.375) == 0
 
 
 def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
