@@ -16,6 +16,7 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import precision_of
+from tessera.utils.exporting.quantized import sensitivity
 from tessera.utils.exporting.quantized.calibration import body_weights, quantized_weights
 from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
 from tessera.utils.exporting.quantized.rounding import round_weights
@@ -129,6 +130,15 @@ def test_weights_rounded_together_lose_less_and_lie_on_the_steps_of_a_quantiser(
 def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
     with pytest.raises(UserError, match=r"--int8: the dataset that best.pt was trained on is not here.*--data"):
         export.run(weights=str(made_pt), imgsz=96, int8=True, device="cpu")
+
+
+def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataset(tmp_path, train=2, val=2, size=64)
+    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
+    job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True))
+    monkeypatch.setattr(sensitivity, "MOST", 0.0)
+    with pytest.raises(UserError, match=r"--int8: best\.pt .*: 8 bits change the scores too much in every layer"):
+        onnx_bytes(job)
 
 
 @pytest.mark.slow
