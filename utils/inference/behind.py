@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import PurePath
 
@@ -45,9 +45,10 @@ class Behind(Output):
                 self._waiting.popleft().result()
 
     def _give(self, act: Callable[[Output], None]) -> None:
-        if len(self._waiting) == _WAITING:
-            self._waiting.popleft().result()
         self._waiting.append(self._pool.submit(self._each, act))
+        if len(self._waiting) > _WAITING:
+            wait([self._waiting[0]])  # what Ctrl-C ends here is written all the same, and its error comes by closing
+            self._waiting.popleft().result()
 
     def _each(self, act: Callable[[Output], None]) -> None:
         if self._is_whole:

@@ -56,12 +56,12 @@ def threads_apart(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     On the way out what has not begun is dropped, and what has begun is waited for.
     """
     before = torch.get_num_threads()
-    with ThreadPoolExecutor(count, name, torch.set_num_threads, (1,)) as pool:
-        try:
-            yield pool
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            torch.set_num_threads(before)  # what one thread sets is what later ones begin with
+    pool = ThreadPoolExecutor(count, name, torch.set_num_threads, (1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)  # what one thread sets, the last of them now, is what later ones begin with
 
 
 def keep_freed_memory() -> None:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 import pytest
 
+from tessera.utils.inference import behind as behind_module
 from tessera.utils.inference.behind import Behind
 from tessera.utils.inference.outputs import Output
 from tessera.utils.inference.results import Result
@@ -89,3 +90,25 @@ def test_an_error_is_raised_once_and_nothing_after_it_is_written(late: bool) -> 
             give(behind, *range(3, 6))
         behind.close()
     assert [output.took for output in outputs] == [["0", "closed"]] * 3
+
+
+def test_ctrl_c_while_it_waits_loses_neither_a_result_nor_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    whole, failing = Noted(), Noted()
+    whole.go.clear()
+    failing.go.clear()
+    writing, broken = Behind([whole]), Behind([failing])
+    give(writing, 0, 1, 2)
+    give(broken, "full", 1, 2)
+    monkeypatch.setattr(behind_module, "wait", interrupt)
+    for behind in (writing, broken):
+        with pytest.raises(KeyboardInterrupt):
+            give(behind, 3)
+    whole.go.set()
+    failing.go.set()
+    writing.close()
+    with pytest.raises(OSError, match="full"):
+        broken.close()
+    assert (whole.took, failing.took) == (["0", "1", "2", "3", "closed"], ["closed"])

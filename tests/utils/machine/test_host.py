@@ -1,11 +1,17 @@
-"""utils/machine/malloc.py, in a process of its own, for it changes the whole process."""
+"""Threads that compute side by side, and memory that is kept, in a process of its own, for that changes all of it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
+
+from tessera.utils.machine.host import threads_apart
 
 PROGRAM = """
 import resource
@@ -34,3 +40,27 @@ def test_freed_memory_is_used_again_without_the_kernel() -> None:
     if mapped_anew < 50:
         pytest.skip(f"this C library or kernel maps no memory anew: {mapped_anew} page faults for 128 MiB")
     assert kept < mapped_anew / 10
+
+
+def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a thread of the pool begins only as the pool ends."""
+    before, real = torch.get_num_threads(), torch.set_num_threads
+
+    def late(count: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.1)
+        real(count)
+
+    real(3)
+    try:
+        with threads_apart(2, "apart") as pool:
+            assert pool.submit(torch.get_num_threads).result() == 1 and torch.get_num_threads() == 3
+        monkeypatch.setattr(torch, "set_num_threads", late)
+        with threads_apart(2, "apart") as pool:
+            pool.submit(int)
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        real(before)

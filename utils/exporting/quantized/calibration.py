@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.models.layers.blocks import Conv
+from tessera.utils.errors import UserError
 from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.pipeline import fit_picture, network_input
 
@@ -50,6 +51,16 @@ def body_weights(job: ExportJob) -> frozenset[str]:
 
 
 def quantized_weights(job: ExportJob) -> frozenset[str]:
-    """Those of them that are brought to 8 bits."""
+    """Those of them that are brought to 8 bits.
+
+    Raises:
+        UserError: there are none.
+    """
     kept = tuple(f"model.model.{layer}." for layer in job.float_layers)
-    return frozenset(name for name in body_weights(job) if not name.startswith(kept))
+    weights = frozenset(name for name in body_weights(job) if not name.startswith(kept))
+    if not weights:
+        raise UserError(
+            f"--int8: {job.weights.source}: 8 bits change the scores too much in every layer, so that none is left for "
+            "them. Export without --int8, or train longer."
+        )
+    return weights

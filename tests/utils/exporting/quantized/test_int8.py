@@ -16,6 +16,7 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import precision_of
+from tessera.utils.exporting.quantized import sensitivity
 from tessera.utils.exporting.quantized.calibration import body_weights, quantized_weights
 from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
 from tessera.utils.exporting.quantized.rounding import round_weights
@@ -24,7 +25,18 @@ from tessera.utils.exporting.writers.onnx_file import onnx_bytes, write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
-from tests.utils.exporting.made import ANCHORED, FREE, NAMES, checkpoint, dataset, lively, picture
+from tests.utils.exporting.made import (
+    ANCHORED,
+    FREE,
+    NAMES,
+    checkpoint,
+    dataset,
+    differing,
+    found_rows,
+    lively,
+    picture,
+    thresholds,
+)
 
 
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
@@ -48,6 +60,19 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
     assert len(activations) == len(weights)
     made = {output for node in activations for output in node.output}
     assert all(node.input[0] in made for node in outside), "the last convolutions read what bytes became"
+
+
+def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx: Path) -> None:
+    onnx, openvino = import_extra("onnx", "export", "a test"), pytest.importorskip("openvino")
+    model = onnx.load(made_onnx)
+    join_silu(model, body_weights(ExportJob.read(ExportConfig(weights=str(made_pt)))))
+    given = {"image": picture(96, 72), **thresholds(0.375)}
+    boxes, scores, classes = open_session(model.SerializeToString()).run(["boxes", "scores", "classes"], given)
+    rows = np.concatenate((boxes, scores[:, None], classes[:, None]), 1)
+    network = openvino.Core().read_model(model.SerializeToString())
+    answers = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)
+    found = {name: answers[name] for name in ("boxes", "scores", "classes")}
+    assert len(rows) and differing(found_rows(*map(tuple, rows)), found, 0.375) == 0
 
 
 def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
@@ -105,6 +130,15 @@ def test_weights_rounded_together_lose_less_and_lie_on_the_steps_of_a_quantiser(
 def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
     with pytest.raises(UserError, match=r"--int8: the dataset that best.pt was trained on is not here.*--data"):
         export.run(weights=str(made_pt), imgsz=96, int8=True, device="cpu")
+
+
+def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataset(tmp_path, train=2, val=2, size=64)
+    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
+    job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True))
+    monkeypatch.setattr(sensitivity, "MOST", 0.0)
+    with pytest.raises(UserError, match=r"--int8: best\.pt .*: 8 bits change the scores too much in every layer"):
+        onnx_bytes(job)
 
 
 @pytest.mark.slow
