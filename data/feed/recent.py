@@ -104,9 +104,11 @@ class RecentImages:
         return image
 
     def _slot(self, index: int) -> int | None:
-        """The slot of an image; None where it is not near, and all are not kept."""
-        if self._draw is None or self._all_kept:
-            return None if self._draw is None else index
+        """The slot of an image; None outside of a draw, and where it is not near and not all are kept."""
+        if self._draw is None:
+            return None
+        if self._all_kept:
+            return index
         place = self._draw.neighbours.get(index)
         return None if place is None else place % self.slots
 

@@ -106,7 +106,7 @@ def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_weights_rounded_together_lose_less_and_lie_on_the_steps_of_a_quantiser(groups: int) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.manual_seed(0)
     layer = torch.nn.Conv2d(8, 12, 3, groups=groups, bias=False).requires_grad_(requires_grad=False)
     network = torch.nn.Sequential(layer)
     images = [F.avg_pool2d(torch.rand(1, 8, 20, 30, generator=generator), 3, 1) for _ in range(3)]
