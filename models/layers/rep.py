@@ -26,6 +26,8 @@ class RepConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
+        if self.cv1.in_bytes:  # as the one convolution that it becomes
+            return self.cv1.convolve(x, *self._folded(self.cv1.conv.weight.dtype), self.act)
         y = self.cv1(x)
         return cast(Tensor, self.act(y if self.cv2 is None else y + self.cv2(x)))
 
@@ -40,9 +42,16 @@ class RepConv(nn.Module):
         """
         if self.cv2 is None:
             return
-        (three, bias), (one, other) = self.cv1.folded(dtype), self.cv2.folded(dtype)
-        self.cv1.take_folded(three + F.pad(one, (1, 1, 1, 1)), bias + other)
+        self.cv1.take_folded(*self._folded(dtype))
         self.cv2 = None
+
+    def _folded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the one convolution."""
+        three, bias = self.cv1.folded(dtype)
+        if self.cv2 is None:
+            return three, bias
+        one, other = self.cv2.folded(dtype)
+        return three + F.pad(one, (1, 1, 1, 1)), bias + other
 
 
 class RepBottleneck(nn.Module):
