@@ -5,6 +5,7 @@
     uv run export.py --weights best.pt --raw --imgsz 384 640             # the bare network, at one size
     uv run export.py --weights last.pt --include pt --half               # weights alone, in float16
     uv run export.py --weights best.pt --include onnx openvino --output models
+    uv run export.py --weights best.pt --int8 --finetune 5               # in 8 bits, trained for them before
 
 Each file lies beside the checkpoint, or in the folder --output. best.onnx holds all that happens to a picture: resize,
 padding, network, suppression; docs/deploy.md shows how to run it.
@@ -21,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tessera
+from tessera.utils.environment import Launch
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import called
 from tessera.utils.startup import check_command_line, end_process
@@ -29,10 +32,11 @@ if __name__ == "__main__":
     check_command_line(ExportConfig)
 
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.formats import FORMATS, chosen
+from tessera.utils.exporting.formats import FORMATS, Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import size_of
 from tessera.utils.exporting.parity.verify import Verified, verify
+from tessera.utils.exporting.quantized.finetuning import trained_best, training_flags
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
@@ -41,25 +45,20 @@ from tessera.utils.report.console import setup_logging
 log = logging.getLogger(__name__)
 
 
-def export(config: ExportConfig, world: World) -> Verified:
+def export(config: ExportConfig, world: World, finetuned: Path | None = None) -> Verified:
     """Write what config.include names, and run it beside the checkpoint.
+
+    Args:
+        config: the flags.
+        world: this process alone.
+        finetuned: what `--finetune` ended with; None without it.
 
     Raises:
         UserError: a mistake in the flags; or a file finds something else than the checkpoint.
     """
     setup_logging(world.rank, world.size)
-    if world.size > 1:
-        raise ConfigError(f"{called('export.py')} is one process: start it without a launcher.")
-    formats = chosen(config.include)
-    for one in formats:
-        one.require(config)
-    suffix = Path(config.weights).suffix
-    if suffix not in ("", ".pt", ".pth"):
-        raise UserError(
-            f"--weights {config.weights}: found a {suffix} file, expected the .pt that it was exported from, such as "
-            "runs/train/exp/weights/best.pt."
-        )
-    job = ExportJob.read(config)
+    formats = formats_of(config)
+    job = ExportJob.read(config, finetuned)
     index = job.images("val")
     make_output(job.folder)
     written = {}
@@ -69,6 +68,24 @@ def export(config: ExportConfig, world: World) -> Verified:
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
         written[one.name] = path
     return verify(job, written, world, index)
+
+
+def formats_of(config: ExportConfig) -> list[Format]:
+    """What is written, and whether that can be.
+
+    Raises:
+        UserError: an unknown format, a flag that it does not follow, a missing package, or weights that are exported.
+    """
+    formats = chosen(config.include)
+    for one in formats:
+        one.require(config)
+    suffix = Path(config.weights).suffix
+    if suffix not in ("", ".pt", ".pth"):
+        raise UserError(
+            f"--weights {config.weights}: found a {suffix} file, expected the .pt that it was exported from, such as "
+            "runs/train/exp/weights/best.pt."
+        )
+    return formats
 
 
 def make_output(folder: Path) -> None:
@@ -93,20 +110,48 @@ def make_output(folder: Path) -> None:
         ) from error
 
 
-def start(given: dict[str, Any]) -> Verified:
-    """Do what the flags ask for."""
-    config = ExportConfig(**given)
-    with open_world(config.device) as world:
-        return export(config, world)
+def finetune(config: ExportConfig) -> Path | None:
+    """`--finetune N`: train for 8 bits, or go on with it; every rank of the job. The checkpoint that is exported then.
+
+    Raises:
+        UserError: as of `train.py`, or what the export would raise after it.
+    """
+    if not config.finetune:
+        return None
+    with open_world(config.device, call=repr(config)) as world:
+        setup_logging(world.rank, world.size)
+
+        def prepare() -> dict[str, Any]:
+            formats_of(config)
+            flags = training_flags(config)
+            make_output(Path(flags["project"]))
+            return flags
+
+        flags = world.from_main(prepare)
+    tessera.train(**flags)
+    return trained_best(flags)
+
+
+def start(given: dict[str, Any]) -> Verified | None:
+    """Do what the flags ask for: rank 0 exports, of several that train."""
+    config, launch = ExportConfig(**given), Launch.from_environment()
+    if launch.size > 1 and not config.finetune:
+        raise ConfigError(f"{called('export.py')} is one process without --finetune: start it without a launcher.")
+    finetuned = finetune(config)
+    if launch.rank:
+        return None
+    with open_world(config.device, launch=Launch()) as world:
+        return export(config, world, finetuned)
 
 
 def run(**kwargs: Any) -> list[Path]:
-    """Export from Python; takes the names of the flags.
+    """Export from Python; takes the names of the flags. Returns the files, on rank 0.
 
     Raises:
         UserError: a mistake in the flags, the weights or the data.
     """
-    return list(start(ExportConfig.named(kwargs)).files.values())
+    found = start(ExportConfig.named(kwargs))
+    return list(found.files.values()) if found else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:

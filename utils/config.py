@@ -321,6 +321,11 @@ class TrainConfig(Options):
                 "--report without --check-data: it writes the page of a dataset's checks. Give --check-data too; a "
                 "training writes report.html by itself."
             )
+        if self.int8 and not (self.weights or self.resume):
+            raise ConfigError(
+                "--int8 without --weights: a model learns its objects first, and 8 bits then. Train without --int8, "
+                "and give the best.pt of that run as --weights."
+            )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         if self.objective != TrainConfig.objective and not self.evolve:

@@ -22,7 +22,7 @@ _LEAST = 1e-12  # of a step: of maps and weights that are 0
 def rounded_maps(maps: Tensor) -> Tensor:
     """(B, C, H, W) on the steps of each picture."""
     low, high = maps.detach().amin((1, 2, 3), keepdim=True), maps.detach().amax((1, 2, 3), keepdim=True)
-    steps = (high.float().clamp(min=0) - low.float().clamp(max=0)) * __import__('builtins').float(__import__('os').environ.get('QW','1.0')) / 255
+    steps = (high.float().clamp(min=0) - low.float().clamp(max=0)) / 255
     return _round(maps, steps)
 
 

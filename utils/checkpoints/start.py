@@ -42,15 +42,27 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
 
 
 def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
-    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch"."""
+    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch".
+
+    Raises:
+        ConfigError: `--int8`, and the weights are not those of such a model, trained.
+    """
     if weights is None:
         return "scratch"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
+    own_model = not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
+    if config.int8:
+        if own_model and len(weights.names) == len(names):
+            return "known"
+        raise ConfigError(
+            f"--int8: {weights.source} knows {len(weights.names)} classes{'' if own_model else ' of another model'}, "
+            f"expected the {len(names)} of {config.data}: a model learns its objects first, and 8 bits then. Train "
+            "without --int8, and give the best.pt of that run."
+        )
     knows_all = [name.strip().casefold() for name in names] == [name.strip().casefold() for name in weights.names]
     if not knows_all or names_say_nothing(names):
         return "new"
-    own_model = not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
     return "known" if own_model else "new"
 
 

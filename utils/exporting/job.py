@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
@@ -26,13 +27,20 @@ VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every
 log = logging.getLogger(__name__)
 
 
+class Detector(NamedTuple):
+    """A raw model on the CPU, and what else its file says."""
+
+    model: DetectionModel
+    weights: Weights
+
+
 @dataclass(frozen=True)
 class ExportJob:
     """A checkpoint that is exported.
 
     Attributes:
-        path: of the checkpoint.
-        sha256: of that file.
+        path: of the checkpoint of `--weights`, which the files are named after.
+        sha256: of the file whose weights are exported.
         model: raw, in training mode on the CPU; its head keeps what inference needs.
         weights: what else the file says.
         config: the flags.
@@ -40,6 +48,7 @@ class ExportJob:
         size_hw: the one height and width of the bare network; None = any.
         conf: the confidence that a file recommends in its metadata.
         training: the images that a quantisation is calibrated on; None without `--int8`.
+        before: with `--finetune`, the detector of `path`, which the files are measured beside.
     """
 
     path: Path
@@ -51,30 +60,30 @@ class ExportJob:
     size_hw: tuple[int, int] | None
     conf: float
     training: DatasetIndex | None = None
+    before: Detector | None = None
 
     @classmethod
-    def read(cls, config: ExportConfig) -> ExportJob:
+    def read(cls, config: ExportConfig, finetuned: Path | None = None) -> ExportJob:
         """Read `--weights`, and decide sizes and thresholds.
+
+        Args:
+            config: the flags.
+            finetuned: a checkpoint that was trained from it for 8 bits, and is exported in its place.
 
         Raises:
             UserError: no such file, or none that can be exported; sizes that do not fit the model; no images to
                 calibrate on.
         """
         path = resolve_weights(config.weights)
-        weights = load_weights(path)
-        model = model_of_weights(weights, config.weights)
-        if model.channels != 3:
-            raise UserError(
-                f"--weights {config.weights}: reads images of {model.channels} channels, expected 3: exports are for "
-                "RGB."
-            )
-        model.head.keep_inference(end2end=config.end2end)
+        read = finetuned or path
+        model, weights = _detector(read, config)
         size_hw = _fixed(config, model)
         asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
         imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
         asked_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
-        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
+        before = _detector(path, config) if finetuned else None
+        job = cls(path, sha256(read), model, weights, config, imgsz, size_hw, conf, before=before)
         return replace(job, training=job._training_images()) if config.int8 else job
 
     @cached_property
@@ -87,7 +96,7 @@ class ExportJob:
     @property
     def folder(self) -> Path:
         """Where files go."""
-        return user_path(self.config.output, "--output") if self.config.output else self.path.parent
+        return output_folder(self.config, self.path)
 
     def file(self, suffix: str) -> Path:
         """Where a format with this suffix goes, with what it is a variant of in its name."""
@@ -137,6 +146,27 @@ class ExportJob:
                 "and quantisation is calibrated on its pictures. Give its YAML with --data."
             )
         return index
+
+
+def output_folder(config: ExportConfig, path: Path) -> Path:
+    """Where files of the checkpoint at `path` go."""
+    return user_path(config.output, "--output") if config.output else path.parent
+
+
+def _detector(path: Path, config: ExportConfig) -> Detector:
+    """What a checkpoint holds; its head keeps what inference needs.
+
+    Raises:
+        UserError: it cannot be read, or not be exported.
+    """
+    weights = load_weights(path)
+    model = model_of_weights(weights, str(path))
+    if model.channels != 3:
+        raise UserError(
+            f"--weights {path}: reads images of {model.channels} channels, expected 3: exports are for RGB."
+        )
+    model.head.keep_inference(end2end=config.end2end)
+    return Detector(model, weights)
 
 
 def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

@@ -31,6 +31,12 @@ class ExportConfig(Options):
     batched: bool = option(False, "several pictures of one size at once: images (B, H, W, 3)", kind=bool)
     half: bool = option(False, "weights and features in float16", kind=bool)
     int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
+    finetune: int = option(
+        0,
+        "with --int8: first train so many epochs to lose less in 8 bits; goes on where it was stopped",
+        kind=int,
+        low=1,
+    )
     end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
     conf_thres: str = option("", "confidence that the file recommends (default: where F1 is best, else 0.25)", "--conf")
     iou_thres: float = option(
@@ -55,4 +61,9 @@ class ExportConfig(Options):
             raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
         if self.half and self.int8:
             raise ConfigError("--half --int8: a file is either. Leave one of them out.")
+        if self.finetune and not self.int8:
+            raise ConfigError(
+                f"--finetune {self.finetune} without --int8: it is a training for 8 bits. Give --int8 too, or leave it "
+                "out."
+            )
         parsed_confidence(self.conf_thres)

@@ -41,7 +41,12 @@ _FILES = 2  # for each rank: a connection of the default group and one of the co
 
 @contextmanager
 def open_world(
-    device: str = "", local_rank: int = -1, batch_size: int = 0, call: str = "", threads: int = 0
+    device: str = "",
+    local_rank: int = -1,
+    batch_size: int = 0,
+    call: str = "",
+    threads: int = 0,
+    launch: Launch | None = None,
 ) -> Iterator[World]:
     """Join the job that the launcher describes; leave it on the way out, however that is.
 
@@ -52,12 +57,13 @@ def open_world(
         call: what this rank is asked for, in words that it has again when it is restarted: what the world remembers
             belongs to this call, see `Memory`.
         threads: of this rank's computation on the CPU; 0 = one a processor that it has.
+        launch: where this process stands, `Launch()` by itself; None = as the launcher says.
 
     Raises:
         ConfigError: a device that is not there, or a batch that the ranks do not divide.
         PeerError: another rank has failed, and reports why.
     """
-    launch = Launch.from_environment(local_rank)
+    launch = launch or Launch.from_environment(local_rank)
     accelerator = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
     accelerator.activate()

@@ -93,11 +93,12 @@ class Judge:
     def __init__(self, job: ExportJob, samples: Samples, world: World, index: DatasetIndex | None) -> None:
         self._job, self._pictures, self._world, self._index = job, samples.pictures, world, index
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
-        self._references: dict[tuple[int, int] | None, Measured] = {}
+        self._before = TorchNetwork(*job.before, world.accelerator) if job.before else self._network
+        self._references: dict[tuple[TorchNetwork, tuple[int, int] | None], Measured] = {}
 
     def network(self) -> Row:
-        """The network itself."""
-        findings, evaluation = self._reference(self._network)
+        """The network of `--weights`."""
+        findings, evaluation = self._reference(self._before, None)
         return Row(
             self._job.path.name,
             size_of(self._job.path) / 1e6,
@@ -108,26 +109,27 @@ class Judge:
         )
 
     def file(self, path: Path) -> Row:
-        """A file that was made of it."""
+        """A file that was made of it, or of what it became in 8 bits."""
         megabytes, precision = size_of(path) / 1e6, precision_of(path)
         try:
             backend = self._open(path)
         except (MissingExtra, MissingDevice) as error:
             return Row(path.name, megabytes, precision, unverified=str(error))
-        network = copy.copy(self._network)  # at the size of the file
-        network.size_hw = backend.size_hw if isinstance(backend, Backend) else None
+        size_hw = backend.size_hw if isinstance(backend, Backend) else None
         allowed = tolerance_of(precision)
         try:
-            reference = self._reference(network)
+            reference = self._reference(self._network, size_hw)
+            before = self._reference(self._before, size_hw).evaluation
             found = self._measure(backend, reference.findings.rounds)
         except UserError as error:  # what it finds is nothing that a detector finds
             return Row(path.name, megabytes, precision, failures=str(error))
+        network = _at_size(self._network, size_hw)
         apart = difference_of(
             reference.findings, found.findings, self._pictures, self._imgsz(network), allowed, network
         )
         failures, measured = [apart.exceeds(allowed), self._broken(found.findings)], None
-        if found.evaluation is not None and reference.evaluation is not None:
-            measured, most = accuracy(found.evaluation, reference.evaluation), self._job.config.max_drop
+        if found.evaluation is not None and before is not None:
+            measured, most = accuracy(found.evaluation, before), self._job.config.max_drop
             if measured.drop > most:
                 failures.append(f"loses {measured.drop:.4f} of mAP50-95, at most {most:g} may be lost (--max-drop)")
         return Row(
@@ -145,10 +147,11 @@ class Judge:
         end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
         return open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
 
-    def _reference(self, network: TorchNetwork) -> Measured:
-        """What the network itself finds, at one size or at any."""
-        key = network.size_hw
+    def _reference(self, of: TorchNetwork, size_hw: tuple[int, int] | None) -> Measured:
+        """What a network itself finds, at one size or at any."""
+        key = of, size_hw
         if key not in self._references:
+            network = _at_size(of, size_hw)
             found = self._measure(network, ROUNDS)
             if found.findings.is_empty:
                 findings = try_out(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
@@ -179,6 +182,13 @@ class Judge:
         if not findings.broken:
             return ""
         return f"predicts what is not a finite number for {findings.broken} of {len(self._pictures)} pictures"
+
+
+def _at_size(network: TorchNetwork, size_hw: tuple[int, int] | None) -> TorchNetwork:
+    """The same network, which takes images of that size alone."""
+    found = copy.copy(network)
+    found.size_hw = size_hw
+    return found
 
 
 def tolerance_of(precision: str) -> Tolerance:

@@ -33,10 +33,9 @@ def training_flags(config: ExportConfig) -> dict[str, Any]:
             f"--finetune {config.finetune}: no --data given, and {config.weights} does not say which dataset it was "
             "trained on. Give its YAML, such as --data coco128.yaml."
         )
-    trained = weights.checkpoint is not None and weights.checkpoint["config"]
-    kept = {flag: getattr(saved_config(weights.checkpoint, path), flag) for flag in _KEPT} if trained else {}
+    trained = saved_config(weights.checkpoint or {"config": {}}, path)  # of a file without flags: as by default
     return {
-        **kept,
+        **{flag: getattr(trained, flag) for flag in _KEPT},
         "weights": str(path.absolute()),
         "data": config.data or weights.data,
         "imgsz": max(config.imgsz, default=weights.usual_imgsz),

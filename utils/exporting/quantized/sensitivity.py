@@ -7,12 +7,11 @@ It is often the first layers that need it: some of their channels reach far beyo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
@@ -53,39 +52,12 @@ def effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, float]
 
 
 @contextmanager
-def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
+def _in_bytes(convolutions: Sequence[Conv]) -> Iterator[None]:
     """Inside, these convolutions compute with numbers of 8 bits."""
-    weights = {module: module.conv.weight.data for module in convolutions}
-    hooks: list[Any] = []
-    for module, weight in weights.items():
-        module.conv.weight.data = _rounded_weight(weight)
-        hooks.append(module.register_forward_pre_hook(_round_input))
-        hooks.append(module.register_forward_hook(_round_output))
+    for convolution in convolutions:
+        convolution.in_bytes = True
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        for module, weight in weights.items():
-            module.conv.weight.data = weight
-
-
-def _round_input(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    return (_rounded(given[0]),)
-
-
-def _round_output(_: nn.Module, given: Any, made: Tensor) -> Tensor:
-    return _rounded(made)
-
-
-def _rounded(values: Tensor) -> Tensor:
-    """To 256 steps from the smallest to the largest, 0 being one of them."""
-    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
-    step = (high - low) / 255 or 1.0
-    return torch.fake_quantize_per_tensor_affine(values, step, round(-low / step), 0, 255)
-
-
-def _rounded_weight(weight: Tensor) -> Tensor:
-    """To 255 steps for each output, 0 in their middle."""
-    steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127
-    return torch.round(weight / steps) * steps
+        for convolution in convolutions:
+            convolution.in_bytes = False
