@@ -1,0 +1,63 @@
+"""`export.py --int8 --finetune N`: a training by the trainer itself, which is resumed and has ranks, then an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.commands import export, train
+from tessera.utils.checkpoints.format import load_any_checkpoint
+from tessera.utils.errors import ConfigError
+from tests.system.jobs import Job
+from tests.system.launch import ROOT, torchrun, torchrun_command, wait_until
+from tests.system.tiny import assert_same_checkpoint, make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint, dataset
+
+
+@pytest.mark.slow
+def test_it_is_killed_on_two_ranks_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the bits of a run that nobody killed. The exported file has no memory of it, nor has the checkpoint."""
+    pytest.importorskip("onnxruntime")
+    data = dataset(tmp_path, train=96, val=4, size=64)
+    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
+    before = weights.read_bytes()
+
+    def words(output: str) -> list[str]:
+        given = ["--weights", str(weights), "--imgsz", "64", "--output", str(tmp_path / output), "--max-drop", "1"]
+        return [str(ROOT / "export.py"), *given, "--int8", "--finetune", "6"]
+
+    def last(output: str) -> Path | None:
+        return next((tmp_path / output).glob("best-int8-*/weights/last.pt"), None)
+
+    with Job(torchrun_command(*words("killed")), tmp_path / "job") as job:
+        wait_until(lambda: last("killed"), 200, lambda: job.said)
+    for output in ("killed", "whole"):
+        outcome = torchrun(*words(output))
+        assert outcome.code == 0, outcome.said
+        assert outcome.out.count("Compared on") == 1, "rank 0 exports"
+        assert (tmp_path / output / "best-int8.onnx").is_file()
+    continued, whole = last("killed"), last("whole")
+    assert continued and whole
+    assert_same_checkpoint(continued, whole)
+    assert load_any_checkpoint(whole)["epoch"] == 6 and weights.read_bytes() == before
+    saved = whole.read_bytes()
+    (path,) = export.run(
+        weights=str(weights), imgsz=64, output=str(tmp_path / "whole"), max_drop=1.0, int8=True, finetune=6
+    )
+    assert path.name == "best-int8.onnx" and whole.read_bytes() == saved, "it is trained already"
+    assert "is done, after 6 epochs" in capsys.readouterr().err
+
+
+def test_what_cannot_learn_to_compute_in_8_bits(tmp_path: Path) -> None:
+    data = make_data(tmp_path, train=2, val=2)
+    weights = str(checkpoint(tmp_path / "best.pt", ANCHORED))
+    with pytest.raises(ConfigError, match="--finetune 2 without --int8"):
+        export.run(weights=weights, finetune=2)
+    with pytest.raises(ConfigError, match="--int8 without --weights: a model learns its objects first"):
+        train.run(data=str(data), int8=True)
+    with pytest.raises(ConfigError, match=r"--int8: best\.pt .* knows 3 classes, expected the 6 of"):
+        train.run(data=str(data), int8=True, weights=weights, project=str(tmp_path / "runs"), device="cpu")
+    assert not (tmp_path / "runs" / "exp").exists()
