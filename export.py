@@ -123,11 +123,15 @@ def finetune(config: ExportConfig) -> Path | None:
 
         def prepare() -> dict[str, Any]:
             formats_of(config)
-            flags = training_flags(config)
-            make_output(Path(flags["project"]))
-            return flags
+            job = ExportJob.read(config)
+            make_output(job.folder)
+            return training_flags(job, world.size)
 
         flags = world.from_main(prepare)
+        log.info(
+            f"--finetune: trains in {flags['project']}/{flags['name']}; stopped, the same command resumes it, and "
+            "exports then."
+        )
     tessera.train(**flags)
     return trained_best(flags)
 
@@ -140,7 +144,7 @@ def start(given: dict[str, Any]) -> Verified | None:
     finetuned = finetune(config)
     if launch.rank:
         return None
-    with open_world(config.device, launch=Launch()) as world:
+    with open_world(config.device.partition(",")[0], launch=Launch()) as world:  # the first of the ranks' devices
         return export(config, world, finetuned)
 
 

@@ -268,9 +268,7 @@ class TrainConfig(Options):
     optimizer: OptimizerName | Literal[""] = option(
         "", "SGD, Adam or AdamW (default: as the hyperparameters say)", choices=("", *OPTIMIZERS)
     )
-    int8: bool = option(
-        False, "from trained --weights: compute as a file of export.py --int8 does, and learn to lose less", kind=bool
-    )
+    int8: bool = option(False, "round as a file in 8 bits does, and learn to lose less by it", kind=bool)
     sync_bn: bool = option(False, "BatchNorm statistics over all ranks", kind=bool)
     workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
     project: str = option("runs/train", "folder of runs")
@@ -320,11 +318,6 @@ class TrainConfig(Options):
             raise ConfigError(
                 "--report without --check-data: it writes the page of a dataset's checks. Give --check-data too; a "
                 "training writes report.html by itself."
-            )
-        if self.int8 and not (self.weights or self.resume):
-            raise ConfigError(
-                "--int8 without --weights: a model learns its objects first, and 8 bits then. Train without --int8, "
-                "and give the best.pt of that run as --weights."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")

@@ -96,7 +96,7 @@ class Conv(nn.Module):
             return cast(Tensor, act(y))
         x, weight = rounded_maps(x), rounded_weight(weight)
         y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-        return cast(Tensor, act(rounded_maps(y.clamp(min=SILU_LOW) if act is SILU else y)))
+        return cast(Tensor, act(rounded_maps(y.clamp(min=SILU_LOW) if isinstance(act, SiLU) else y)))
 
     @torch.no_grad()
     def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:

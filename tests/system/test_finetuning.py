@@ -16,8 +16,8 @@ from tests.utils.exporting.made import ANCHORED, checkpoint, dataset
 
 
 @pytest.mark.slow
-def test_it_is_killed_on_two_ranks_and_goes_on_where_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_is_killed_on_two_ranks_and_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bits of a run that nobody killed. The exported file has no memory of it, nor has the checkpoint."""
     pytest.importorskip("onnxruntime")
@@ -25,28 +25,31 @@ def test_it_is_killed_on_two_ranks_and_goes_on_where_it_was(
     weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
     before = weights.read_bytes()
 
-    def words(output: str) -> list[str]:
-        given = ["--weights", str(weights), "--imgsz", "64", "--output", str(tmp_path / output), "--max-drop", "1"]
-        return [str(ROOT / "export.py"), *given, "--int8", "--finetune", "6"]
+    given = {"weights": str(weights), "imgsz": 64, "output": str(tmp_path), "max_drop": 1.0, "finetune": 6}
+    words = [str(ROOT / "export.py"), "--int8"]
+    words += [word for flag, value in given.items() for word in (f"--{flag.replace('_', '-')}", str(value))]
 
-    def last(output: str) -> Path | None:
-        return next((tmp_path / output).glob("best-int8-*/weights/last.pt"), None)
+    def last(folder: str) -> Path | None:
+        return next((tmp_path / folder / "runs" / "export").glob("best-int8-*/weights/last.pt"), None)
 
-    with Job(torchrun_command(*words("killed")), tmp_path / "job") as job:
+    for folder in ("killed", "whole"):
+        (tmp_path / folder).mkdir()
+    with Job(torchrun_command(*words), tmp_path / "job", cwd=tmp_path / "killed") as job:
         wait_until(lambda: last("killed"), 200, lambda: job.said)
-    for output in ("killed", "whole"):
-        outcome = torchrun(*words(output))
+    for folder in ("killed", "whole"):
+        outcome = torchrun(*words, cwd=tmp_path / folder)
         assert outcome.code == 0, outcome.said
         assert outcome.out.count("Compared on") == 1, "rank 0 exports"
-        assert (tmp_path / output / "best-int8.onnx").is_file()
-    continued, whole = last("killed"), last("whole")
-    assert continued and whole
-    assert_same_checkpoint(continued, whole)
+        assert (tmp_path / "best-int8.onnx").is_file()
+    resumed, whole = last("killed"), last("whole")
+    assert resumed and whole
+    assert_same_checkpoint(resumed, whole)
     assert load_any_checkpoint(whole)["epoch"] == 6 and weights.read_bytes() == before
     saved = whole.read_bytes()
-    (path,) = export.run(
-        weights=str(weights), imgsz=64, output=str(tmp_path / "whole"), max_drop=1.0, int8=True, finetune=6
-    )
+    monkeypatch.chdir(tmp_path / "whole")
+    (tmp_path / "moved").mkdir()
+    moved = weights.rename(tmp_path / "moved" / "best.pt")
+    (path,) = export.run(**{**given, "weights": str(moved)}, int8=True)
     assert path.name == "best-int8.onnx" and whole.read_bytes() == saved, "it is trained already"
     assert "is done, after 6 epochs" in capsys.readouterr().err
 
@@ -58,6 +61,8 @@ def test_what_cannot_learn_to_compute_in_8_bits(tmp_path: Path) -> None:
         export.run(weights=weights, finetune=2)
     with pytest.raises(ConfigError, match="--int8 without --weights: a model learns its objects first"):
         train.run(data=str(data), int8=True)
-    with pytest.raises(ConfigError, match=r"--int8: best\.pt .* knows 3 classes, expected the 6 of"):
+    with pytest.raises(ConfigError, match=r"--end2end"):  # before it is trained
+        export.run(weights=weights, data=str(dataset(tmp_path / "own")), int8=True, finetune=2, end2end=True)
+    with pytest.raises(ConfigError, match=r"--int8: best\.pt .* knows 3 classes in another order .* expected the 6 of"):
         train.run(data=str(data), int8=True, weights=weights, project=str(tmp_path / "runs"), device="cpu")
     assert not (tmp_path / "runs" / "exp").exists()

@@ -12,7 +12,12 @@ import torch
 from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
-from tessera.utils.checkpoints.fitting import intersect_weights, names_say_nothing, warn_of_moved_classes
+from tessera.utils.checkpoints.fitting import (
+    intersect_weights,
+    moved_classes,
+    names_say_nothing,
+    warn_of_moved_classes,
+)
 from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -23,6 +28,10 @@ from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
 
+_TRAINED_FIRST = (
+    "a model learns its objects first, and 8 bits then. Train without --int8, and give the best.pt of that run as "
+    "--weights."
+)
 DEFAULT_MODEL = "tessera-n.yaml"  # the help of --cfg names it too
 
 
@@ -48,22 +57,34 @@ def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | 
         ConfigError: `--int8`, and the weights are not those of such a model, trained.
     """
     if weights is None:
+        if config.int8 and not config.resume:
+            raise ConfigError(f"--int8 without --weights: {_TRAINED_FIRST}")
         return "scratch"
+    if config.int8:
+        _require_trained(config, names, weights)
+        return "known"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
-    own_model = not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
-    if config.int8:
-        if own_model and len(weights.names) == len(names):
-            return "known"
-        raise ConfigError(
-            f"--int8: {weights.source} knows {len(weights.names)} classes{'' if own_model else ' of another model'}, "
-            f"expected the {len(names)} of {config.data}: a model learns its objects first, and 8 bits then. Train "
-            "without --int8, and give the best.pt of that run."
-        )
     knows_all = [name.strip().casefold() for name in names] == [name.strip().casefold() for name in weights.names]
     if not knows_all or names_say_nothing(names):
         return "new"
-    return "known" if own_model else "new"
+    return "known" if _of_own_model(config, weights) else "new"
+
+
+def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights) -> None:
+    """Refuse `--int8` for weights that do not know the classes `names` in their order, in their own model."""
+    own_model, moved = _of_own_model(config, weights), moved_classes(weights.names, names)
+    if not own_model or moved or len(weights.names) != len(names):
+        others = " of another model" if not own_model else f" in another order ({moved})" if moved else ""
+        raise ConfigError(
+            f"--int8: {weights.source} knows {len(weights.names)} classes{others}, expected the {len(names)} of "
+            f"{config.data}: {_TRAINED_FIRST}"
+        )
+
+
+def _of_own_model(config: TrainConfig, weights: Weights) -> bool:
+    """Whether `--cfg` leaves weights the model that they were trained in."""
+    return not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
 
 
 def _anatomy(described: str | Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.data.source.index import build_index
+from tessera.data.source.index import SINGLE_CLASS, build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.resolve import resolve_weights
@@ -48,7 +48,8 @@ class ExportJob:
         size_hw: the one height and width of the bare network; None = any.
         conf: the confidence that a file recommends in its metadata.
         training: the images that a quantisation is calibrated on; None without `--int8`.
-        before: with `--finetune`, the detector of `path`, which the files are measured beside.
+        finetuned: with `--finetune`, the checkpoint that was trained for 8 bits, which the other attributes are of.
+        before: the detector of `path` then, which the files are measured beside.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class ExportJob:
     size_hw: tuple[int, int] | None
     conf: float
     training: DatasetIndex | None = None
+    finetuned: Path | None = None
     before: Detector | None = None
 
     @classmethod
@@ -83,7 +85,7 @@ class ExportJob:
         asked_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
         before = _detector(path, config) if finetuned else None
-        job = cls(path, sha256(read), model, weights, config, imgsz, size_hw, conf, before=before)
+        job = cls(path, sha256(read), model, weights, config, imgsz, size_hw, conf, finetuned=finetuned, before=before)
         return replace(job, training=job._training_images()) if config.int8 else job
 
     @cached_property
@@ -96,7 +98,7 @@ class ExportJob:
     @property
     def folder(self) -> Path:
         """Where files go."""
-        return output_folder(self.config, self.path)
+        return user_path(self.config.output, "--output") if self.config.output else self.path.parent
 
     def file(self, suffix: str) -> Path:
         """Where a format with this suffix goes, with what it is a variant of in its name."""
@@ -114,7 +116,8 @@ class ExportJob:
         if not (given or self.weights.data):
             return None
         try:
-            index = build_index(load_spec(given or self.weights.data, obtain=bool(given)), split)
+            spec = load_spec(given or self.weights.data, obtain=bool(given))
+            index = build_index(spec, split, single_cls=self.weights.names == (SINGLE_CLASS,))
         except UserError as error:
             if given:
                 raise
@@ -146,11 +149,6 @@ class ExportJob:
                 "and quantisation is calibrated on its pictures. Give its YAML with --data."
             )
         return index
-
-
-def output_folder(config: ExportConfig, path: Path) -> Path:
-    """Where files of the checkpoint at `path` go."""
-    return user_path(config.output, "--output") if config.output else path.parent
 
 
 def _detector(path: Path, config: ExportConfig) -> Detector:

@@ -33,7 +33,7 @@ class ExportConfig(Options):
     int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
     finetune: int = option(
         0,
-        "with --int8: first train so many epochs to lose less in 8 bits; goes on where it was stopped",
+        "with --int8: first train so many epochs to lose less in 8 bits; resumed by the same command",
         kind=int,
         low=1,
     )
@@ -45,7 +45,7 @@ class ExportConfig(Options):
     max_det: int = option(1000, "detections a picture, that it recommends", kind=int, low=1, high=30_000)
     data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
     max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
-    device: str = option("cpu", "what exports are measured on: cpu, 0 or mps")
+    device: str = option("cpu", "what exports are measured and --finetune trains on: cpu, 0 or mps; 0,1 under torchrun")
     opset: int = option(18, "version of ONNX's operators", kind=int, low=18, high=23)
     license: str = option("", "licence of the weights, for the metadata")
 

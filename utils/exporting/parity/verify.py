@@ -29,21 +29,23 @@ _BATCH = 16
 
 
 class Verified(NamedTuple):
-    """What an export ends with, and what its files were found to do: the network first, then they."""
+    """What an export ends with, and what was found of all: the network, what `--finetune` made of it, the files."""
 
     checkpoint: Path
     files: dict[str, Path]
     rows: list[Row]
+    finetuned: Row | None
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        network, *rows = (row.as_dict() for row in self.rows)
+        network, *rows = (row.as_dict() for row in self.rows if row is not self.finetuned)
         files = [
             {"format": name, "file": str(path), **row}
             for (name, path), row in zip(self.files.items(), rows, strict=True)
         ]
-        return {"weights": str(self.checkpoint), "network": network, "files": files}
+        finetuned = self.finetuned and self.finetuned.as_dict()
+        return {"weights": str(self.checkpoint), "network": network, "finetuned": finetuned, "files": files}
 
 
 def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetIndex | None) -> Verified:
@@ -61,10 +63,11 @@ def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetI
     """
     samples = gather(index, job.imgsz)
     judge = Judge(job, samples, world, index)
-    rows = [judge.network(), *(judge.file(path) for path in files.values())]
+    finetuned = judge.finetuned()
+    rows = [judge.network(), *([finetuned] if finetuned else []), *(judge.file(path) for path in files.values())]
     print(f"Compared on {samples.origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
-    verified = Verified(job.path, files, rows)
+    verified = Verified(job.path, files, rows, finetuned)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
         raise UserError(
             "\n".join(refused) + "\nDo not use what is named here: it does not find what the checkpoint finds.",
@@ -98,15 +101,19 @@ class Judge:
 
     def network(self) -> Row:
         """The network of `--weights`."""
-        findings, evaluation = self._reference(self._before, None)
-        return Row(
-            self._job.path.name,
-            size_of(self._job.path) / 1e6,
-            "float32",
-            findings.milliseconds,
-            None if evaluation is None else accuracy(evaluation, evaluation),
-            failures=self._broken(findings),
-        )
+        return self._float_row(self._job.path, self._before)
+
+    def finetuned(self) -> Row | None:
+        """What `--finetune` made of it, computed in float32; None without."""
+        read = self._job.finetuned
+        return self._float_row(read, self._network) if read else None
+
+    def _float_row(self, path: Path, network: TorchNetwork) -> Row:
+        (findings, evaluation), before = self._reference(network, None), self._reference(self._before, None).evaluation
+        measured = None if evaluation is None or before is None else accuracy(evaluation, before)
+        name = path.name if network is self._before else f"{path.parent.parent.name}/{path.name}"
+        broken = self._broken(findings)
+        return Row(name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=broken)
 
     def file(self, path: Path) -> Row:
         """A file that was made of it, or of what it became in 8 bits."""
@@ -140,7 +147,7 @@ class Judge:
             measured,
             apart,
             "; ".join(filter(None, failures)),
-            "" if apart.detections else f"on these pictures neither it nor {self._job.path.name} finds anything",
+            "" if apart.detections else "on these pictures neither it nor what it was made of finds anything",
         )
 
     def _open(self, path: Path) -> Backend | PictureBackend:

@@ -7,14 +7,16 @@ It is often the first layers that need it: some of their channels reach far beyo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.eight_bits import rounded_weight
 from tessera.utils.exporting.bare_network import BareNetwork
 
 PICTURES = 4
@@ -52,12 +54,33 @@ def effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, float]
 
 
 @contextmanager
-def _in_bytes(convolutions: Sequence[Conv]) -> Iterator[None]:
+def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
     """Inside, these convolutions compute with numbers of 8 bits."""
-    for convolution in convolutions:
-        convolution.in_bytes = True
+    weights = {module: module.conv.weight.data for module in convolutions}
+    hooks: list[Any] = []
+    for module, weight in weights.items():
+        module.conv.weight.data = rounded_weight(weight)
+        hooks.append(module.register_forward_pre_hook(_round_input))
+        hooks.append(module.register_forward_hook(_round_output))
     try:
         yield
     finally:
-        for convolution in convolutions:
-            convolution.in_bytes = False
+        for hook in hooks:
+            hook.remove()
+        for module, weight in weights.items():
+            module.conv.weight.data = weight
+
+
+def _round_input(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (_rounded(given[0]),)
+
+
+def _round_output(_: nn.Module, given: Any, made: Tensor) -> Tensor:
+    return _rounded(made)
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """To 256 steps from the smallest to the largest, 0 being one of them."""
+    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+    step = (high - low) / 255 or 1.0
+    return torch.fake_quantize_per_tensor_affine(values, step, round(-low / step), 0, 255)
