@@ -91,12 +91,12 @@ class Conv(nn.Module):
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor, act: nn.Module) -> Tensor:
         """The same with another weight, (c_out, c_in / groups, kH, kW), bias and activation."""
         conv = self.conv
-        if not self.in_bytes:
-            y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-            return cast(Tensor, act(y))
-        x, weight = rounded_maps(x), rounded_weight(weight)
+        if self.in_bytes:
+            x, weight = rounded_maps(x), rounded_weight(weight)
         y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-        return cast(Tensor, act(rounded_maps(y.clamp(min=SILU_LOW) if isinstance(act, SiLU) else y)))
+        if self.in_bytes:
+            y = rounded_maps(y.clamp(min=SILU_LOW) if isinstance(act, SiLU) else y)
+        return cast(Tensor, act(y))
 
     @torch.no_grad()
     def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:

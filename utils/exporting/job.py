@@ -27,7 +27,7 @@ VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every
 log = logging.getLogger(__name__)
 
 
-class Detector(NamedTuple):
+class RawDetector(NamedTuple):
     """A raw model on the CPU, and what else its file says."""
 
     model: DetectionModel
@@ -62,7 +62,7 @@ class ExportJob:
     conf: float
     training: DatasetIndex | None = None
     finetuned: Path | None = None
-    before: Detector | None = None
+    before: RawDetector | None = None
 
     @classmethod
     def read(cls, config: ExportConfig, finetuned: Path | None = None) -> ExportJob:
@@ -151,7 +151,7 @@ class ExportJob:
         return index
 
 
-def _detector(path: Path, config: ExportConfig) -> Detector:
+def _detector(path: Path, config: ExportConfig) -> RawDetector:
     """What a checkpoint holds; its head keeps what inference needs.
 
     Raises:
@@ -164,7 +164,7 @@ def _detector(path: Path, config: ExportConfig) -> Detector:
             f"--weights {path}: reads images of {model.channels} channels, expected 3: exports are for RGB."
         )
     model.head.keep_inference(end2end=config.end2end)
-    return Detector(model, weights)
+    return RawDetector(model, weights)
 
 
 def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

@@ -130,7 +130,7 @@ class Judge:
             found = self._measure(backend, reference.findings.rounds)
         except UserError as error:  # what it finds is nothing that a detector finds
             return Row(path.name, megabytes, precision, failures=str(error))
-        network = _at_size(self._network, size_hw)
+        network, made_of = _at_size(self._network, size_hw), self._job.finetuned or self._job.path
         apart = difference_of(
             reference.findings, found.findings, self._pictures, self._imgsz(network), allowed, network
         )
@@ -147,7 +147,7 @@ class Judge:
             measured,
             apart,
             "; ".join(filter(None, failures)),
-            "" if apart.detections else "on these pictures neither it nor what it was made of finds anything",
+            "" if apart.detections else f"on these pictures neither it nor {made_of.name} finds anything",
         )
 
     def _open(self, path: Path) -> Backend | PictureBackend:
