@@ -1,15 +1,19 @@
 """`best-int8.xml`: the graph of best.xml with its convolutions in 8 bits, by NNCF's post-training quantisation.
 
-NNCF sees the part from the network's images to the head's last convolutions, which it must not touch, and nothing of
-the rest: it does not read the branches that the suppression has. SiLU stays float32, so that OpenVINO computes it with
-the convolution before, and so do the layers that sensitivity.py finds.
+NNCF sees the part from the first convolution to the head's last ones, which it must not touch, and nothing of the rest:
+it does not read the branches that the suppression has. SiLU stays float32, so that OpenVINO computes it with the
+convolution before, and so do the layers that sensitivity.py finds.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
+from tessera.models.layers.blocks import Conv
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.quantized.calibration import body_weights, calibration_images, quantized_weights
 from tessera.utils.exporting.quiet import quiet
@@ -32,7 +36,7 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
     _fold(network)
     in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
     in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
-    inputs = [image.numpy() for image in calibration_images(job)]
+    inputs = _read_first(job)
     with quiet("nncf"):
         quantized = nncf.quantize(
             network,
@@ -44,8 +48,19 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
     _put_back(model, quantized, body)
 
 
+def _read_first(job: ExportJob) -> list[Any]:
+    """What the first convolution reads of each picture: its image, or that cut up by `Focus`."""
+    layer, read = copy.deepcopy(job.model.model[0]).eval(), []
+    first = next(module for module in layer.modules() if isinstance(module, Conv))
+    first.register_forward_pre_hook(lambda _, given: read.append(given[0].numpy()))
+    with torch.no_grad():
+        for image in calibration_images(job):
+            layer(image)
+    return read
+
+
 def _network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
-    """From the images to the predictions' logits, as a model of its own."""
+    """From what the first convolution reads to the predictions' logits, as a model of its own."""
     first, last = _ends(model, weights)
     source = first.input_value(0)
     images = openvino.op.Parameter(source.get_element_type(), source.get_partial_shape())

@@ -22,6 +22,7 @@ from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, node
 from tessera.utils.exporting.quantized.rounding import round_weights
 from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
 from tessera.utils.exporting.writers.onnx_file import onnx_bytes, write_onnx
+from tessera.utils.exporting.writers.openvino import write_openvino
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
@@ -161,6 +162,18 @@ def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> Non
     for name in weights:
         stored = after[f"{name}_quantized"] * after[f"{name}_scale"][:, None, None, None]
         np.testing.assert_allclose(stored, before[name], rtol=0, atol=1e-5 * np.abs(before[name]).max())
+
+
+@pytest.mark.slow
+def test_a_network_that_cuts_up_its_images_first_becomes_bytes_in_openvino(tmp_path: Path) -> None:
+    for package in ("onnxruntime", "openvino", "nncf"):
+        pytest.importorskip(package)
+    data = dataset(tmp_path, train=4, val=2, size=64)
+    focused = {**ANCHORED, "backbone": [[-1, 1, "Focus", [8, 3]], *ANCHORED["backbone"][1:]]}  # type: ignore[misc]
+    weights = checkpoint(tmp_path / "best.pt", focused, data=str(data))
+    written = tmp_path / "best.xml"
+    write_openvino(ExportJob.read(ExportConfig(weights=str(weights), imgsz=(64,), int8=True)), written)
+    assert precision_of(written).startswith("int8")
 
 
 @pytest.mark.slow
