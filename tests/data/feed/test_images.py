@@ -262,8 +262,8 @@ def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> N
         index.path(2).unlink()
     port = free_port()
     context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, index, results)) for rank in range(2)]
+    results, told = context.Queue(), context.Barrier(2)
+    ranks = [context.Process(target=_rank, args=(rank, port, index, results, told)) for rank in range(2)]
     for process in ranks:
         process.start()
     said = dict(results.get(timeout=60) for _ in ranks)
@@ -271,14 +271,14 @@ def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> N
         process.join(60)
     assert [process.exitcode for process in ranks] == [0, 0]
     if broken:
-        assert any("2.png" in message for message in said.values()), "rank 0 may end, and its store, before 1 is told"
+        assert all("2.png" in message for message in said.values())
     else:
         inodes = {inode for inode, _ in said.values()}
         sums = {tuple(total) for _, total in said.values()}
         assert len(inodes) == 1 and len(sums) == 1
 
 
-def _rank(rank: int, port: int, index: DatasetIndex, results: Any) -> None:
+def _rank(rank: int, port: int, index: DatasetIndex, results: Any, told: Any) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
@@ -289,3 +289,4 @@ def _rank(rank: int, port: int, index: DatasetIndex, results: Any) -> None:
             world.barrier()  # the first rank keeps the file until all have read from it
     except UserError as error:
         results.put((rank, str(error)))
+        told.wait(60)  # the first rank serves the store, over which the other learns of the error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -37,10 +38,11 @@ def test_the_gradient_passes_through_the_rounding() -> None:
     assert torch.equal(rounded_maps(torch.zeros(1, 1, 2, 2)), torch.zeros(1, 1, 2, 2))
 
 
-@pytest.mark.parametrize("block", [Conv(6, 8, 3), Conv(6, 8, act=False), RepConv(6, 8)])
-def test_it_is_computed_alike_in_training_in_evaluation_and_folded(block: nn.Module) -> None:
+@pytest.mark.parametrize("make", [lambda: Conv(6, 8, 3), lambda: Conv(6, 8, act=False), lambda: RepConv(6, 8)])
+def test_it_is_computed_alike_in_training_in_evaluation_and_folded(make: Callable[[], nn.Module]) -> None:
     """As one convolution with the normalisation in it, whose statistics stay; a copy, as the average is one, too."""
-    x = torch.randn(2, 6, 9, 9)
+    torch.manual_seed(0)
+    block, x = make(), torch.randn(2, 6, 9, 9)
     with torch.no_grad():
         for _ in range(20):
             block.train()(x)
@@ -58,7 +60,8 @@ def test_it_is_computed_alike_in_training_in_evaluation_and_folded(block: nn.Mod
     block.fold_batch_norm()  # type: ignore[operator]
     folded = block(x)
     assert torch.equal(trained, evaluated) and torch.equal(trained, copied(x))
-    assert (folded - evaluated).abs().max() < 0.05 * exact.std(), "a value between two steps may go either way"
+    step = WIDER * (exact.amax() - exact.amin()) / 255
+    assert (folded - evaluated).abs().max() < 3 * step, "a number between two steps may go either way"
     assert 0 < (evaluated - exact).abs().max() < 0.1 * exact.abs().max()
 
 

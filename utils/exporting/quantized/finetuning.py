@@ -6,11 +6,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from tessera.utils.config import TrainConfig
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.files import user_path
 
 PROJECT = "runs/export"
-_BATCH = 16  # images, of a file that does not say with how many it was trained
 # Flags that stay as the checkpoint was trained with: which images, which objects, cut how.
 _KEPT = ("cache", "image_weights", "label_smoothing", "overlap", "sampling", "seed", "single_cls", "tile")
 
@@ -25,11 +24,11 @@ def training_flags(job: ExportJob, ranks: int) -> dict[str, Any]:
     data = config.data or job.weights.data
     digest = hashlib.sha256(f"{job.sha256} {data} {job.imgsz}".encode()).hexdigest()[:8]
     name = f"{job.path.stem}-int8-{digest}"
-    begun = (user_path(PROJECT, "--project") / name / "weights" / "last.pt").exists()
+    begun = _saved(name, "last.pt").exists()
     return {
         **{flag: before[flag] for flag in _KEPT if flag in before},
         **({} if begun else {"weights": str(job.path.absolute())}),
-        "batch_size": -(-int(before.get("batch_size", _BATCH)) // ranks) * ranks,
+        "batch_size": -(-int(before.get("batch_size", TrainConfig.batch_size)) // ranks) * ranks,
         "data": data,
         "imgsz": job.imgsz,
         "epochs": config.finetune,
@@ -44,4 +43,9 @@ def training_flags(job: ExportJob, ranks: int) -> dict[str, Any]:
 
 def trained_best(flags: dict[str, Any]) -> Path:
     """What the training with these flags ends with."""
-    return user_path(flags["project"], "--project") / flags["name"] / "weights" / "best.pt"
+    return _saved(flags["name"], "best.pt")
+
+
+def _saved(name: str, file: str) -> Path:
+    """A checkpoint of the run with this name."""
+    return Path(PROJECT).absolute() / name / "weights" / file
