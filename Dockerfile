@@ -9,13 +9,15 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libgl1 libgl
 
 WORKDIR /tessera
 COPY pyproject.toml ./
+# With bytecode: else each process that a container starts would compile torch's sources, which takes longer than the
+# rest of its imports.
 RUN pip install --no-cache-dir uv \
-    && uv pip install --system --no-cache --torch-backend "$TORCH" -r pyproject.toml \
+    && uv pip install --system --no-cache --compile-bytecode --torch-backend "$TORCH" -r pyproject.toml \
         --extra export --extra openvino --extra safetensors
 COPY . .
 
 # The process may have any user's number (docker run --user), so the folders that it writes to are everyone's.
-RUN useradd tessera && mkdir -p datasets runs /cache && chmod 1777 datasets runs /cache
+RUN python -m compileall -q . && useradd tessera && mkdir -p datasets runs /cache && chmod 1777 datasets runs /cache
 ENV HOME=/cache USER=tessera TESSERA_CACHE=/cache/tessera PYTHONDONTWRITEBYTECODE=1 ORT_DISABLE_TELEMETRY=1
 USER tessera
 ENTRYPOINT ["python"]

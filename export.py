@@ -130,7 +130,7 @@ def finetune(config: ExportConfig) -> Path | None:
         flags = world.from_main(prepare)
         log.info(
             f"--finetune: trains in {flags['project']}/{flags['name']}; stopped, the same command resumes it, and "
-            "exports then."
+            "exports then. Without that folder it begins anew."
         )
     tessera.train(**flags)
     return trained_best(flags)

@@ -128,7 +128,7 @@ def validate(config: ValConfig, world: World) -> Validated:
             metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
             listing = report_suspects(judged, index, spec, run, origin, config)
             return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
-        use = Use(imgsz, len(index), 1 if config.tile else config.batch_size)
+        use = Use(imgsz, len(index)) if config.tile else Use(imgsz, len(index), config.batch_size, split=index)
         model = in_runtime(model, config.runtime, config.weights, world, use)
         coco = CocoSink(index) if config.save_json else None
         if world.is_main:

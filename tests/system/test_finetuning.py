@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tessera.commands import export, train
 from tessera.utils.checkpoints.format import load_any_checkpoint
@@ -12,7 +13,7 @@ from tessera.utils.errors import ConfigError
 from tests.system.jobs import Job
 from tests.system.launch import ROOT, torchrun, torchrun_command, wait_until
 from tests.system.tiny import assert_same_checkpoint, make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint, dataset
+from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, dataset
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ def test_it_is_killed_on_two_ranks_and_resumed(
         outcome = torchrun(*words, cwd=tmp_path / folder)
         assert outcome.code == 0, outcome.said
         assert outcome.out.count("Compared on") == 1, "rank 0 exports"
-        assert (tmp_path / "best-int8.onnx").is_file()
+        assert (tmp_path / "best-int8-finetune.onnx").is_file()
     resumed, whole = last("killed"), last("whole")
     assert resumed and whole
     assert_same_checkpoint(resumed, whole)
@@ -50,7 +51,7 @@ def test_it_is_killed_on_two_ranks_and_resumed(
     (tmp_path / "moved").mkdir()
     moved = weights.rename(tmp_path / "moved" / "best.pt")
     (path,) = export.run(**{**given, "weights": str(moved)}, int8=True)
-    assert path.name == "best-int8.onnx" and whole.read_bytes() == saved, "it is trained already"
+    assert path.name == "best-int8-finetune.onnx" and whole.read_bytes() == saved, "it is trained already"
     assert "is done, after 6 epochs" in capsys.readouterr().err
 
 
@@ -63,6 +64,21 @@ def test_what_cannot_learn_to_compute_in_8_bits(tmp_path: Path) -> None:
         train.run(data=str(data), int8=True)
     with pytest.raises(ConfigError, match=r"--end2end"):  # before it is trained
         export.run(weights=weights, data=str(dataset(tmp_path / "own")), int8=True, finetune=2, end2end=True)
-    with pytest.raises(ConfigError, match=r"--int8: best\.pt .* knows 3 classes in another order .* expected the 6 of"):
-        train.run(data=str(data), int8=True, weights=weights, project=str(tmp_path / "runs"), device="cpu")
-    assert not (tmp_path / "runs" / "exp").exists()
+    own = dataset(tmp_path / "trained")
+    for flags, why in (
+        ({"data": data}, "knows 3 classes, expected the 6 of"),
+        ({"data": renamed(own, ["x", "y", "z"])}, "knows other classes than .* 'x' in the data"),
+        ({"data": renamed(own, list(NAMES[::-1]))}, "knows the classes of .* in another order"),
+        ({"data": own, "cfg": "yolov5s.yaml"}, "is another model than --cfg yolov5s.yaml"),
+    ):
+        where = {name: str(value) for name, value in flags.items()}
+        with pytest.raises(ConfigError, match=rf"--int8: best\.pt .* {why}.*: a model learns its objects first"):
+            train.run(**where, int8=True, weights=weights, project=str(tmp_path / "runs"), device="cpu")
+        assert not (tmp_path / "runs" / "exp").exists()
+
+
+def renamed(data: Path, names: list[str]) -> Path:
+    """A dataset with other names for its classes."""
+    other = data.with_name(f"{'-'.join(names)}.yaml")
+    other.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": names}))
+    return other

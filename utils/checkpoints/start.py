@@ -16,6 +16,7 @@ from tessera.utils.checkpoints.fitting import (
     intersect_weights,
     moved_classes,
     names_say_nothing,
+    renamed_classes,
     warn_of_moved_classes,
 )
 from tessera.utils.checkpoints.foreign import efficientnet_lite
@@ -73,13 +74,17 @@ def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | 
 
 def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights) -> None:
     """Refuse `--int8` for weights that do not know the classes `names` in their order, in their own model."""
-    own_model, moved = _of_own_model(config, weights), moved_classes(weights.names, names)
-    if not own_model or moved or len(weights.names) != len(names):
-        others = " of another model" if not own_model else f" in another order ({moved})" if moved else ""
-        raise ConfigError(
-            f"--int8: {weights.source} knows {len(weights.names)} classes{others}, expected the {len(names)} of "
-            f"{config.data}: {_TRAINED_FIRST}"
-        )
+    if not _of_own_model(config, weights):
+        why = f"is another model than --cfg {config.cfg}"
+    elif len(weights.names) != len(names):
+        why = f"knows {len(weights.names)} classes, expected the {len(names)} of {config.data}"
+    elif moved := moved_classes(weights.names, names):
+        why = f"knows the classes of {config.data} in another order ({moved})"
+    elif renamed := renamed_classes(weights.names, names):
+        why = f"knows other classes than {config.data} ({renamed})"
+    else:
+        return
+    raise ConfigError(f"--int8: {weights.source} {why}: {_TRAINED_FIRST}")
 
 
 def _of_own_model(config: TrainConfig, weights: Weights) -> bool:

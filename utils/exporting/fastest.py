@@ -1,7 +1,8 @@
 """A checkpoint in the runtime that computes it fastest on this machine: measured once, and remembered.
 
 ONNX Runtime and OpenVINO compute the bare network that export.py writes with `--raw`. One of them is taken only where
-it finds what torch finds, by the comparison that ends an export.
+it finds what torch finds, by the comparison that ends an export. What is timed is what the command does: batches of its
+own split from pixels to matches, or pictures one by one from pixels to boxes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 
+from tessera.data.feed.images import ImageStore
+from tessera.data.feed.loader import build_val_loader
+from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.exporting.network_cache import (
     EXPORTS,
     exported,
@@ -35,7 +41,7 @@ from tessera.utils.exporting.parity.samples import gather
 from tessera.utils.exporting.parity.trial import ROUNDS
 from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.files import kept
-from tessera.utils.flags.export import ExportConfig
+from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.host import processor, threads_apart
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
@@ -44,6 +50,7 @@ from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import OpenModel, open_exported
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.text import first_line
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +58,7 @@ WORTH_MEASURING = 1000  # pictures: for fewer, to export and to compare takes lo
 WORTH_CHANGING = 0.9  # of torch's time
 _TITLES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 _ROUNDS = 3  # of all runtimes by turns
+_IMAGES = 48  # of a validation that each computes in a round, about; two batches at least
 
 
 class Use(NamedTuple):
@@ -59,14 +67,16 @@ class Use(NamedTuple):
     Attributes:
         imgsz: long side of the pictures in pixels.
         pictures: that are to come, about.
-        batch: that it is given at once.
-        several: threads may compute several at once; else each has all of them.
+        batch: of a validation; 0 = pictures come one by one.
+        several: threads may then compute several at once; else each has all of them.
+        split: that is validated.
     """
 
     imgsz: int
     pictures: float
-    batch: int = 1
+    batch: int = 0
     several: bool = True
+    split: DatasetIndex | None = None
 
 
 class Choice(NamedTuple):
@@ -74,7 +84,7 @@ class Choice(NamedTuple):
 
     Attributes:
         runtime: the fastest.
-        ms: a picture, by runtime: from pixels to boxes, or of a batch the network alone; None where it does not find
+        ms: a picture, by runtime: from pixels to boxes, or of a validation to matches; None where it does not find
             what torch finds.
     """
 
@@ -159,8 +169,9 @@ def _choice(network: TorchNetwork, asked: str, weights: str, world: World, use: 
             return None
     else:
         names, use = [asked], Use(use.imgsz, math.inf)  # that it finds the same is what counts
-        EXPORTS[asked].require(ExportConfig(raw=True))
-    given = {"asked": asked, "use": use._replace(pictures=0)}
+        for package in packages(asked):
+            import_extra(package, EXPORTS[asked].extra, f"--runtime {asked}")
+    given = {"asked": asked, "use": use._replace(pictures=0, split=None)}
     is_worth_it = asked != "auto" or use.pictures >= WORTH_MEASURING
     if not is_worth_it and not any(folder().glob("*.json")):
         return None  # of any weights, so that these need not be read again
@@ -184,7 +195,8 @@ def _measured(
     Raises:
         UserError: the one that was asked for cannot be; or the disk is at fault, and nothing may be remembered.
     """
-    log.info(f"{network.source}: measuring once which runtime computes it fastest: {', '.join(('torch', *names))} …")
+    what = "comparing once what it finds" if asked != "auto" else "measuring once which runtime computes it fastest"
+    log.info(f"{network.source}: {what}: {', '.join(('torch', *names))} …")
     samples, job = gather(None, use.imgsz), replace(job_of(network, weights), imgsz=use.imgsz)
     judge, sound = Judge(job, samples, world, None), {"torch": network}
     for name in names:
@@ -210,23 +222,44 @@ def _measured(
 def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], use: Use) -> dict[str, float]:
     """Milliseconds a picture of each, by turns; of the round least disturbed."""
     best = dict.fromkeys(networks, math.inf)
-    images = torch.rand(use.batch, 3, use.imgsz, use.imgsz, generator=torch.Generator())
+    if use.split is not None:
+        passed = _validation(use.split, use, networks["torch"].stride)
+    else:
+        passed = partial(_one_by_one, pictures, use)
     for _ in range(_ROUNDS):
         for name, network in networks.items():
-            at_once = network.compute_apart() if use.several else 1
-            pipeline, rules = Pipeline(network, use.imgsz), ROUNDS[0].rules(network)
             started = time.perf_counter()
-            if use.batch > 1:
-                network(images)
-            elif at_once > 1:
-                with threads_apart(at_once, "measuring") as pool:
-                    collections.deque(pool.map(pipeline, pictures, itertools.repeat(rules)), 0)
-            else:
-                for picture in pictures:
-                    pipeline(picture, rules)
-            count = use.batch if use.batch > 1 else len(pictures)
+            count = passed(network)
             best[name] = min(best[name], 1000 * (time.perf_counter() - started) / count)
     return best
+
+
+def _validation(index: DatasetIndex, use: Use, stride: int) -> Callable[[TorchNetwork], int]:
+    """Measures some batches of a split, decoded once for all networks; returns how many images they have."""
+    alone = World()
+    precision = Precision(alone.accelerator, torch.float32)
+    store = ImageStore(index, use.imgsz, "area")
+    with build_val_loader(store, alone, batch_size=use.batch, stride=stride, workers=0) as loader:
+        batches = list(itertools.islice(loader, max(2, math.ceil(_IMAGES / use.batch))))
+
+    def passed(network: TorchNetwork) -> int:
+        Measurement(network, index, alone, Settings(), precision, None).add(batches)
+        return sum(map(len, batches))
+
+    return passed
+
+
+def _one_by_one(pictures: Sequence[Pixels], use: Use, network: TorchNetwork) -> int:
+    """Computes pictures as they come from files or streams; returns how many."""
+    at_once = network.compute_apart() if use.several else 1
+    pipeline, rules = Pipeline(network, use.imgsz), ROUNDS[0].rules(network)
+    if at_once > 1:
+        with threads_apart(at_once, "measuring") as pool:
+            collections.deque(pool.map(pipeline, pictures, itertools.repeat(rules)), 0)
+    else:
+        for picture in pictures:
+            pipeline(picture, rules)
+    return len(pictures)
 
 
 def _computed_by(network: TorchNetwork, path: Path, world: World) -> TorchNetwork:

@@ -109,7 +109,7 @@ FORMATS = (
     Format(
         "openvino",
         ".xml",
-        ("raw", "half", "int8", "end2end"),
+        ("raw", "half", "int8", "finetune", "end2end"),
         write_openvino,
         "openvino",
         ("onnx", "onnxscript", "openvino"),

@@ -22,7 +22,7 @@ from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import DatasetIndex
 
-VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
+VARIANTS = ("raw", "half", "int8", "finetune", "end2end", "batched")  # flags that not every format can follow
 
 log = logging.getLogger(__name__)
 
