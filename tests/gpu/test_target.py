@@ -26,6 +26,7 @@ def run_target(target: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_no_optional_package_is_needed() -> None:
     done = run_target("gpu-stand-in", "--collect-only", "-m", "gpu or not gpu")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from tests.hostile.expect import Message, checked, message_or_result
 from tests.system.launch import run_command
 
 
+@pytest.mark.slow
 def test_a_few_cases_of_every_subject() -> None:
     done = run_command([sys.executable, "-m", "tests.hostile", "--fast"], timeout=900)
     assert done.code == 0, done.said

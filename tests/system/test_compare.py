@@ -42,6 +42,7 @@ def result(folder: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_two_ranks_compare_as_one(runs: tuple[Path, Path, Path], tmp_path: Path, command: Command) -> None:
     a, b, data = runs
     alone = command(compare.main, str(a), str(b), *args(tmp_path, "--name", "alone"))

@@ -8,6 +8,8 @@ import signal
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from tessera.utils.exporting.network_cache import packages
 from tests.system.jobs import Job
 from tests.system.launch import python_command
@@ -16,6 +18,7 @@ from tests.utils.inference.sources.made_sources import events, frames, items
 from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
 
+@pytest.mark.slow
 def test_a_stream_until_it_is_interrupted(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED)
     flags = ["--weights", str(weights), "--project", str(tmp_path / "runs")]

@@ -73,10 +73,8 @@ def test_a_signal_stops_after_the_step(
     assert_resumes(tmp_path / "exp", 1, undisturbed[1], "--workers", "2")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stop"),
-    [(1, "kill"), pytest.param(1, "SIGTERM", marks=pytest.mark.slow), pytest.param(2, "kill", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stop"), [(1, "kill"), (1, "SIGTERM"), (2, "kill")])
 def test_a_validation_that_is_broken_off_loses_nothing(
     data: Path, tmp_path: Path, undisturbed: dict[int, Path], ranks: int, stop: str
 ) -> None:
@@ -98,11 +96,10 @@ def test_a_validation_that_is_broken_off_loses_nothing(
     ("ranks", "fault", "code", "sentence"),
     [
         (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
-        (
-            1,
-            "0 end 1 SIGINT",
-            130,
+        pytest.param(
+            *(1, "0 end 1 SIGINT", 130),
             "Stopped by SIGINT after the last epoch, whose checkpoint is saved; val.py measures",
+            marks=pytest.mark.slow,
         ),
         pytest.param(2, "1 scan 1 SIGTERM", 1, "Stopped by SIGTERM before the first step", marks=pytest.mark.slow),
         pytest.param(2, "0 scan 1 SIGINT", 1, "Stopped by SIGINT before the first step", marks=pytest.mark.slow),

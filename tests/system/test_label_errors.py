@@ -35,6 +35,7 @@ def listed(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run / "label_errors.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_list_page_and_copy_and_the_same_on_two_ranks(trained: list[str], tmp_path: Path, command: Command) -> None:
     copy = tmp_path / "copy"
     args = [*trained, "--find-errors", "--project", str(tmp_path)]

@@ -143,12 +143,13 @@ def one_after_the_other(lists: Iterable[list[str]]) -> list[str]:
 ALL = tuple(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "ranks"),
     [
         (ALL[:2], 2),
-        pytest.param(ALL[2:], 2, marks=pytest.mark.slow),
-        pytest.param(ALL[:2], 4, marks=pytest.mark.slow),
+        (ALL[2:], 2),
+        (ALL[:2], 4),
     ],
     ids=["plain-2", "others-2", "plain-4"],
 )

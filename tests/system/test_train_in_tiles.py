@@ -30,6 +30,7 @@ def figures(outcome: Outcome) -> list[str]:
     return [line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
 
 
+@pytest.mark.slow
 def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_path: Path, command: Command) -> None:
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text((ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text() + "class_weights: auto\n")

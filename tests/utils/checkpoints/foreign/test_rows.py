@@ -79,6 +79,7 @@ def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path
     assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
 
 
+@pytest.mark.slow
 @each_by_size
 def test_rows_of_the_exported_onnx(
     reference: str, family_files: Callable[[str], Path], shared: Path, tmp_path: Path
