@@ -195,8 +195,9 @@ def _measured(
     Raises:
         UserError: the one that was asked for cannot be; or the disk is at fault, and nothing may be remembered.
     """
-    what = "comparing once what it finds" if asked != "auto" else "measuring once which runtime computes it fastest"
-    log.info(f"{network.source}: {what}: {', '.join(('torch', *names))} …")
+    titles = " and ".join(_TITLES[name] for name in ("torch", *names))
+    what = "which computes it fastest of" if asked == "auto" else "whether the same is found by"
+    log.info(f"{network.source}: measuring once {what} {titles} …")
     samples, job = gather(None, use.imgsz), replace(job_of(network, weights), imgsz=use.imgsz)
     judge, sound = Judge(job, samples, world, None), {"torch": network}
     for name in names:
@@ -238,8 +239,10 @@ def _validation(index: DatasetIndex, use: Use, stride: int) -> Callable[[TorchNe
     """Measures some batches of a split, decoded once for all networks; returns how many images they have."""
     alone = World()
     precision = Precision(alone.accelerator, torch.float32)
-    store = ImageStore(index, use.imgsz, "area")
-    with build_val_loader(store, alone, batch_size=use.batch, stride=stride, workers=0) as loader:
+    with (
+        ImageStore(index, use.imgsz, "area") as store,
+        build_val_loader(store, alone, batch_size=use.batch, stride=stride, workers=0) as loader,
+    ):
         batches = list(itertools.islice(loader, max(2, math.ceil(_IMAGES / use.batch))))
 
     def passed(network: TorchNetwork) -> int:

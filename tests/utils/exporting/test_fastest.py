@@ -39,7 +39,7 @@ def measured(
         with caplog.at_level(logging.INFO):
             given = {"weights": str(made_pt), "data": str(data), "device": "cpu", "workers": 0, **flags}
             found = val.run(**given, runtime=runtime, project=str(tmp_path / "runs"), noreport=True)
-        return found, [text for text in caplog.messages if "ing once" in text or "computed by" in text]
+        return found, [text for text in caplog.messages if "measuring once" in text or "computed by" in text]
 
     return run
 
