@@ -19,7 +19,6 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from tessera.utils.exporting.formats import FORMATS, Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import size_of
 from tessera.utils.exporting.parity.verify import Verified, verify
-from tessera.utils.exporting.quantized.finetuning import alone_in, folder_of, training_flags
+from tessera.utils.exporting.quantized.finetuning import trained_best, training_flags
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
@@ -119,25 +118,22 @@ def finetune(config: ExportConfig) -> Path | None:
     """
     if not config.finetune:
         return None
-    with ExitStack() as turn:
-        with open_world(config.device, call=repr(config)) as world:
-            setup_logging(world.rank, world.size)
+    with open_world(config.device, call=repr(config)) as world:
+        setup_logging(world.rank, world.size)
 
-            def prepare() -> dict[str, Any]:
-                formats_of(config)
-                job = ExportJob.read(config)
-                make_output(job.folder)
-                trained = folder_of(job)
-                log.info(
-                    f"--finetune: trains in {trained}, once no other command does; stopped, the same command resumes "
-                    "it, and exports then. Without that folder it begins anew."
-                )
-                turn.enter_context(alone_in(trained))
-                return training_flags(job, trained, world.size)
+        def prepare() -> dict[str, Any]:
+            formats_of(config)
+            job = ExportJob.read(config)
+            make_output(job.folder)
+            return training_flags(job, world.size)
 
-            flags = world.from_main(prepare)
-        tessera.train(**flags)
-    return Path(flags["project"], flags["name"], "weights", "best.pt").absolute()
+        flags = world.from_main(prepare)
+        log.info(
+            f"--finetune: trains in {flags['project']}/{flags['name']}; stopped, the same command resumes it, and "
+            "exports then. Without that folder it begins anew."
+        )
+    tessera.train(**flags)
+    return trained_best(flags)
 
 
 def start(given: dict[str, Any]) -> Verified | None:

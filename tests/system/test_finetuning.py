@@ -10,7 +10,6 @@ import yaml
 from tessera.commands import export, train
 from tessera.utils.checkpoints.format import load_any_checkpoint
 from tessera.utils.errors import ConfigError
-from tessera.utils.report.results import read_results
 from tests.system.jobs import Job
 from tests.system.launch import ROOT, torchrun, torchrun_command, wait_until
 from tests.system.tiny import assert_same_checkpoint, make_data
@@ -38,17 +37,13 @@ def test_it_is_killed_on_two_ranks_and_resumed(
         (tmp_path / folder).mkdir()
     with Job(torchrun_command(*words), tmp_path / "job", cwd=tmp_path / "killed") as job:
         wait_until(lambda: last("killed"), 200, lambda: job.said)
-    with Job(torchrun_command(*words), tmp_path / "job", cwd=tmp_path / "killed") as other:
-        outcomes = [torchrun(*words, cwd=tmp_path / folder) for folder in ("killed", "whole")]
-        outcomes.append(other.wait(300))
-    for outcome in outcomes:
+    for folder in ("killed", "whole"):
+        outcome = torchrun(*words, cwd=tmp_path / folder)
         assert outcome.code == 0, outcome.said
         assert outcome.out.count("Compared on") == 1, "rank 0 exports"
-    assert (tmp_path / "best-int8-finetune.onnx").is_file()
+        assert (tmp_path / "best-int8-finetune.onnx").is_file()
     resumed, whole = last("killed"), last("whole")
     assert resumed and whole
-    epochs = read_results(resumed.parent.parent / "results.csv")["epoch"]
-    assert epochs.tolist() == list(range(6)), "of two commands at once one trains"
     assert_same_checkpoint(resumed, whole)
     assert load_any_checkpoint(whole)["epoch"] == 6 and weights.read_bytes() == before
     saved = whole.read_bytes()
