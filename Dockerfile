@@ -9,11 +9,12 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libgl1 libgl
 
 WORKDIR /tessera
 COPY pyproject.toml ./
-# With bytecode: else each process that a container starts would compile torch's sources, which takes longer than the
-# rest of its imports.
+# With bytecode, also of the standard library, of which the base image has none: else each process that a container
+# starts would compile torch's sources, which takes longer than the rest of its imports.
 RUN pip install --no-cache-dir uv \
     && uv pip install --system --no-cache --compile-bytecode --torch-backend "$TORCH" -r pyproject.toml \
-        --extra export --extra openvino --extra safetensors
+        --extra export --extra openvino --extra safetensors \
+    && python -m compileall -q -x "site-packages|test" /usr/local/lib/python3.12
 COPY . .
 
 # The process may have any user's number (docker run --user), so the folders that it writes to are everyone's.

@@ -55,8 +55,7 @@ def main() -> None:
     for weights in given.weights:
         rivals = {}
         for runtime in RUNTIMES[1:]:
-            use = Use(given.imgsz, len(index), given.batch, split=index)
-            network = in_runtime(open_model(weights, world), runtime, weights, world, use)
+            network = in_runtime(open_model(weights, world), runtime, weights, world, Use(given.imgsz, len(index)))
             found = measure(network, index, world, given.imgsz, Settings(), batch_size=given.batch, workers=0)
             print(f"{weights}, {runtime}: mAP50-95 {found.metrics.map:.6f}", flush=True)
             rivals[f"{runtime}, val.py"] = validation(network, index, given.imgsz, given.batch)

@@ -97,7 +97,9 @@ def test_a_validation_that_is_broken_off_loses_nothing(
     [
         (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
         pytest.param(
-            *(1, "0 end 1 SIGINT", 130),
+            1,
+            "0 end 1 SIGINT",
+            130,
             "Stopped by SIGINT after the last epoch, whose checkpoint is saved; val.py measures",
             marks=pytest.mark.slow,
         ),

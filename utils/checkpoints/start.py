@@ -80,7 +80,7 @@ def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights
         why = f"knows {len(weights.names)} classes, expected the {len(names)} of {config.data}"
     elif moved := moved_classes(weights.names, names):
         why = f"knows the classes of {config.data} in another order ({moved})"
-    elif renamed := renamed_classes(weights.names, names):
+    elif not names_say_nothing(names) and (renamed := renamed_classes(weights.names, names)):
         why = f"knows other classes than {config.data} ({renamed})"
     else:
         return

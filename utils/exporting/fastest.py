@@ -1,8 +1,8 @@
 """A checkpoint in the runtime that computes it fastest on this machine: measured once, and remembered.
 
 ONNX Runtime and OpenVINO compute the bare network that export.py writes with `--raw`. One of them is taken only where
-it finds what torch finds, by the comparison that ends an export. What is timed is what the command does: batches of its
-own split from pixels to matches, or pictures one by one from pixels to boxes.
+it finds what torch finds, by the comparison that ends an export. What is timed for `auto` is what the command does:
+batches of its own split from pixels to matches, or drawn pictures from pixels to boxes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import OpenModel, open_exported
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.text import first_line
-from tessera.utils.types import DatasetIndex
+from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ WORTH_MEASURING = 1000  # pictures: for fewer, to export and to compare takes lo
 WORTH_CHANGING = 0.9  # of torch's time
 _TITLES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 _ROUNDS = 3  # of all runtimes by turns
-_IMAGES = 48  # of a validation that each computes in a round, about; two batches at least
+_IMAGES, _BATCH = 48, 32  # of a validation, that each computes in a round at least, and of a batch at most
 
 
 class Use(NamedTuple):
@@ -195,9 +195,9 @@ def _measured(
     Raises:
         UserError: the one that was asked for cannot be; or the disk is at fault, and nothing may be remembered.
     """
-    titles = " and ".join(_TITLES[name] for name in ("torch", *names))
-    what = "which computes it fastest of" if asked == "auto" else "whether the same is found by"
-    log.info(f"{network.source}: measuring once {what} {titles} …")
+    titles = ", ".join(_TITLES[name] for name in ("torch", *names))
+    what = "which computes it fastest" if asked == "auto" else "whether both find the same"
+    log.info(f"{network.source}: measuring once {what}: {titles} …")
     samples, job = gather(None, use.imgsz), replace(job_of(network, weights), imgsz=use.imgsz)
     judge, sound = Judge(job, samples, world, None), {"torch": network}
     for name in names:
@@ -237,17 +237,22 @@ def _times(networks: Mapping[str, TorchNetwork], pictures: Sequence[Pixels], use
 
 def _validation(index: DatasetIndex, use: Use, stride: int) -> Callable[[TorchNetwork], int]:
     """Measures some batches of a split, decoded once for all networks; returns how many images they have."""
-    alone = World()
+    alone, batch_size = World(), min(use.batch, _BATCH)
     precision = Precision(alone.accelerator, torch.float32)
     with (
         ImageStore(index, use.imgsz, "area") as store,
-        build_val_loader(store, alone, batch_size=use.batch, stride=stride, workers=0) as loader,
+        build_val_loader(store, alone, batch_size=batch_size, stride=stride, workers=0) as loader,
     ):
-        batches = list(itertools.islice(loader, max(2, math.ceil(_IMAGES / use.batch))))
+        batches, images = list[Batch](), 0
+        for batch in loader:  # the first are of the largest images, and may be small
+            batches.append(batch)
+            images += len(batch)
+            if images >= _IMAGES:
+                break
 
     def passed(network: TorchNetwork) -> int:
         Measurement(network, index, alone, Settings(), precision, None).add(batches)
-        return sum(map(len, batches))
+        return images
 
     return passed
 

@@ -60,11 +60,20 @@ def test_of_few_pictures_nothing_is_measured_but_what_is_known_is_used(
     measured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert measured("auto")[1] == []
+    timed = []
+
+    class Noted(fastest.Measurement):
+        def add(self, batches: Any, sinks: Any = ()) -> None:
+            timed.append([len(batch) for batch in batches])
+            super().add(batches, sinks)
+
     with monkeypatch.context() as many:
         many.setattr(fastest, "WORTH_MEASURING", 1)
-        said = measured("auto")[1]
+        many.setattr(fastest, "Measurement", Noted)
+        said = measured("auto", batch_size=2)[1]
     assert len(said) == 2 and "torch" in said[1]
-    assert measured("auto")[1] == said[1:]
+    assert len(timed) >= 2 * fastest._ROUNDS and max(timed[0]) == 2, "batches of the validation, by each runtime"
+    assert measured("auto", batch_size=2)[1] == said[1:]
 
 
 def test_one_that_finds_something_else_is_not_used(
