@@ -76,10 +76,11 @@ def test_every_module_is_loaded_under_one_name() -> None:
     assert python(ROOT, "-c", EVERY_MODULE, str(ROOT)).stdout == "one name each\n"
 
 
-def test_a_projects_own_modules_stay_its_own(project: Path) -> None:
-    """Where the clone comes first in sys.path, all but the names of the commands' files."""
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["clone first", "clone last"])
+def test_a_projects_own_modules_stay_its_own(project: Path, last: bool) -> None:
+    """Also where the clone comes first in sys.path, all but the names of the commands' files."""
     (project / "mine.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        f"import sys\n{'' if last else f'sys.path.insert(0, {str(ROOT)!r})'}\n"
         "import data, models, utils\n"
         "import tessera\n"
         "assert tessera.Detector.__module__ == 'tessera.utils.inference.detector'\n"

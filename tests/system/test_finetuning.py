@@ -44,6 +44,9 @@ def test_it_is_killed_on_two_ranks_and_resumed(
         assert (tmp_path / "best-int8-finetune.onnx").is_file()
     resumed, whole = last("killed"), last("whole")
     assert resumed and whole
+    assert f"--weights {whole.with_name('best.pt')} --int8\n" in outcome.out, "how its weights are exported"
+    page = whole.parent.with_name("report.html").read_text()
+    assert '<span class="flag">--include</span> onnx <span class="flag">--int8</span>' in page
     assert_same_checkpoint(resumed, whole)
     assert load_any_checkpoint(whole)["epoch"] == 6 and weights.read_bytes() == before
     saved = whole.read_bytes()

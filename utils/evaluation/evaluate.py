@@ -142,7 +142,7 @@ def evaluate(
     with accelerator.untuned():
         if settings.try_half and accelerator.half_is_faster and len(loader.index) >= WORTH_A_TRIAL:
             half = measurement(Precision(accelerator, accelerator.half_dtype))
-            for batch in _voting(_first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
+            for batch in _voting(first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
                 found.add([batch], sinks)
                 half.add([batch])
             if _agree(_joined(found, names, world).metrics, _joined(half, names, world).metrics):
@@ -152,7 +152,7 @@ def evaluate(
     return _joined(found, names, world, errors=settings.errors)
 
 
-def _first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
+def first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
     """The first batches, until there are so many images; the others stay in `batches`."""
     seen = 0
     while seen < images and (batch := next(batches, None)) is not None:

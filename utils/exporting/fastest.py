@@ -26,6 +26,7 @@ from tessera.data.feed.images import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.evaluate import first_images
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.exporting.network_cache import (
     EXPORTS,
@@ -50,7 +51,7 @@ from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import OpenModel, open_exported
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.text import first_line
-from tessera.utils.types import Batch, DatasetIndex
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -243,12 +244,8 @@ def _validation(index: DatasetIndex, use: Use, stride: int) -> Callable[[TorchNe
         ImageStore(index, use.imgsz, "area") as store,
         build_val_loader(store, alone, batch_size=batch_size, stride=stride, workers=0) as loader,
     ):
-        batches, images = list[Batch](), 0
-        for batch in loader:  # the first are of the largest images, and may be small
-            batches.append(batch)
-            images += len(batch)
-            if images >= _IMAGES:
-                break
+        batches = list(first_images(iter(loader), _IMAGES))  # of the largest; the first may be small
+    images = sum(map(len, batches))
 
     def passed(network: TorchNetwork) -> int:
         Measurement(network, index, alone, Settings(), precision, None).add(batches)
