@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 _COMMAND = re.compile(r"`([^`]+)`")
-_FLAG = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
+_FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
 
 
 def rendered(template: str, **values: Any) -> str:
