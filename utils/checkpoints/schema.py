@@ -86,6 +86,11 @@ def _has_shape(value: Any, shape: Any) -> bool:
     return bool(shape(value))
 
 
+def _is_stopper(value: Any) -> bool:
+    wanted = {"best_fitness": _is_number, "best_epoch": _is_epoch}
+    return _has_shape(value, wanted) and _is_epoch(value.get("improved_epoch", START))  # which earlier versions lack
+
+
 _TENSORS = "tensors by name", _Each(str, Tensor)
 _VALUES = "values by name", _TABLE
 _TEXT = "text", str
@@ -116,7 +121,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
     "epoch_losses": ("a row of losses a rank", _is_losses),
     "class_maps": ("a list of numbers", [_is_number]),
     "best_fitness": ("a number", _is_number),
-    "stopper": ("the best epoch", {"best_fitness": _is_number, "best_epoch": _is_epoch}),
+    "stopper": ("the best epoch", _is_stopper),
     "rng": ("the states of generators", _RNG),
     "config": ("flags by name", _Each(str, _Either(_is_flag, [_is_flag]))),
     "hyp": _VALUES,

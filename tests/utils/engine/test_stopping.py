@@ -11,7 +11,8 @@ from tessera.utils.engine.stopping import START, EarlyStopping
     ("patience", "fitness", "stops_after", "best"),
     [
         (2, [0.1, 0.3, 0.2, 0.2], 3, 1),
-        (1, [0.0, 0.0, float("nan")], 2, 1),  # an equal epoch counts as better, and NaN never
+        (2, [0.1, 0.1, 0.1], 2, 2),  # of equal epochs the last is the best, but none is better than the first
+        (2, [0.0, float("nan"), 0.0], 2, 2),
         (0, [-float(epoch) for epoch in range(50)], None, 0),
     ],
 )
@@ -34,6 +35,15 @@ def test_a_fitness_that_is_not_finite_is_no_result(fitness: float) -> None:
     assert not resumed.update(1, 0.0) and resumed.best_epoch == 1 and resumed.best_fitness == 0
     assert not resumed.update(2, fitness) and resumed.best_epoch == 1
     assert stopper.update(2, fitness) and stopper.best_epoch is None, "patience runs out all the same"
+
+
+def test_a_plateau_ends_when_it_would_have_without_the_resume() -> None:
+    first, second, of_an_earlier_version = EarlyStopping(3), EarlyStopping(3), EarlyStopping(3)
+    assert [first.update(epoch, 0.4) for epoch in range(2)] == [False, False]
+    second.load_state_dict(first.state_dict())
+    of_an_earlier_version.load_state_dict({"best_fitness": 0.4, "best_epoch": 1})
+    assert [second.update(epoch, 0.4) for epoch in (2, 3)] == [False, True] and second.best_epoch == 3
+    assert [of_an_earlier_version.update(epoch, 0.4) for epoch in (2, 3, 4)] == [False, False, True]
 
 
 @pytest.mark.parametrize("patience", [1, 3])
