@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
@@ -69,7 +70,12 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None, watch: Watch | None = None
+    asked: TrainConfig,
+    hyp: Hyp | None,
+    world: World,
+    resumed: ResumedRun | None = None,
+    folder: Path | None = None,
+    watch: Watch | None = None,
 ) -> Ended:
     """Train, validate and save, epoch by epoch; every rank calls this.
 
@@ -77,6 +83,7 @@ def train(
         asked, hyp: frozen; the same on every rank. Without `hyp` the model's own for the length of the run.
         world: this rank.
         resumed: what to resume; None = a fresh run.
+        folder: of the run, whose lock is held; None = a new one, as the flags name it.
         watch: what a search sees of it; None outside of one.
 
     Returns:
@@ -92,7 +99,7 @@ def train(
         stack.enter_context(world.accelerator.choosing_kernels(asked.deterministic))
         init_seeds(asked.seed + 1 + world.rank)
 
-        run, data, state, criterion = open_run(asked, hyp, world, resumed, stack)
+        run, data, state, criterion = open_run(asked, hyp, world, resumed, folder, stack)
         loader, val_loader = open_loaders(run, data, stack)
         if resumed:
             resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
@@ -168,7 +175,7 @@ def start(given: Mapping[str, Any]) -> Ended:
     if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
         raise ConfigError("--overlap without --tile: nothing is cut into tiles. Give --tile too, or leave it out.")
     batch_size = 0 if asked.resume else asked.batch_size
-    with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world:
+    with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
         require_same_command(asked, world)
         if asked.check_data:
@@ -178,9 +185,8 @@ def start(given: Mapping[str, Any]) -> Ended:
         ended = Ended()
         if asked.evolve:
             ended = (evolve(*start_of_search(asked, world), world, train) or ended).of_search()
-        elif begun := start_of_run(given, world):
-            config, hyp, resumed = begun
-            ended = train(config, hyp, world, resumed)
+        elif begun := start_of_run(given, world, stack):
+            ended = train(begun.config, begun.hyp, world, begun.resumed, begun.folder)
         remember_end(ended, world)
         return ended
 

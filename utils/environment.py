@@ -133,6 +133,11 @@ def join_timeout_s() -> float:
     return _seconds("TESSERA_JOIN_TIMEOUT", 600)
 
 
+def lock_timeout_s() -> float:
+    """Seconds that a start waits for another process that writes its run directory (TESSERA_LOCK_TIMEOUT)."""
+    return _seconds("TESSERA_LOCK_TIMEOUT", 60)
+
+
 def _seconds(name: str, default: float) -> float:
     """Value of a variable.
 

@@ -157,6 +157,14 @@ def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:
                 path.unlink()
 
 
+def is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether `path` still names this open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def _open_temporary(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, locked as long as it is open where the file system has locks."""
     while True:

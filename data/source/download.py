@@ -19,6 +19,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from tessera.utils.errors import UserError
+from tessera.utils.files import is_at
 from tessera.utils.network import (
     Pace,
     TooSlowError,
@@ -46,21 +47,13 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(path, file):  # its last holder has removed it: whoever comes now locks another file
+            if not is_at(path, file):  # its last holder has removed it: whoever comes now locks another file
                 continue
             try:
                 yield
             finally:
                 path.unlink()
             return
-
-
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Whether `path` still names this open file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def fetch(

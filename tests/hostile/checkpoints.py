@@ -8,6 +8,7 @@ import io
 import random
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def take_weights(path: Path) -> str:
 
 def continue_run(path: Path) -> int:
     """What train.py --resume does with a checkpoint, up to the first step."""
-    config, hyp, resumed = start_of_run({"resume": str(path)}, World())
-    assert resumed is not None
+    with ExitStack() as stack:
+        begun = start_of_run({"resume": str(path)}, World(), stack)
+    assert begun and begun.hyp and begun.resumed
+    config, hyp, resumed = begun.config, begun.hyp, begun.resumed
     resumed.check_classes(NAMES, config)
     state = made_state(DetectionModel(resumed.checkpoint["model_yaml"], names=NAMES), config, hyp)
     resumed.restore(state, config, 40, "hash", World())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,6 +20,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.measuring import MeasuringConfig
+from tessera.utils.ranks.run_lock import RunLock, hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 
@@ -33,7 +33,8 @@ def new_run(
 
     Only rank 0 touches the disk; all ranks learn the absolute path, which need not be there on another node. What
     killed runs of this host were writing into folders of this project is removed. Making a folder is atomic, so that
-    two runs that start at the same instant get two folders; a new one that is still empty at the end is removed again.
+    two runs that start at the same instant get two folders, and its lock is held to the end; a new one that is still
+    empty then is removed again.
 
     Args:
         flags: that name it, and say whether `project/name` is taken though it exists.
@@ -41,17 +42,18 @@ def new_run(
         files: that the run reads, and that its results could replace.
 
     Raises:
-        UserError: on every rank, where the folder cannot be made or written to.
+        UserError: on every rank, where the folder cannot be made or written to, or another process writes there.
         ConfigError: one of the files lies in the folder, which --exist-ok names.
     """
-    if flags.exist_ok:
-        world.from_main(lambda: require_apart(first_run(flags), files))
-    run = world.from_main(lambda: _make_run(first_run(flags), flags.exist_ok))
-    try:
+    first = first_run(flags)
+    with ExitStack() as stack:
+        if flags.exist_ok:
+            world.from_main(lambda: require_apart(first, files))
+            run = stack.enter_context(hold_run(first, world))
+        else:
+            run = world.from_main(lambda: stack.enter_context(_make_new(first)).run)
+        world.from_main(lambda: _remove_leftovers(first.parent))
         yield run
-    finally:
-        if world.is_main and not flags.exist_ok:
-            _discard_if_empty(run)
 
 
 def first_run(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
@@ -108,45 +110,17 @@ def lying_in(folder: Path) -> Callable[[str | Path], bool]:
     return lies_there
 
 
-def _discard_if_empty(run: Path) -> None:
-    """Remove a run directory that holds no file, only empty folders.
-
-    For a run that ends before it has written anything, so that no half-made one stays behind.
-    """
-    if not run.is_dir() or any(not path.is_dir() or path.is_symlink() for path in run.rglob("*")):
-        return
-    for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
-        folder.rmdir()
-    run.rmdir()
-
-
-def _make_run(first: Path, exist_ok: bool) -> Path:
-    for folder in (*first.parent.glob("*/"), *first.parent.glob("*/weights/")):
+def _remove_leftovers(project: Path) -> None:
+    for folder in (*project.glob("*/"), *project.glob("*/weights/")):
         remove_leftovers(folder)
-    try:
-        return _make_writable(first) if exist_ok else _make_new(first)
-    except OSError as error:
-        raise UserError(
-            f"Run directory {first}: cannot be made or written to ({error}). Expected a folder where this user may "
-            "write. Choose another with --project and --name, or change its permissions."
-        ) from error
 
 
-def _make_writable(run: Path) -> Path:
-    run.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=run):
-        return run
-
-
-def _make_new(first: Path) -> Path:
-    first.parent.mkdir(parents=True, exist_ok=True)
+def _make_new(first: Path) -> RunLock:
+    """The lock on a folder that was not there before."""
     for number in count(1):
-        run = first if number == 1 else first.with_name(f"{first.name}{number}")
-        try:
-            run.mkdir()
-        except FileExistsError:
-            continue
-        return run
+        lock = RunLock(first if number == 1 else first.with_name(f"{first.name}{number}"))
+        if lock.take(new=True) is None:
+            return lock
     raise AssertionError("count() never ends")
 
 

@@ -15,6 +15,7 @@ from tessera.utils.checkpoints.folder import new_run, write_flags
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.launch import check_batch_size
+from tessera.utils.ranks.run_lock import remove_if_empty
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
@@ -61,14 +62,17 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
 def _named_search(config: TrainConfig, world: World) -> Iterator[Path]:
     with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
         world.from_main(lambda: _begin(config, folder))
-        try:
-            yield folder
-        except Exception:  # not where it was stopped: it can be continued
-            begun = [folder / name for name in (JOURNAL, TABLE, FLAGS)]
-            if world.is_main and all(path in begun or path.is_dir() for path in folder.rglob("*")):
-                for path in begun:
-                    path.unlink(missing_ok=True)
-            raise
+    # From here on other workers may join it: its journal has a lock of its own.
+    try:
+        yield folder
+    except Exception:  # not where it was stopped: it can be continued
+        begun = [folder / name for name in (JOURNAL, TABLE, FLAGS)]
+        if world.is_main and all(path in begun or path.is_dir() for path in folder.rglob("*")):
+            for path in begun:
+                path.unlink(missing_ok=True)
+            if not config.exist_ok:
+                remove_if_empty(folder)
+        raise
 
 
 @contextmanager

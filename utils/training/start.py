@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +49,12 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 def open_run(
-    asked: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None, stack: ExitStack
+    asked: TrainConfig,
+    hyp: Hyp | None,
+    world: World,
+    resumed: ResumedRun | None,
+    folder: Path | None,
+    stack: ExitStack,
 ) -> tuple[RunContext, TrainingData, TrainState[DetectionModel], Criterion[Any]]:
     """From the flags to a run with its data, its state and its loss; every rank calls this.
 
@@ -56,9 +62,8 @@ def open_run(
     were chosen where none was asked for. The state is that of a fresh run: `resumed.restore` comes later.
 
     Args:
-        asked, hyp, world, resumed: as of `train`.
-        stack: removes the folder of a fresh run that is still empty at its end, and explains memory that ends until
-            then.
+        asked, hyp, world, resumed, folder: as of `train`.
+        stack: releases a new folder, and removes it where it is still empty; explains memory that ends until then.
 
     Raises:
         UserError: a mistake in the flags, the data, the weights or the folders; memory that does not suffice.
@@ -68,7 +73,7 @@ def open_run(
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
         world.from_main(lambda: check_trackers(asked.logger_names))
         # Mistakes in the flags before the dataset is read, which may take minutes.
-        folder = resumed.run if resumed else stack.enter_context(new_run(asked, world))
+        folder = folder or stack.enter_context(new_run(asked, world))
         weights = world.from_main(lambda: read_weights(asked, resumed))
         data = read_data(asked, world)
         warn_of_problems(asked.data, data.pictures, data.val)

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
 from tessera.utils.flags.program import called
 from tessera.utils.ranks.launch import check_batch_size
+from tessera.utils.ranks.run_lock import LOCK, hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
 
@@ -42,27 +44,50 @@ class Resumable(NamedTuple):
     others: Sequence[Difference] = ()
 
 
-def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, Hyp | None, ResumedRun | None] | None:
-    """What `train` begins with: a fresh run, or the one that `--resume` means or that this call was restarted in.
-    None where the run of `--resume auto` is done: its epochs, and the measurement of the best one.
+class Begun(NamedTuple):
+    """What `train` begins with.
+
+    Attributes:
+        config, hyp: the flags and, where they are known already, the hyperparameters.
+        resumed: the run to resume; None = a fresh one.
+        folder: of the run, whose lock is held; None = a new one, yet to be made.
+    """
+
+    config: TrainConfig
+    hyp: Hyp | None
+    resumed: ResumedRun | None
+    folder: Path | None
+
+
+def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Begun | None:
+    """A fresh run, or the one that `--resume` means or that this call was restarted in; every rank calls this.
+
+    None where the run of `--resume auto` is done: its epochs, and the measurement of the best one. The state of a run
+    that is there is read under its lock: the process that held it before may have trained further.
 
     Args:
         given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
         world: this rank.
+        stack: releases the lock of the run's folder.
 
     Raises:
-        UserError: there is no such checkpoint, or this version does not know its flags.
+        UserError: there is no such checkpoint, this version does not know its flags, or another process writes there.
         ConfigError: a flag that would make another model of it.
     """
     asked, earlier = TrainConfig(**given), world.recall("run")
+    folder = stack.enter_context(hold_run(Path(earlier), world)) if earlier else None
     # A checkpoint that was there before this call is not its own.
-    found = _after_restart(Path(earlier), world) if earlier and world.recall("saved") else None
+    found = _after_restart(folder, world) if folder and world.recall("saved") else None
     restarted = found is not None
     auto = asked.resume == AUTO and not restarted
     if auto:
-        found = _of_project_and_name(given, asked, world)
+        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world))
+        found = _whole_or_none(folder, given, asked, world)
     elif found is None and asked.resume:
-        found = _asked_for(given, asked.resume, world)
+        last = _asked_for(given, asked.resume, world)
+        if folder != last.parent.parent:
+            folder = stack.enter_context(hold_run(last.parent.parent, world))
+        found = Resumable(last, world.from_main(lambda: load_checkpoint(last)))
     if found is not None:
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
@@ -77,14 +102,13 @@ def start_of_run(given: Mapping[str, Any], world: World) -> tuple[TrainConfig, H
                 return None
             log.info(f"--resume auto: {epochs} epochs of {resumed.run} are trained, but the best one is not measured.")
         check_batch_size(config.batch_size, world.size)
-        return config, hyp, resumed
+        return Begun(config, hyp, resumed, folder)
     if auto:
         check_batch_size(asked.batch_size, world.size)
         asked = dataclasses.replace(asked, resume="", exist_ok=True)
-    if earlier:
-        folder = Path(earlier)
+    if earlier and folder:
         asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-    return asked, load_hyp(asked.hyp) if asked.hyp else None, None
+    return Begun(asked, load_hyp(asked.hyp) if asked.hyp else None, None, folder)
 
 
 def _after_restart(run: Path, world: World) -> Resumable | None:
@@ -106,8 +130,8 @@ def _after_restart(run: Path, world: World) -> Resumable | None:
     return found
 
 
-def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Resumable:
-    """The checkpoint that `--resume` means; rank 0 reads it and sends it to the others, whose hosts may lack it."""
+def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Path:
+    """The checkpoint that `--resume` means, on rank 0's host: the others may lack it."""
     forbidden = " and ".join(f"--{flag}" for flag in ("weights", "cfg") if given.get(flag))
     if forbidden:
         raise ConfigError(
@@ -115,40 +139,47 @@ def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Resumable:
             f"from the checkpoint: --weights {asked}."
         )
 
-    def read() -> Resumable:
+    def find() -> Path:
         path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == NEWEST else Path(asked)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
-        checkpoint = load_checkpoint(path)
-        if path.parent.name != "weights":
+        if path.parent.name != "weights" or not path.is_file():
+            load_checkpoint(path)  # which has its own words for what is no checkpoint
             raise UserError(
                 f"--resume {path}: expected a checkpoint in the folder weights of its run, where results are "
                 f"continued. To start a new run from it, give it as --weights."
             )
-        return Resumable(path, checkpoint)
+        return path
 
-    found = world.from_main(read)
+    found = world.from_main(find)
     ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", NEWEST)]
     if ignored:
-        log.warning(f"--resume: the run stays in {found.path.parent.parent}; ignored: --{', --'.join(ignored)}.")
+        log.warning(f"--resume: the run stays in {found.parent.parent}; ignored: --{', --'.join(ignored)}.")
     return found
 
 
-def _of_project_and_name(given: Mapping[str, Any], asked: TrainConfig, world: World) -> Resumable | None:
-    """`--resume auto`: the newest whole checkpoint of that run; None where it has yet to begin.
-
-    Rank 0 reads it, and compares its own flags: on other hosts the dataset may lie elsewhere.
+def _named_run(given: Mapping[str, Any], asked: TrainConfig) -> Path:
+    """The folder of the run that `--resume auto` means.
 
     Raises:
         ConfigError: no name is given.
-        UserError: as of `_newest_whole`, or the folder holds no run.
     """
     if "name" not in given:
         raise ConfigError(
             "--resume auto: found no --name, expected that of the run: each start of the command looks for it, begins "
             "it where it is not there, and continues it where it is. Give a --name that no other run has."
         )
-    run = first_run(asked)
+    return first_run(asked)
+
+
+def _whole_or_none(run: Path, given: Mapping[str, Any], asked: TrainConfig, world: World) -> Resumable | None:
+    """`--resume auto`: the newest whole checkpoint of that run; None where it has yet to begin.
+
+    Rank 0 reads it, and compares its own flags: on other hosts the dataset may lie elsewhere.
+
+    Raises:
+        UserError: as of `_newest_whole`, or the folder holds no run.
+    """
 
     def read() -> Resumable | None:
         found = _newest_whole(run, "--resume auto")
@@ -223,7 +254,7 @@ def _require_no_other_folder(run: Path) -> None:
     Raises:
         UserError: names one of the files.
     """
-    files = (path for path in run.rglob("*") if not path.is_dir() and not path.name.endswith(".tmp"))
+    files = (path for path in run.rglob("*") if not path.is_dir() and path.suffix != ".tmp" and path.name != LOCK)
     if not (run / "opt.yaml").is_file() and (first := next(files, None)):
         raise UserError(
             f"--resume auto: {run} is not the folder of a run: it has {shown(first.relative_to(run))}, but no opt.yaml "

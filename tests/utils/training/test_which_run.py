@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.report.journal import Journal
-from tessera.utils.training.which_run import start_of_run
+from tessera.utils.training.which_run import Begun, start_of_run
 from tests.system.tiny import make_data
 
 
@@ -28,6 +29,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
     fixed = {"imgsz": 32, "batch_size": 8, "workers": 0, "noplots": True, "loggers": "none", "device": "cpu"}
     return {"data": str(data), "project": str(project), "name": "night", "resume": "auto", **fixed, **flags}
+
+
+def begin(given: dict[str, Any], world: World) -> Begun:
+    """What a training that is not done begins with."""
+    with ExitStack() as stack:
+        begun = start_of_run(given, world, stack)
+    assert begun is not None
+    return begun
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +127,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_newest_whole_one(
         cut(weights / name)
     for who, world in (("--resume auto", World()), ("Restarted by the launcher", Restarted(run))):
         caplog.clear()
-        _, _, resumed = start_of_run(asked, world) or (None, None, None)
+        resumed = begin(asked, world).resumed
         assert resumed is not None and resumed.checkpoint["epoch"] == 1
         (warned,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
         assert warned.startswith(f"{who}: {weights}/last.pt: ") and f"{weights}/epoch1.pt: " in warned
@@ -145,7 +154,7 @@ def test_nothing_is_begun_over_the_results_of_a_run(data: Path, run: Path, left:
         train.run(**command(data, run.parent, epochs=2))
     if left == "damaged":
         with pytest.raises(UserError, match=message.replace("--resume auto", "Restarted by the launcher")):
-            start_of_run(command(data, run.parent), Restarted(run))
+            begin(command(data, run.parent), Restarted(run))
 
 
 def test_a_folder_with_other_things_is_left_alone(data: Path, tmp_path: Path) -> None:
@@ -189,9 +198,9 @@ def test_files_are_compared_by_where_they_lie_and_on_the_first_rank(
         def from_main(self, work: Any) -> Any:
             return told.pop(0)
 
-    first = start_of_run(command(Path(data.name), run.parent, epochs=9), First())
-    second = start_of_run(command(Path("/elsewhere") / data.name, run.parent, epochs=9), Second())
-    assert [begun is not None and begun[0].data for begun in (first, second)] == [data.name, f"/elsewhere/{data.name}"]
+    first = begin(command(Path(data.name), run.parent, epochs=9), First())
+    second = begin(command(Path("/elsewhere") / data.name, run.parent, epochs=9), Second())
+    assert [begun.config.data for begun in (first, second)] == [data.name, f"/elsewhere/{data.name}"]
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 8), (4, 8), (5, -1)])
@@ -199,18 +208,18 @@ def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_i
     data: Path, run: Path, ranks: int, batch_size: int
 ) -> None:
     for given in (command(data, run.parent, batch_size=-1), TrainConfig.from_args(["--batch", "-1"])):
-        config, _, resumed = start_of_run(given, Restarted(run, ranks)) or (None, None, None)
-        assert config is not None and config.batch_size == batch_size and resumed is not None and resumed.restarted
-    begun = start_of_run(TrainConfig.from_args(["--batch", str(4 * ranks)]), Restarted(run, ranks))
-    assert begun is not None and begun[0].batch_size == 4 * ranks
+        config, _, resumed, _ = begin(given, Restarted(run, ranks))
+        assert config.batch_size == batch_size and resumed is not None and resumed.restarted
+    begun = begin(TrainConfig.from_args(["--batch", str(4 * ranks)]), Restarted(run, ranks))
+    assert begun.config.batch_size == 4 * ranks
 
 
 def test_a_restart_without_the_disk_of_its_run_begins_anew_and_says_so(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(run)
-    config, _, resumed = start_of_run({"batch_size": 8}, Restarted(run)) or (None, None, None)
-    assert config is not None and resumed is None and (config.project, config.name) == (str(run.parent), run.name)
+    config, _, resumed, _ = begin({"batch_size": 8}, Restarted(run))
+    assert resumed is None and (config.project, config.name) == (str(run.parent), run.name)
     assert f"none of these hosts has a checkpoint of {run}; the run begins anew" in caplog.text
 
 

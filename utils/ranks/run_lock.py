@@ -1,0 +1,162 @@
+"""The lock on a run directory: one process at a time writes there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from io import FileIO
+from pathlib import Path
+
+from tessera.utils.environment import lock_timeout_s
+from tessera.utils.errors import UserError
+from tessera.utils.files import is_at
+from tessera.utils.ranks.world import World
+from tessera.utils.text import one_line, shown
+
+log = logging.getLogger(__name__)
+
+LOCK = ".lock"
+_ENDING = "a process that is ending"
+_ROUND_S, _POLL_S = 1.0, 0.1
+
+
+class RunTakenError(UserError):
+    """Another process writes to the run directory, and has not ended while this one waited."""
+
+    kind = "taken"
+    exit_code = 4
+
+
+class RunLock:
+    """The lock on a run directory, in a file there; leaving this context manager releases it.
+
+    It is a POSIX record lock: the system ends it with this process, however that ends, and forked loader workers, which
+    may outlive a killed rank for a moment, do not inherit it as they would one of flock(2). Closing any descriptor of
+    the file would release it too: nothing else in this process may open that file.
+
+    Args:
+        run: the directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run, self._path = run, run / LOCK
+        self._file: FileIO | None = None
+        self._made = False
+
+    def take(self, *, new: bool = False) -> str | None:
+        """Make the directory where it is missing, and take its lock; None where that was done, else who has the lock.
+
+        Where the file system has no locks, a warning is logged instead.
+
+        Args:
+            new: take no directory that was there before.
+
+        Raises:
+            UserError: the directory cannot be made or written to.
+        """
+        try:
+            try:
+                self.run.mkdir(parents=True)
+                self._made = True
+            except FileExistsError:
+                if new:
+                    return "an earlier run"
+            try:
+                file = FileIO(self._path, "a+")
+            except FileNotFoundError:
+                return _ENDING
+            with ExitStack() as stack:
+                stack.enter_context(file)
+                if holder := self._refusal(file):
+                    return holder
+                file.truncate(0)
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                file.write(f"{socket.gethostname()}, process {os.getpid()}, since {since}\n".encode())
+                self._file = file
+                stack.pop_all()
+        except OSError as error:
+            raise UserError(
+                f"Run directory {self.run}: cannot be made or written to ({error}). Expected a folder where this user "
+                "may write. Choose another with --project and --name, or change its permissions."
+            ) from error
+        return None
+
+    def _refusal(self, file: FileIO) -> str:
+        """Lock the file; "" where that was done, else who has locked it."""
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                file.seek(0)
+                return one_line(file.read(400).decode(errors="replace").strip(), 200) or "another process"
+            log.warning(
+                f"{self.run}: this file system has no locks ({error.strerror}), so another process could write there "
+                "too. Start no second command for this run while this one is running."
+            )
+        return "" if is_at(self._path, file) else _ENDING
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock; remove a directory that was made here and stayed empty, of a run that has not begun."""
+        if self._file is None:
+            return
+        if is_at(self._path, self._file):
+            self._path.unlink()
+        self._file.close()
+        if self._made:
+            remove_if_empty(self.run)
+
+
+def remove_if_empty(run: Path) -> None:
+    """Remove a directory that holds no file, only empty directories."""
+    with contextlib.suppress(OSError):  # another process has taken it since
+        if all(path.is_dir() and not path.is_symlink() for path in run.rglob("*")):
+            for folder in sorted(run.rglob("*"), reverse=True):  # deepest first
+                folder.rmdir()
+            run.rmdir()
+
+
+@contextmanager
+def hold_run(run: Path, world: World) -> Iterator[Path]:
+    """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
+
+    It waits for another process that has the lock, whose job may be about to be replaced by this one. What was read of
+    the run before may be out of date then.
+
+    Raises:
+        RunTakenError: on every rank, where the other process has not ended within TESSERA_LOCK_TIMEOUT.
+        UserError: on every rank, where the directory cannot be made or written to.
+    """
+    world.set_activity("waiting for the run directory")
+    timeout_s = lock_timeout_s()
+    end, warned = time.monotonic() + timeout_s, False
+    with RunLock(run) as lock:
+
+        def wait() -> str | None:
+            """A round of waiting: after each the other ranks get a control message, whose timeout may be shorter."""
+            until = min(time.monotonic() + _ROUND_S, end)
+            while (holder := lock.take()) and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            if holder and time.monotonic() >= end:
+                raise RunTakenError(
+                    f"{shown(run)}: {holder}, writes there and has not ended within {timeout_s:g} s; a run has one "
+                    "writer. Wait for its end or stop it, or give another --name. TESSERA_LOCK_TIMEOUT (seconds) "
+                    "waits longer."
+                )
+            return holder
+
+        while holder := world.from_main(wait):
+            if not warned:
+                log.warning(f"{shown(run)}: {holder}, writes there; waiting up to {timeout_s:g} s for its end.")
+            warned = True
+        yield run
