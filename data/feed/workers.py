@@ -56,6 +56,7 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         memory: the node's account.
     """
     for needed, place, attempt, remedy in (
+        ("child processes", "This process", _require_no_daemon, "Start the command in a process of its own"),
         ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
         ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
     ):
@@ -91,6 +92,11 @@ def _refusal_of(attempt: Callable[[], object]) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _require_no_daemon() -> None:
+    if multiprocessing.current_process().daemon:
+        raise OSError("it is a worker of multiprocessing.Pool, Celery or the like, and may have no children")
 
 
 def _bind_socket() -> None:

@@ -48,6 +48,7 @@ from tests.system.launch import Outcome
 from tests.system.tiny import assert_same_checkpoint, flags, make_data
 
 _PHASE_OF = {  # by the first word of what a rank says it does
+    "waiting": "start",
     "reading": "scan",
     "building": "start",
     "training": "step",

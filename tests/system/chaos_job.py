@@ -1,4 +1,4 @@
-"""Jobs of two ranks forked from a process that has all modules: what torchrun starts, without the imports."""
+"""Jobs of a rank or two forked from a process that has all modules: what torchrun starts, without the imports."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class ForkedJob:
-    """Two ranks, and a launcher a host that waits for them; each host's processes are a session of their own.
+    """Ranks, and a launcher a host that waits for them; each host's processes are a session of their own.
 
     Args:
         run: a rank's program; returns its exit code.
         folder: gets what they print, and their process ids.
         env: variables.
         keeps_store: the launcher keeps the job's store, as torchrun does; else rank 0 does.
-        hosts: network namespaces of the two ranks; none = both on this machine.
+        hosts: network namespaces of two ranks; none = all on this machine.
+        ranks: how many.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ForkedJob:
         env: dict[str, str],
         keeps_store: bool,
         hosts: Sequence[Host] = (),
+        ranks: int = 2,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._said = folder, folder / "said"
@@ -51,10 +53,10 @@ class ForkedJob:
         address = {"MASTER_ADDR": hosts[0].address if hosts else "127.0.0.1", "MASTER_PORT": str(free_port())}
         store = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if keeps_store else {}
         interface = {"GLOO_SOCKET_IFNAME": DEVICE} if hosts else {}
-        self._env = {**env, **address, **store, **interface, "WORLD_SIZE": "2"}
+        self._env = {**env, **address, **store, **interface, "WORLD_SIZE": str(ranks)}
         self._keeps_store, self._run = keeps_store, run
-        shares = [[0], [1]] if hosts else [[0, 1]]
-        self.launchers = [self._fork(ranks, *hosts[n : n + 1]) for n, ranks in enumerate(shares)]
+        shares = [[0], [1]] if hosts else [[*range(ranks)]]
+        self.launchers = [self._fork(share, *hosts[n : n + 1]) for n, share in enumerate(shares)]
 
     def _fork(self, ranks: Sequence[int], host: Host | None = None) -> int:
         pid = os.fork()

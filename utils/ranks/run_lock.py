@@ -79,7 +79,7 @@ class RunLock:
                     return holder
                 file.truncate(0)
                 since = datetime.now().astimezone().isoformat(" ", "seconds")
-                file.write(f"{socket.gethostname()}, process {os.getpid()}, since {since}\n".encode())
+                file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
                 self._file = file
                 stack.pop_all()
         except OSError as error:
@@ -149,14 +149,14 @@ def hold_run(run: Path, world: World) -> Iterator[Path]:
                 time.sleep(_POLL_S)
             if holder and time.monotonic() >= end:
                 raise RunTakenError(
-                    f"{shown(run)}: {holder}, writes there and has not ended within {timeout_s:g} s; a run has one "
-                    "writer. Wait for its end or stop it, or give another --name. TESSERA_LOCK_TIMEOUT (seconds) "
+                    f"{shown(run)} is still being written by {holder}, after {timeout_s:g} s; expected no other "
+                    "writer. Wait for its end or stop it, or give another --name; TESSERA_LOCK_TIMEOUT (seconds) "
                     "waits longer."
                 )
             return holder
 
         while holder := world.from_main(wait):
             if not warned:
-                log.warning(f"{shown(run)}: {holder}, writes there; waiting up to {timeout_s:g} s for its end.")
+                log.warning(f"{shown(run)} is being written by {holder}: waiting up to {timeout_s:g} s for its end.")
             warned = True
         yield run
