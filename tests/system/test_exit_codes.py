@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.utils.ranks.run_lock import RunLock
 from tests.system.jobs import started
 from tests.system.launch import ROOT, Outcome, free_port, python_command, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
@@ -67,6 +68,13 @@ def an_unmet_requirement(folder: Path) -> Outcome:
     return run_python("-m", "tessera", "compare", weights, weights, *on, *where, "--require", "map > 0.01")
 
 
+def a_run_of_another_process(folder: Path) -> Outcome:
+    with RunLock(folder / "taken" / "night") as lock:
+        assert lock.take() is None
+        args = flags(folder / "tiny.yaml", folder / "taken", "--name", "night", "--resume", "auto")
+        return run_python(ROOT / "train.py", *args, env={"TESSERA_LOCK_TIMEOUT": "1"})
+
+
 def struck(folder: Path, signal: str) -> Outcome:
     args = flags(folder / "tiny.yaml", folder / signal, "--epochs", "1")
     return in_a_shell(python_command(FAULTY, *args), FAULT=f"0 step 2 {signal}")
@@ -95,6 +103,7 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
         "--epoches",
     ),
     "detect.py could not read some of the sources, and has done the others": (half_a_source, "broken.jpg"),
+    "another process still writes the run directory": (a_run_of_another_process, "is still being written by process"),
     "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as asked"),
     "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as asked"),
     "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as asked"),

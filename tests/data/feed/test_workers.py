@@ -165,6 +165,16 @@ def test_no_workers_where_a_socket_finds_no_room(
     )
 
 
+def test_no_workers_in_a_process_that_may_have_no_children(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a worker of multiprocessing.Pool, where torch ends in an AssertionError."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    world = rank(0, 1)
+    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
+    assert "may have no children: without child processes there are no loader workers" in caplog.text
+
+
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed_while_the_loader_is_closed_is_no_error() -> None:
     with started(Drawing()) as loader:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.ranks.run_lock import hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.report.journal import Journal
 from tessera.utils.training.which_run import Begun, start_of_run
+from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
 
 
@@ -134,6 +138,25 @@ def test_a_damaged_checkpoint_gives_way_to_the_newest_whole_one(
         assert warned.endswith(f"Continuing from {weights}/epoch0.pt")
     assert train.run(**asked) is not None
     assert load_checkpoint(weights / "last.pt")["epoch"] == 2
+
+
+@pytest.mark.parametrize("resume", ["auto", "PATH"])
+def test_a_run_is_read_once_the_process_that_trains_it_has_ended(data: Path, run: Path, resume: str) -> None:
+    last, epoch0 = run / "weights" / "last.pt", run / "weights" / "epoch0.pt"
+    newer = last.rename(run / "newer.pt")
+    shutil.copy(epoch0, last)
+
+    def train_further(pipe: Connection) -> None:
+        with hold_run(run, World()):
+            pipe.send("begun")
+            time.sleep(1)
+            newer.rename(last)
+
+    given = command(data, run.parent, epochs=9) if resume == "auto" else {"resume": str(last)}
+    with another_process(train_further) as (_, pipe):
+        assert pipe.recv() == "begun"
+        begun = begin(given, World())
+    assert begun.resumed is not None and begun.resumed.checkpoint["epoch"] == 2 and begun.folder == run
 
 
 @pytest.mark.parametrize("left", ["damaged", "missing", "best.pt alone", "of YOLOv5", "YOLOv5's best.pt alone"])

@@ -1,0 +1,135 @@
+"""One process at a time writes a run directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import UserError
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.val import ValConfig
+from tessera.utils.ranks import run_lock
+from tessera.utils.ranks.run_lock import LOCK, RunLock, RunTakenError, hold_run
+from tessera.utils.ranks.world import World
+from tests.data.feed.another_process import another_process
+
+
+def holding(run: Path) -> Callable[[Connection], None]:
+    """Hold the lock in a process that has forked another one, until it is killed."""
+
+    def hold(pipe: Connection) -> None:
+        with hold_run(run, World()):
+            if (child := os.fork()) == 0:
+                time.sleep(20)
+                os._exit(0)
+            pipe.send(child)
+            time.sleep(60)
+
+    return hold
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_LOCK_TIMEOUT", "0.3")
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("flags", [TrainConfig, ValConfig, DetectConfig])
+def test_a_second_process_is_refused_and_leaves_nothing_and_a_kill_frees_the_lock(
+    tmp_path: Path, flags: type[Any]
+) -> None:
+    """Also where what the killed process has forked lives on."""
+    given = {"weights": "a.pt", "data": "a.yaml", "source": ["a"]}
+    own = {name: value for name, value in given.items() if name in flags.__dataclass_fields__}
+    asked = flags(**own, project=str(tmp_path), name="night", exist_ok=True)
+    with another_process(holding(tmp_path / "night")) as (process, pipe):
+        child, who = pipe.recv(), rf"process {process.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\d \d\d:"
+        before = sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()
+        message = f"night is still being written by {who}.*after 0.3 s.*--name"
+        with pytest.raises(RunTakenError, match=message) as error, new_run(asked, World()):
+            pass
+        assert error.value.exit_code == 4
+        assert (sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()) == before
+        process.kill()
+        process.join()
+        with new_run(asked, World()) as run:
+            os.kill(child, 0)  # it is alive
+            assert run == tmp_path / "night"
+        os.kill(child, 9)
+
+
+def test_a_process_has_the_lock_as_often_as_it_asks_and_leaves_no_empty_directory(tmp_path: Path) -> None:
+    for _ in range(2):
+        with hold_run(tmp_path / "runs" / "night", World()) as run:
+            assert (run / LOCK).is_file()
+            (run / "weights").mkdir()
+        assert not run.exists()
+    with hold_run(run, World()):
+        (run / "opt.yaml").touch()
+    with hold_run(run, World()):
+        pass
+    assert [path.name for path in run.iterdir()] == ["opt.yaml"]
+
+
+def test_a_directory_that_its_holder_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock counts that is on the file which the directory has, not on one that was removed."""
+    first, second = RunLock(tmp_path / "night"), RunLock(tmp_path / "night")
+    assert first.take() is None
+    lockf = fcntl.lockf
+
+    def late(*given: Any) -> None:
+        monkeypatch.setattr(fcntl, "lockf", lockf)
+        first.__exit__()
+        lockf(*given)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    assert second.take() == "a process that is ending" and not (tmp_path / "night").exists()
+    with second:
+        assert second.take() is None and (tmp_path / "night" / LOCK).is_file()
+
+
+def test_a_new_run_takes_no_directory_that_another_start_has_taken_since_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal, asked = RunLock._refusal, TrainConfig(project=str(tmp_path))
+
+    def held(lock: RunLock, file: Any) -> str:
+        return "another start" if lock.run.name == "exp" else refusal(lock, file)
+
+    monkeypatch.setattr(RunLock, "_refusal", held)
+    with new_run(asked, World()) as run:
+        assert run.name == "exp2"
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_lock.fcntl, "lockf", refused)
+    with hold_run(tmp_path / "night", World()) as run:
+        (run / "opt.yaml").touch()
+    assert [path.name for path in run.iterdir()] == ["opt.yaml"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{run}: this file system has no locks (No locks available)")
+
+
+def test_a_directory_that_cannot_be_written_to_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "night").write_text("no directory")
+    message = r"Run directory .*night: cannot be made or written to.*--project"
+    with pytest.raises(UserError, match=message), hold_run(tmp_path / "night", World()):
+        pass
