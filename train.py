@@ -150,9 +150,11 @@ def train(
             stop = world.broadcast(state.stopper.update(epoch, metrics.fitness if metrics else None))
             progress.finish_epoch()
             with profile.stage("plots"):
-                rates = schedule.learning_rates((epoch + 1) * batches - 1)
                 times = time.perf_counter() - started, bar.data_wait, bar.batches_per_s * run.batch_size
-                journal.epoch(epoch, EpochFigures(losses.tolist(), metrics, rates, *times))
+                journal.epoch(
+                    epoch,
+                    EpochFigures(losses.tolist(), metrics, schedule.learning_rates((epoch + 1) * batches - 1), *times),
+                )
             with profile.stage("saving"):
                 saver.after_epoch(epoch, metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - started)

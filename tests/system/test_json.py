@@ -104,7 +104,7 @@ def test_train(trained: Trained) -> None:
 
 def kinds() -> set[str]:
     """First cells of the table of kinds of errors."""
-    return {"flags", "failed", "rank", "interrupted", "defect"}
+    return {"flags", "failed", "taken", "rank", "interrupted", "defect"}
 
 
 def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: Path) -> None:
