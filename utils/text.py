@@ -31,6 +31,14 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join([*items[:most], *([f"and {more:,} more"] if more > 0 else [])])
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: "1 note", "2 notes", "3 boxes", "4 entries", "1,000 batches"."""
+    if number != 1:
+        is_y = noun.endswith("y") and noun[-2] not in "aeiou"
+        noun = f"{noun[:-1]}ies" if is_y else f"{noun}es" if noun.endswith(("x", "s", "tch")) else f"{noun}s"
+    return f"{number:,} {noun}"
+
+
 def table_row(name: str, *figures: object) -> str:
     """A line of a table: a name on the left, which is cut where it is too long, floats to three digits."""
     name = printable(name).replace("\n", "\\n").replace("\t", "\\t")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import category_of, numbers
 from tessera.data.source.checks.part import ENDLESS, Part, any_labels
-from tessera.data.source.checks.report import DatasetCheck, counted, share
-from tessera.utils.text import first_of
+from tessera.data.source.checks.report import DatasetCheck, share
+from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
 _FAR = 0.05  # share of a side that no rounding explains

@@ -8,7 +8,8 @@ import numpy as np
 
 from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.checks.report import DatasetCheck
+from tessera.utils.text import counted
 
 Place = tuple[Part, int]  # the image among those of the split that are kept
 

@@ -8,11 +8,11 @@ import os
 from collections.abc import Sequence
 
 from tessera.data.source.checks.part import Part, any_labels
-from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.listing import Listing
 from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
 from tessera.utils.files import suffix_of
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 from tessera.utils.types import IMAGE_SUFFIXES
 
 

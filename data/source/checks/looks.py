@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, Remark, counted
+from tessera.data.source.checks.report import DatasetCheck, Remark
 from tessera.data.source.held_out import GRID, difference_hash
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import DARK, Pixels
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 
 SMALL = 2 * GRID  # points a side of the copy that is compared
 DIM, GLARING = 20, 240  # mean levels of 255, below and above which a picture is remarked on

@@ -12,13 +12,14 @@ from tqdm import tqdm
 
 from tessera.data.source.checks.looks import Look, look_at, remark_on
 from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, counted
+from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.decode import decode_levels
 from tessera.data.source.probe import breaks_off, read_header
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
+from tessera.utils.text import counted
 
 
 class _Decoded(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 
 
 class Twins(NamedTuple):
@@ -153,12 +153,6 @@ class DatasetCheck:
             f"{counted(len(self.errors), 'error')}, {counted(len(self.problems), 'problem')}, "
             f"{counted(len(self.notes), 'note')}: {verdict}",
         ]
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as `1 note`, `2 notes` or `3 boxes`."""
-    plural = "es" if noun.endswith(("x", "s")) else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def share(part: int, whole: int, noun: str) -> str:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, Twins, counted
+from tessera.data.source.checks.report import DatasetCheck, Twins
 from tessera.data.source.held_out import ALIKE_BITS, BITS
+from tessera.utils.text import counted
 
 _ALIKE = ALIKE_BITS[0]  # bits that twins may differ in
 _PARTS = 8

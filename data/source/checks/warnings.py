@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tessera.data.source.checks.boxes import flat
-from tessera.data.source.checks.report import counted
 from tessera.data.source.index import problem_report
 from tessera.data.source.refusals import without_objects
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 

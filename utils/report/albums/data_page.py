@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tessera.data.source.checks.drift import FAMILIES, LEVEL
 from tessera.data.source.checks.looks import KINDS
-from tessera.data.source.checks.report import DatasetCheck, Drift, Remark, SplitCounts, counted
+from tessera.data.source.checks.report import DatasetCheck, Drift, Remark, SplitCounts
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import started
@@ -18,6 +18,7 @@ from tessera.utils.report.page.classes import MOST_ROWS
 from tessera.utils.report.page.facts import readable
 from tessera.utils.report.page.shell import own_file, rendered
 from tessera.utils.report.page.svg import bar
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
