@@ -59,6 +59,7 @@ from tessera.utils.report.journal import EpochFigures, Journal
 from tessera.utils.search.evolve import evolve
 from tessera.utils.search.watch import Watch
 from tessera.utils.seeding import init_seeds
+from tessera.utils.text import counted
 from tessera.utils.training.data import open_loaders, read_data, reweight
 from tessera.utils.training.ended import Ended, recall_end, remember_end
 from tessera.utils.training.start import open_run
@@ -207,7 +208,7 @@ def check_data(config: TrainConfig, world: World) -> Ended:
     """`--check-data`: print every problem of the dataset, and with `--tile` how many views there are.
 
     Raises:
-        UserError: training would not be safe, or the page of `--report` cannot be written.
+        UserError: the dataset has errors, or the page of `--report` cannot be written.
     """
     checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
     if world.is_main:
@@ -218,14 +219,14 @@ def check_data(config: TrainConfig, world: World) -> Ended:
         page = world.from_main(lambda: write_data_page(checked, load_spec(config.data), folder))
         if world.is_main:
             print(f"Report: {page}")
-    if not checked.safe:
+    if checked.errors:
         raise UserError(
-            f"--check-data: {config.data} has {len(checked.errors)} error(s), listed above. Fix them first.",
+            f"--check-data: {config.data} has {counted(len(checked.errors), 'error')}, listed above. Fix them first.",
             details={"checked": found},
         )
     if config.tile:
         read_data(config, world)
-    return Ended(data=config.data, checked=found)
+    return Ended(data=config.data, checked=found, exit_code=checked.exit_code)
 
 
 def run(**kwargs: Any) -> Metrics | None:

@@ -80,7 +80,7 @@ def read_dataset(spec: DatasetSpec) -> LabelledDataset:
         listings.append(listing)
         scanned = scan(listing, ClassNames.of(spec, False))
         _refuse_losses(spec, split, listing, scanned)
-        found.notes += [*listing.notes, *scanned.problems]
+        found.notes += [*listing.problems, *listing.notes, *scanned.problems, *scanned.notes]
         found.figures[split] = len(scanned.sizes_hw), len(scanned.classes), len(scanned.ignored_classes)
         found.splits[split] = list(_images(found, split, listing, scanned, kept))
     found.notes += orphans(listings)

@@ -30,6 +30,7 @@ from tessera.data.feed.workers import (
     cap_workers,
     ignoring_lost_workers,
 )
+from tessera.data.source.refusals import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker
 from tessera.utils.ranks.signals import signals_wait
@@ -38,7 +39,6 @@ from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
-_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, and one in so many of a set, but never all of them
 _SHOWN = 5
 
 S = TypeVar("S", EpochSampler, ShardSampler)
@@ -125,7 +125,7 @@ class Loader(Generic[S]):
         """How many images may fail to decode, of the dataset and of those that this rank has met."""
         # Of many ranks, each meets a small part. A whole epoch of it counts from the start: damage may come in a row.
         met = max(len(self._loaded), -(-whole // self._ranks))
-        return min(whole - 1, max(_FEW, whole // _SHARE), _FEW + met // _SHARE)
+        return most_undecodable(whole, met)
 
 
 class TrainLoader(Loader[EpochSampler]):

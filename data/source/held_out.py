@@ -81,7 +81,7 @@ def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
         log.info("%s", division_summary(division, spec.held_out))
     part = listing.only(division.is_val == (split == "val"))
     if split == "val" and division.alike < ALIKE_BITS[0]:
-        part.notes.append(_similarity_warning(division, spec.held_out))
+        part.problems = [*part.problems, _similarity_warning(division, spec.held_out)]
     return part
 
 

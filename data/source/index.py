@@ -21,16 +21,16 @@ from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import left_out_line, missing_labels, refuse_unusable, unused_ignores
+from tessera.data.source.refusals import left_out_line, missing_labels, refuse_unusable, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 6  # raise it when the same files give another index
+_FORMAT = 7  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\3"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
@@ -88,7 +88,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
     ids = _coco_ids(listing, scanned, spec, names, single_cls)
-    listing.notes.extend(unused_ignores(spec, split, scanned))
+    listing.notes += unused_ignores(spec, split, scanned)
     index = _assemble(split, names, listing, scanned, digest, ids, left_out_line(spec, split, scanned))
     try:
         write_index(path, index, listing.coco_images)
@@ -116,8 +116,7 @@ def problem_report(index: DatasetIndex) -> str:
     count = len(index.problems)
     lines = first_of(index.problems, _SHOWN, "\n  ")
     where = "prints them all" if count > _SHOWN else "says more"
-    noun = "problem" if count == 1 else "problems"
-    return f"{index.split}: {count:,} {noun} with images or labels:\n  {lines}; --check-data {where}"
+    return f"{index.split}: {counted(count, 'problem')} with images or labels:\n  {lines}; --check-data {where}"
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
@@ -147,7 +146,9 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     )
     part = [split, *spec.held_out] if spec.held_out else []
     classes = [names, spec.ignore, spec.label_names, spec.parts]
-    header = json.dumps([_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.notes, part])
+    header = json.dumps(
+        [_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.problems, listing.notes, part]
+    )
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
     state.update(listing.image_stats.tobytes())
@@ -209,7 +210,14 @@ def _assemble(
         split=split,
         names=names,
         digest=digest,
-        problems=(*listing.notes, *missing_labels(split, listing, scanned), *scanned.problems),
+        problems=(
+            *listing.problems,
+            *shared_labels([listing]),
+            *missing_labels(split, listing, scanned),
+            *scanned.problems,
+            *listing.notes,
+            *scanned.notes,
+        ),
         left_out=left_out,
         stored_hash="",
         pixels=None,

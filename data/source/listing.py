@@ -19,7 +19,7 @@ from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
 from tessera.utils.machine.chunks import in_chunks
-from tessera.utils.text import first_of, one_line, shown
+from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
 
 Stat = tuple[int, int]
@@ -45,8 +45,8 @@ class Listing:
         coco: place in `images` → COCO file, image with its annotations, category id → name.
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
-        notes: what is unusual about the list itself, "file: what".
-        orphans: XML files of no image, which a note counts.
+        problems, notes: "file: what" of what costs images or labels, and of what is unusual but costs nothing.
+        orphans: XML files of no image, which a problem counts.
         ownerless: a message for each annotation of a COCO file that belongs to no image: training refuses them.
     """
 
@@ -58,6 +58,7 @@ class Listing:
     coco: dict[int, tuple[Path, CocoImage, dict[int, str]]]
     coco_images: dict[str, tuple[Stat, Sequence[str]]]
     is_complete: bool
+    problems: list[str]
     notes: list[str]
     orphans: frozenset[str]
     ownerless: list[str]
@@ -76,7 +77,6 @@ class Listing:
             image_stats=self.image_stats[places],
             label_stats=self.label_stats[places],
             coco={new: self.coco[old] for new, old in enumerate(places) if old in self.coco},
-            notes=list(self.notes),
         )
 
     def label_place(self, index: int) -> Callable[[int | None], str]:
@@ -120,7 +120,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     labels = [collected.labels[image] for image in images]
     if collected.repeats:
         collected.notes.append(
-            f"{spec.yaml_path.name}: {split} lists {collected.repeats:,} images more than once; each is used once"
+            f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
         )
     return Listing(
         root=str(spec.root),
@@ -131,6 +131,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
         coco_images=collected.coco_images,
         is_complete=collected.is_complete,
+        problems=collected.problems,
         notes=collected.notes,
         orphans=frozenset(collected.orphans),
         ownerless=collected.ownerless,
@@ -173,6 +174,7 @@ class _Collector:
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
     coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
     ownerless: list[str] = field(default_factory=list)
@@ -197,10 +199,8 @@ class _Collector:
             )
 
     def _put(self, image: str, label: str) -> None:
-        if image in self.labels:
-            self.repeats += 1
-        else:
-            self.labels[image] = label
+        self.repeats += image in self.labels
+        self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
         images, xmls = _walk(folder)
@@ -227,9 +227,9 @@ class _Collector:
         orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
-            looked = ", ".join(self._shown(place) for place in (folder, *places))
-            noun = "1 XML file has" if len(orphans) == 1 else f"{len(orphans):,} XML files have"
-            self.notes.append(f"{self._shown(folder)}: {noun} no image of that name in {looked}, and no use: {named}")
+            looked = ", ".join(map(self._shown, (folder, *places)))
+            count = counted(len(orphans), "XML file")
+            self.problems.append(f"{self._shown(folder)}: {count} without an image of that name in {looked}: {named}")
             self.orphans.update(orphans)
         for xml in xmls:
             if _stem(xml) in by_stem:
@@ -257,7 +257,7 @@ class _Collector:
             if suffix_of(path) in IMAGE_SUFFIXES:
                 self._put(path, label_path(path))
             else:
-                self.notes.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
+                self.problems.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""

@@ -11,12 +11,13 @@ from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.listing import MISSING, Listing
 from tessera.data.source.scan import Scan
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.text import first_of, shown
+from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT = 5, 3
 _NEXT_LINE = "\n  "
 _MOST_LEFT_OUT = 10  # classes to name
+_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, and one in so many of a set, but never all of them
 MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
 
 
@@ -72,11 +73,10 @@ def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
 
 def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
     names = spec.label_names or spec.names
-    noun = "class" if len(names) == 1 else "classes"
     ignored = f", the {len(spec.ignore)} to ignore included" if spec.ignore else ""
     known = first_of([shown(name) for name in names], _SHOWN)
     hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], names)}"
-    found = f"{place}: class {name}, but {spec.yaml_path.name} names {len(names)} {noun}{ignored}."
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {counted(len(names), 'class')}{ignored}."
     return f"{found} Fix the label or add the class.{hint}"
 
 
@@ -94,6 +94,11 @@ def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
     if split != "train" or not unused:
         return []
     return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
+
+
+def most_undecodable(images: int, met: int) -> int:
+    """How many images of a split may fail to decode and be left out, where `met` of all `images` were decoded."""
+    return min(images - 1, max(_FEW, images // _SHARE), _FEW + met // _SHARE)
 
 
 def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
@@ -115,7 +120,7 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
 def without_objects(split: str, images: int) -> str:
     """What a split other than train is worth where no label of its images holds an object."""
     return (
-        f"{split}: no object in the labels of its {images:,} image{'s' * (images != 1)}: no metric can be measured, "
+        f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
         f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
     )
 
@@ -133,6 +138,24 @@ def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
         f"{split}: {len(missing):,} of {images:,} images have no label file and are used as background, "
         f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
         "for each says so); else restore their labels"
+    ]
+
+
+def shared_labels(listings: Sequence[Listing]) -> list[str]:
+    """A message where a label file belongs to several images, such as a.jpg and a.png: each gets its boxes."""
+    owners: dict[str, str] = {}
+    shared: dict[str, set[str]] = {}
+    for listing in listings:
+        for image, label, size in zip(listing.images, listing.labels, listing.label_stats[:, 0].tolist(), strict=True):
+            if label and size != MISSING[0] and owners.setdefault(label, image) != image:
+                shared.setdefault(label, {owners[label]}).add(image)
+    if not shared:
+        return []
+    shown_as = listings[0].shown
+    named = [f"{shown_as(label)} ({first_of(sorted(map(shown_as, own)), _NEXT)})" for label, own in shared.items()]
+    return [
+        f"{counted(len(shared), 'label file')} of several images, each of which gets all the boxes: "
+        f"{first_of(named, _NEXT)}. Leave one image beside each, or rename the others and give them labels of their own"
     ]
 
 

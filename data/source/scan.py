@@ -66,6 +66,7 @@ class Scan(NamedTuple):
         left_out_counts: int64 (n,), objects and regions of each image of classes that are left out.
         left_out_classes: int64 (l,), the place of each one's class among those that are left out.
         problems: "file:line: what" of all that is wrong.
+        notes: the same of what costs nothing: equal rows.
         unknown: (place, class) of rows whose class the dataset does not name.
     """
 
@@ -82,6 +83,7 @@ class Scan(NamedTuple):
     left_out_counts: NDArray[np.int64]
     left_out_classes: NDArray[np.int64]
     problems: list[str]
+    notes: list[str]
     unknown: list[tuple[str, str]]
 
 
@@ -107,6 +109,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     ignored_counts: list[int] = []
     ignored = Regions([], [])
     problems: list[str] = []
+    notes: list[str] = []
     unknown: list[tuple[str, str]] = []
     for index in range(start, end):
         try:
@@ -123,7 +126,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:
                 noun = "row is a duplicate" if objects.duplicates == 1 else "rows are duplicates"
-                problems.append(f"{where(None)}: {objects.duplicates} {noun}, used once")
+                notes.append(f"{where(None)}: {objects.duplicates} {noun}, used once")
             if objects.problems:
                 kept.append(False)
                 continue
@@ -161,6 +164,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         np.bincount(owners[~is_ignored], minlength=len(sizes)),
         places[~is_ignored],
         problems,
+        notes,
         unknown,
     )
 

@@ -119,6 +119,9 @@ def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: P
     found = answered(train.main, "--check-data", "--data", str(tmp_path / "bad.yaml"))
     assert found["error"]["kind"] == "failed" and found["exit_code"] == 1
     assert "99" in found["checked"]["errors"][0]
+    next((copy / "labels" / "val").glob("*.txt")).write_text("0 0.5 0.5 0.1\n")
+    found = answered(train.main, "--check-data", "--data", str(tmp_path / "bad.yaml"))
+    assert found["error"] is None and found["exit_code"] == 3 and found["checked"]["problems"]
 
 
 def test_val(trained: Trained, answered: Answered, tmp_path: Path) -> None:

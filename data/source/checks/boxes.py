@@ -41,7 +41,7 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
     """Report boxes without an area, those that reach beyond their image, and x1 y1 x2 y2 read as x y w h."""
     for place, count in zip(*np.unique(part.owners[flat(part.scanned.boxes_xyxy)], return_counts=True), strict=True):
         where = part.listing.label_place(int(place))(None)
-        check.notes.append(f"{where}: {counted(int(count), 'box')} without width or height")
+        check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
     written = _written(part)
     corners = _corners(written)
     if corners.any():

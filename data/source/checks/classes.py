@@ -24,7 +24,7 @@ def check_names(check: DatasetCheck, spec: DatasetSpec) -> None:
         spelled.setdefault(name.casefold(), []).append(shown(name))
     for names in spelled.values():
         if len(names) > 1:
-            check.problems.append(
+            check.notes.append(
                 f"{spec.yaml_path.name}: the classes {first_of(names, 5, ' and ')} differ by case alone: if they are "
                 "one, name it once and correct the labels."
             )

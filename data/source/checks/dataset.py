@@ -17,7 +17,7 @@ from tessera.data.source.checks.twins import check_twins
 from tessera.data.source.held_out import part_of
 from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images
-from tessera.data.source.refusals import left_out_line, refuse_unusable, unused_ignores
+from tessera.data.source.refusals import left_out_line, refuse_unusable, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
@@ -42,18 +42,26 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         try:
             listing = part_of(spec, split, list_images(spec, split))
         except UserError as error:
-            check.errors.append(str(error))
+            if split == "test":
+                check.notes.append(f"no training needs `test`: {error}")
+            else:
+                check.errors.append(str(error))
             continue
         part = Part(spec, split, listing, scan(listing, names), single_cls)
+        errors = len(check.errors)
         _check_part(check, part)
         looks[part] = check_pictures(check, part)
+        if split == "test":  # which no training reads
+            check.problems += check.errors[errors:]
+            del check.errors[errors:]
         left_out = left_out_line(spec, split, part.scanned)
         check.facts += [sizes_at(part, imgsz), *ignored_regions(part), *([left_out] if left_out else [])]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
-    check.problems += orphans([part.listing for part in looks])
+    listings = [part.listing for part in looks]
+    check.problems += [*shared_labels(listings), *orphans(listings)]
     check_copies(check, looks)
     check_twins(check, looks)
     check_drift(check, list(looks))
@@ -70,7 +78,8 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
     check.errors += listing.ownerless[:MOST_OWNERLESS]
     if more := len(listing.ownerless[MOST_OWNERLESS:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
-    check.problems += listing.notes + scanned.problems + unused_ignores(part.spec, part.split, scanned)
+    check.problems += listing.problems + scanned.problems
+    check.notes += listing.notes + scanned.notes + unused_ignores(part.spec, part.split, scanned)
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]

@@ -30,7 +30,7 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
             f"{first_of(missing, 3)}"
         )
     objects = int((scanned.counts > 0).sum())
-    if part.split != "train" and not objects and len(missing) < len(scanned.counts):
+    if part.split != "train" and not objects and not scanned.unknown and len(missing) < len(scanned.counts):
         check.problems.append(without_objects(part.split, len(scanned.counts)))
     regions = int(((scanned.counts == 0) & (scanned.ignored_counts > 0)).sum())
     without = len(scanned.counts) - objects - regions

@@ -15,6 +15,7 @@ from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.decode import decode_levels
 from tessera.data.source.probe import breaks_off, read_header
+from tessera.data.source.refusals import most_undecodable
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
@@ -41,19 +42,28 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
         results = tqdm(decoding, f"Decoding {part.split}", len(paths))
         for path, size, decoded in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
             shown = listing.shown(path)
+            if not isinstance(decoded, str) and [*decoded.size_hw] != size:
+                height, width = decoded.size_hw
+                decoded = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
             if isinstance(decoded, str):
-                check.errors.append(f"{shown}: {decoded}")
+                check.problems.append(f"{shown}: {decoded.rstrip('.')}; the image is left out")
+                check.left_out.append(shown)
                 looks.append(None)
                 continue
-            height, width = decoded.size_hw
-            if [height, width] != size:
-                stated = f"{size[1]} x {size[0]}"
-                check.errors.append(f"{shown}: decodes to {width} x {height} pixels, but its header says {stated}.")
-            elif decoded.look.is_cut:
-                check.notes.append(f"{shown}: the end of the file is missing; what decodes is used")
+            if decoded.look.is_cut:
+                check.problems.append(f"{shown}: the end of the file is missing; what decodes is used")
             looks.append(decoded.look)
             if decoded.brightest is not None:
                 deep.append(decoded.brightest)
+    decodes = np.array([look is not None for look in looks], np.bool_)
+    undecodable = len(looks) - int(decodes.sum())
+    check.images -= undecodable
+    check.objects -= int(part.scanned.counts[~decodes].sum())
+    if undecodable > most_undecodable(len(looks), len(looks)):
+        check.errors.append(
+            f"{part.split}: {undecodable:,} of {counted(len(looks), 'image')} do not decode, more than training leaves "
+            "out. Restore these files."
+        )
     level, byte = max(deep, default=(0.0, 0))
     if level > 0 and max(byte for _, byte in deep) < DARK:
         check.notes.append(

@@ -93,14 +93,17 @@ class SplitCounts(NamedTuple):
     class_objects: tuple[int, ...]
 
 
+PROBLEMS_CODE = 3  # exit code where there are problems, but no error
+
+
 @dataclass
 class DatasetCheck:
-    """What was found, one line each: "file:line: what".
+    """Findings, one line each ("file:line: what"), in three weights.
 
     Attributes:
-        errors: training would stop, or learn something wrong.
-        problems: images that are left out, rows that count once, labels that are lost, metrics that mean little.
-        notes: worth knowing, such as classes without an object.
+        errors: training refuses the dataset, or would learn something wrong.
+        problems: cost labels or images, or trust in the metrics.
+        notes: worth knowing, such as classes without an object; they cost nothing.
         facts: what the dataset holds, wrong or not.
         left_out: images that training would do without.
         images, objects: totals of what can be used.
@@ -125,9 +128,22 @@ class DatasetCheck:
     remarks: list[Remark] = field(default_factory=list)
 
     @property
-    def safe(self) -> bool:
-        """Whether training would run on what is left, and learn what the labels say."""
-        return not self.errors
+    def exit_code(self) -> int:
+        """Of `--check-data`, by the worst of what was found; notes do not count."""
+        return 1 if self.errors else PROBLEMS_CODE if self.problems else 0
+
+    def verdict(self) -> str:
+        """How bad the errors and problems are, and how many notes there are."""
+        errors, problems, notes = map(len, (self.errors, self.problems, self.notes))
+        parts = ["no errors, no problems" if not errors + problems else "no errors"]
+        if errors:
+            parts = [
+                f"{counted(errors, 'error')} make{'s' * (errors == 1)} training refuse the dataset, or learn something "
+                "wrong"
+            ]
+        if problems:
+            parts.append(f"{counted(problems, 'problem')} cost{'s' * (problems == 1)} labels or trust in the metrics")
+        return "; ".join([*parts, *([counted(notes, "note")] if notes else [])])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
@@ -140,18 +156,17 @@ class DatasetCheck:
         return {**dataclasses.asdict(self), **named}
 
     def lines(self) -> list[str]:
-        """Everything, the worst first, and a verdict."""
-        verdict = "training is safe" if self.safe else "training would not be safe"
+        """Everything, the worst first, and the verdict."""
+        left_out = ""
         if self.left_out:
-            verdict += f", without {counted(len(self.left_out), 'image')} (left out): {first_of(self.left_out, 5)}"
+            left_out = f"; {counted(len(self.left_out), 'image')} left out ({first_of(self.left_out, 5)})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
             *(f"note: {line}" for line in self.notes),
             *self.facts,
-            f"{counted(self.images, 'image')} with {counted(self.objects, 'object')} can be used; "
-            f"{counted(len(self.errors), 'error')}, {counted(len(self.problems), 'problem')}, "
-            f"{counted(len(self.notes), 'note')}: {verdict}",
+            f"{counted(self.images, 'image')} with {counted(self.objects, 'object')} can be used{left_out}: "
+            f"{self.verdict()}",
         ]
 
 

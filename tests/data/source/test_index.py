@@ -72,9 +72,9 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
     assert index.problems == (
         "labels/train/b.txt:2: y is 2, expected at most 1 (a fraction of the image's width or height)" + left_out,
         "labels/train/b.txt:3: 'x' is not a number" + left_out,
-        "labels/train/c.txt: 1 row is a duplicate, used once",
         "images/train/small.png: 50 x 9 pixels, expected at least 10 on each side" + left_out,
         "images/train/torn.png: not an image that OpenCV can decode, or damaged" + left_out,
+        "labels/train/c.txt: 1 row is a duplicate, used once",
     )
     assert problem_report(index).startswith("train: 5 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
 
@@ -152,8 +152,8 @@ def test_list_file(tmp_path: Path) -> None:
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
     assert index.problems == (
         f"{root}/train.txt: 'readme' is not the path of an image; it is left out",
-        "pets.yaml: train lists 1 images more than once; each is used once",
         "images/train/gone.jpg: no such file; the image is left out",
+        "pets.yaml: train lists 1 image repeatedly; each is used once",
     )
 
 

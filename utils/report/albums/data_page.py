@@ -112,7 +112,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
 
 def in_words(check: DatasetCheck) -> list[tuple[str, list[str]]]:
     """Questions about the dataset with their answers."""
-    usable = "Yes." if check.safe else f"No: {counted(len(check.errors), 'error')} would stop it or teach it wrong."
+    usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
     if check.left_out:
         usable += f" {counted(len(check.left_out), 'image')} would be left out."
     drifted = [drift for drift in check.drifts if drift.moved]

@@ -109,7 +109,7 @@ def test_voc_folder(tmp_path: Path) -> None:
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
     (problem,) = index.problems
-    assert problem.startswith("Annotations: 1 XML file has no image of that name in ") and problem.endswith(
+    assert problem.startswith("Annotations: 1 XML file without an image of that name in ") and problem.endswith(
         ": lost.xml"
     )
 

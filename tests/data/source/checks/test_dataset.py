@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.report import PROBLEMS_CODE, DatasetCheck
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
@@ -26,7 +26,7 @@ def check(yaml: Path) -> DatasetCheck:
 def test_clean(tmp_path: Path) -> None:
     labels = {"train/a": BOX, "train/b": "", "train/c": BOX + "1 0.5 0.5 0.25 0.5\n", "val/d": BOX}
     found = check(write_dataset(tmp_path / "pets", labels))
-    assert found.safe
+    assert found.exit_code == 0
     assert found.lines() == [
         "train: 3 images: 2 with objects; as background, 1 whose labels hold no object and 0 without a label file",
         "train: boxes at 640 px: 5 % are below 176 x 240, half below 320 x 240, 95 % below 320 x 240",
@@ -35,7 +35,7 @@ def test_clean(tmp_path: Path) -> None:
         "                 class  train img  train obj    val img    val obj",
         "                   cat          2          2          1          1",
         "                   dog          1          1          0          0",
-        "4 images with 4 objects can be used; 0 errors, 0 problems, 0 notes: training is safe",
+        "4 images with 4 objects can be used: no errors, no problems",
     ]
 
 
@@ -44,7 +44,8 @@ def test_a_class_that_is_not_named_is_one_line_of_each_split(tmp_path: Path) -> 
     found = check(
         write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX + bad * 9 for n in "ab" for split in ("train", "val")})
     )
-    assert not found.safe
+    assert found.exit_code == 1
+    assert found.lines()[-1].endswith(": 2 errors make training refuse the dataset, or learn something wrong; 1 note")
     assert found.errors == [
         f"labels/{split}/a.txt:2: class 7, but pets.yaml names 2 classes. Fix the label or add the class. There are 18 "
         f"such rows; the next: labels/{split}/a.txt:3, labels/{split}/a.txt:4, labels/{split}/a.txt:5, and 14 more"
@@ -56,23 +57,45 @@ def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
     found = check(
         write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x\ny\n", "train/c": BOX * 3, "val/d": BOX})
     )
-    assert found.safe
-    assert [line.split(" ")[0] for line in found.problems] == [
-        "labels/train/b.txt:1:",
-        "labels/train/b.txt:2:",
-        "labels/train/c.txt:",
-    ]
-    assert found.lines()[-1].endswith("training is safe, without 1 image (left out): images/train/b.jpg")
+    assert [line.split(" ")[0] for line in found.problems] == ["labels/train/b.txt:1:", "labels/train/b.txt:2:"]
+    assert found.notes == ["labels/train/c.txt: 2 rows are duplicates, used once", DOGLESS]
+    assert found.lines()[-1] == (
+        "3 images with 3 objects can be used; 1 image left out (images/train/b.jpg): no errors; 2 problems cost labels "
+        "or trust in the metrics; 2 notes"
+    )
+
+
+def test_a_validation_on_what_is_trained_on_is_a_problem(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": BOX + "1 0.5 0.5 0.1 0.1\n"})
+    yaml.write_text(yaml.read_text() + "val: images/train\n")
+    found = check(yaml)
+    assert found.exit_code == PROBLEMS_CODE
+    assert found.lines()[-1].endswith(": no errors; 1 problem costs labels or trust in the metrics")
+
+
+def test_what_no_training_reads_is_no_error(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX, "test/c": "7 0.5 0.5 0.1 0.1\n"})
+    found = check(yaml)
+    assert found.exit_code == PROBLEMS_CODE and "labels/test/c.txt:1: class 7" in found.problems[0]
+    shutil.rmtree(tmp_path / "pets/images/test")
+    found = check(yaml)
+    assert found.exit_code == 0 and found.notes[1].startswith("no training needs `test`: ")
+    assert "images/test' does not exist" in found.notes[1]
 
 
 def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
     path = write_image(tmp_path / "pets/images/train/c.png", (64, 64))
+    (tmp_path / "pets/labels/train/c.txt").touch()
     raw = path.read_bytes()
     path.write_bytes(raw[:200] + raw[-100:])
     found = check(yaml)
-    assert not found.safe
-    assert found.errors[0].startswith("images/train/c.png: ")
+    assert found.exit_code == PROBLEMS_CODE and found.images == 2 and found.left_out == ["images/train/c.png"]
+    assert found.problems[0].startswith("images/train/c.png: ")
+    for name in "ac":
+        (tmp_path / f"pets/images/train/{name}.png").write_bytes(raw[:200] + raw[-100:])
+    (tmp_path / "pets/images/train/a.jpg").unlink()
+    assert check(yaml).errors[0].startswith("train: 2 of 2 images do not decode, more than training leaves out")
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
@@ -80,13 +103,14 @@ def test_what_follows_the_end_of_a_picture_is_no_damage(tmp_path: Path, suffix: 
     """Phones keep a video behind a photograph; a preview's end in the headers is not the picture's own."""
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
     path = write_image(tmp_path / f"pets/images/train/c{suffix}", (200, 200))
+    (tmp_path / "pets/labels/train/c.txt").touch()
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(10_000))
-    assert check(yaml).notes == [DOGLESS]
+    assert not check(yaml).problems
     if suffix == ".jpg":
         path.write_bytes(whole[:2] + b"\xff\xe1\0\x06\xff\xd9\xff\xd9" + whole[2 : len(whole) // 2])
         said = f"images/train/c{suffix}: the end of the file is missing; what decodes is used"
-        assert check(yaml).notes == [DOGLESS, said]
+        assert check(yaml).problems == [said]
 
 
 def test_copies_are_found_whatever_their_names(tmp_path: Path) -> None:
@@ -114,11 +138,11 @@ def test_copies_are_found_whatever_their_names(tmp_path: Path) -> None:
     assert any(line.startswith(differ) for line in check(yaml).problems)
 
 
-def test_flat_boxes_are_noted(tmp_path: Path) -> None:
+def test_flat_boxes_are_problems(tmp_path: Path) -> None:
     found = check(
         write_dataset(tmp_path / "pets", {"train/a": BOX + "0 0.5 0.5 0 0.1\n", "train/b": BOX, "val/c": BOX})
     )
-    assert found.notes == [DOGLESS, "labels/train/a.txt: 1 box without width or height"]
+    assert found.problems == ["labels/train/a.txt: 1 box without width or height"]
 
 
 def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
@@ -146,14 +170,14 @@ def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
     yaml.write_text(yaml.read_text() + "val: images/val\n")
     found = check(yaml)
     assert ["no labels found" in line or "does not exist" in line for line in found.errors] == [True, True]
-    assert found.lines()[-1].endswith("training would not be safe")
+    assert found.exit_code == 1
 
 
 def test_a_class_that_no_coco_file_has_is_noted(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco())
     yaml.write_text(yaml.read_text().replace("[cat, dog]", "[cat, cow, dog, Dog]"))
     found = check(yaml)
-    assert found.notes == [
+    assert found.notes[1:] == [
         "annotations/instances_train.json: found no category named 'cow', 'Dog', which coco.yaml names as classes"
     ]
     assert not check_dataset(load_spec(yaml), single_cls=True).notes

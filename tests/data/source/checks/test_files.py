@@ -67,13 +67,35 @@ def test_labels_of_no_image(tmp_path: Path) -> None:
     assert problems(yaml) == ["labels/train: 1 label file of no image, so their objects are not used: more.txt"]
 
 
+def test_images_that_share_a_label_file(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    yaml = write_dataset(root, {"train/a": BOX, "train/b": BOX, "val/c": BOX}, names="[cat]")
+    write_image(root / "images/train/a.png", seed=7)
+    write_image(root / "images/train/background.png", seed=8)
+    for number in range(20):
+        write_image(root / f"images/train/{number}.jpg", seed=10 + number)
+        (root / f"labels/train/{number}.txt").touch()
+    write_image(root / "images/train/background.jpg", seed=9)
+    (line,) = problems(yaml)
+    assert line.startswith(
+        "1 label file of several images, each of which gets all the boxes: labels/train/a.txt (images/train/a.jpg, "
+        "images/train/a.png)."
+    )
+    (warning,) = index_warnings(build_index(load_spec(yaml), "train"))
+    assert line in warning
+    (root / "list.txt").write_text("images/train/b.jpg\nimages/train/a.jpg\n")
+    (root / "other.txt").write_text("images/train/a.png\nimages/val/c.jpg\n")
+    yaml.write_text(f"path: {root}\ntrain: list.txt\nval: other.txt\nnames: [cat]\n")
+    assert problems(yaml) == [line]
+
+
 def test_xml_of_no_image(tmp_path: Path) -> None:
     root = tmp_path / "voc"
     write_voc(root, "a", voc_object())
     (root / "Annotations/lost.xml").write_bytes(voc(voc_object()))
     yaml = tmp_path / "voc.yaml"
     for entry, said in (
-        ("Annotations", "1 XML file has no image of that name"),
+        ("Annotations", "1 XML file without an image of that name"),
         ("JPEGImages", "1 label file of no image"),
     ):
         yaml.write_text(f"path: voc\ntrain: {entry}\nnames: [cat]\n")
