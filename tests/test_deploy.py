@@ -15,6 +15,8 @@ import yaml
 
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
+from tests.data.make import write_dataset
+from tests.system.launch import run_python
 
 trainer = pytest.importorskip("kubeflow_trainer_api.models", reason="needs the dev group (uv sync)")
 client = pytest.importorskip("kubernetes.client", reason="needs the dev group (uv sync)")
@@ -129,3 +131,16 @@ def test_mistakes_are_not_tried_again_and_disruptions_are_not_counted(job: dict[
     ends = re.findall(r"^\| (\d+) \| `(check|node)` \| .* \| no \|$", page, flags=re.MULTILINE)
     assert ends == [("0", "node"), ("1", "check"), ("2", "check"), ("2", "node")]
     assert [condition["type"] for condition in disruption["onPodConditions"]] == ["DisruptionTarget"]
+
+
+@pytest.mark.slow
+@each_job
+def test_problems_of_a_dataset_let_the_training_begin_and_errors_do_not(job: dict[str, Any], tmp_path: Path) -> None:
+    (check,) = job["template"]["spec"]["initContainers"]
+    python, *command = check["command"]
+    assert python == "python"
+    box = "0 0.5 0.5 0.5 0.5\n"
+    for name, text, code in (("problem", "0 0.5 0.5 0.1\n", 0), ("error", "7 0.5 0.5 0.5 0.5\n", 1)):
+        data = write_dataset(tmp_path / name, {"train/a": box, "train/b": text, "val/c": box})
+        outcome = run_python(*command, "--data", str(data))
+        assert outcome.code == code, outcome.said

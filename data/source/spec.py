@@ -93,11 +93,13 @@ def _find_yaml(data: str | Path) -> Path:
 
 def _refuse_misspelled(found: YamlMapping) -> None:
     """Other tools keep keys of their own in these files: only what looks like a typo of ours is refused."""
-    for key in found.values:
+    for key, value in found.values.items():
         if isinstance(key, str) and key not in _KEYS:
             absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
+            if isinstance(value, (str, list, float)):  # entries, or a share
+                absent += [known for known in SPLITS if known not in found.values and _is_longer(key.lower(), known)]
             if absent:
-                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}.{did_you_mean(key, absent)}")
+                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(absent[0])}?")
 
 
 def _is_typo(key: str, known: str) -> bool:
@@ -113,6 +115,11 @@ def _is_typo(key: str, known: str) -> bool:
     return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
 
 
+def _is_longer(key: str, known: str) -> bool:
+    """Whether `key` is another word for a split: valid, validation, training, testing, trainset."""
+    return key.startswith(known) and key.isalpha()
+
+
 def _is_coco(found: YamlMapping) -> bool:
     """Whether every entry is a COCO file, which has names of its own."""
     texts = [
@@ -123,13 +130,14 @@ def _is_coco(found: YamlMapping) -> bool:
 
 
 def _names_of_coco(spec: DatasetSpec) -> list[str]:
-    """The categories of all splits' COCO files, in the order of their ids.
+    """The categories of the COCO files that are trained and validated on, in the order of their ids.
 
     Raises:
         ConfigError: they differ.
         UserError: there is no such file, or it cannot be read.
     """
-    named = ((split, entry) for split, entries in spec.splits.items() for entry in entries)
+    trained = {split: entries for split, entries in spec.splits.items() if split != "test"}  # which may be missing
+    named = ((split, entry) for split, entries in (trained or spec.splits).items() for entry in entries)
     files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
     first = _names_in(files[0])
     for file in files[1:]:

@@ -53,6 +53,16 @@ def bad_data(folder: Path) -> Outcome:
     return check(copy)
 
 
+def lost_labels(folder: Path) -> Outcome:
+    copy = shutil.copytree(folder, folder.with_name("lost")) / "tiny.yaml"
+    copy.write_text(copy.read_text().replace(str(folder), str(copy.parent)))
+    for label in sorted((copy.parent / "shapes" / "labels" / "train").glob("*.txt"))[:6]:
+        label.unlink()
+    outcome = check(copy)
+    assert "no errors; 1 problem costs labels or trust in the metrics" in outcome.out, outcome.said
+    return outcome
+
+
 def half_a_source(folder: Path) -> Outcome:
     pictures = shutil.copytree(folder / "shapes" / "images" / "val", folder / "pictures")
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
@@ -104,6 +114,10 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     ),
     "detect.py could not read some of the sources, and has done the others": (half_a_source, "broken.jpg"),
     "another process still writes the run directory": (a_run_of_another_process, "is still being written by process"),
+    "`--check-data`: no error, but problems that cost labels or trust in the metrics": (
+        lost_labels,
+        "",
+    ),
     "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as asked"),
     "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as asked"),
     "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as asked"),

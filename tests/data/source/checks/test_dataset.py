@@ -80,7 +80,15 @@ def test_what_no_training_reads_is_no_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "pets/images/test")
     found = check(yaml)
     assert found.exit_code == 0 and found.notes[1].startswith("no training needs `test`: ")
-    assert "images/test' does not exist" in found.notes[1]
+    assert "does not exist" in found.notes[1]
+
+
+def test_classes_of_a_coco_file_need_no_test_set(tmp_path: Path) -> None:
+    yaml = write_coco(tmp_path / "set", coco())
+    entry = "annotations/instances_train.json"
+    yaml.write_text(f"path: {tmp_path}/set\ntrain: {entry}\nval: {entry}\ntest: annotations/gone.json\n")
+    found = check(yaml)
+    assert found.names == ("cat", "dog") and not found.errors and "does not exist" in found.notes[0]
 
 
 def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
