@@ -59,6 +59,7 @@ from tessera.utils.runtime.dataset import check_classes, check_pixels, image_siz
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,8 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: Compar
     """
     if len(index.classes) == 0:
         raise UserError(
-            f"--data: no object in the labels of the {len(index)} images of {index.split!r}: nothing to measure."
+            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}: "
+            "nothing to measure."
         )
     first = runs[0]
     for run in runs[1:]:

@@ -35,7 +35,7 @@ from tessera.utils.environment import Launch
 from tessera.utils.files import user_path
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.report.console import print_lines, setup_logging
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,10 @@ def report(converted: Converted, config: ConvertConfig) -> None:
         log.warning(f"--data {config.data}:\n  {first_of(converted.notes, _SHOWN, _NEXT_LINE)}")
     for what, count in sorted(converted.losses.items()):
         log.warning(f"{what}: {count:,}{'' if config.to == 'coco' else f'; {NAME} keeps them as they were'}.")
-    print_lines(f"{converted.images:,} images with {converted.objects:,} objects and ignored regions: {converted.yaml}")
+    print_lines(
+        f"{counted(converted.images, 'image')} with {counted(converted.objects, 'object')} and ignored "
+        f"regions: {converted.yaml}"
+    )
 
 
 def start(given: dict[str, Any]) -> Converted:

@@ -63,6 +63,7 @@ from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.pictures import Style
 from tessera.utils.report.plain import plain_folder
 from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     kept = [origin for origin in origins if not is_passed_over(origin)]
     if len(kept) in (0, len(origins)):
         return origins
-    log.info(f"{run}: {len(origins) - len(kept):,} files in the folder of results were passed over.")
+    log.info(f"{run}: {counted(len(origins) - len(kept), 'file')} in the folder of results passed over.")
     return kept
 
 

@@ -33,7 +33,7 @@ from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.text import one_line, shown
+from tessera.utils.text import counted, one_line, shown
 
 PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
@@ -177,7 +177,9 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
             f"{layer.where}: unknown module; known are {', '.join(KINDS)}.{did_you_mean(layer.module, KINDS)}"
         )
     if len(inputs) != 1 and not kind.joins:
-        raise ConfigError(f"{layer.where}: reads {len(inputs)} layers, but takes one. Join them with Concat before.")
+        raise ConfigError(
+            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat before."
+        )
     values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
     try:
         with torch.device("meta"), torch.no_grad():

@@ -39,8 +39,8 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
         places = _label_places(listing)
         files = sum(map(os.path.isfile, listing.labels))
         raise UserError(
-            f"{spec.yaml_path}: train: no labels found for {len(listing.images):,} images: {files:,} of them have "
-            f"a label file, which holds no usable row. Looked for\n  {places}\n"
+            f"{spec.yaml_path}: train: no labels found for {counted(len(listing.images), 'image')}: {files:,} of them "
+            f"have a label file, which holds no usable row. Looked for\n  {places}\n"
             "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
             "`path`, move the labels there, or label the images."
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.text import shown
+from tessera.utils.text import counted, shown
 
 # A reader returns the value of one argument, or raises ValueError with what would have been right.
 Reader = Callable[[Any], Any]
@@ -43,7 +43,8 @@ def read_arguments(
         least = "" if required == len(readers) else f"{required} to "
         names = ", ".join(name for name, _ in readers)
         raise ConfigError(
-            f"{where}: has {len(values)} arguments {shown(list(values))}, expected {least}{len(readers)}: [{names}]."
+            f"{where}: has {counted(len(values), 'argument')} {shown(list(values))}, expected "
+            f"{least}{len(readers)}: [{names}]."
         )
     return [
         checked(where, f"argument '{name}'", value, read) for value, (name, read) in zip(values, readers, strict=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.text import duration, first_line, one_line, printable, shown, table_row
+from tessera.utils.text import counted, duration, first_line, one_line, printable, shown, table_row
 
 
 def nested(depth: int, width: int) -> list[Any]:
@@ -99,3 +99,20 @@ def test_times_as_one_says_them() -> None:
         "1 h 40 min",
         "25 h 0 min",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "frame", "1 frame"),
+        (0, "frame", "0 frames"),
+        (2, "box", "2 boxes"),
+        (2, "class", "2 classes"),
+        (1200, "batch", "1,200 batches"),
+        (2, "entry", "2 entries"),
+        (2, "day", "2 days"),
+        (2, "epoch", "2 epochs"),
+    ],
+)
+def test_a_number_and_its_noun(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text

@@ -15,7 +15,7 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
-from tessera.utils.text import one_line, shown
+from tessera.utils.text import counted, one_line, shown
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ class ResumedRun:
         progress.convert_batches(before.batch_size, config.batch_size, images)  # the data may have shrunk
         if before.batch_size != config.batch_size:
             log.warning(
-                f"--resume: batches of {config.batch_size} instead of {before.batch_size} images; the schedule is "
-                "rebuilt."
+                f"--resume: batches of {config.batch_size} instead of {counted(before.batch_size, 'image')}; "
+                "the schedule is rebuilt."
             )
         log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run

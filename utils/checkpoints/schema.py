@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.engine.stopping import START
-from tessera.utils.text import shown
+from tessera.utils.text import counted, shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 _DEEPEST = 20
@@ -182,7 +182,7 @@ def check_detector(
         if not 0 <= value <= 1:
             raise Damaged(f"it says a confidence of {value:g}, expected 0 to 1")
     if len(class_confidences) not in (0, len(names)):
-        raise Damaged(f"it says {len(class_confidences)} confidences for {len(names)} classes")
+        raise Damaged(f"it says {counted(len(class_confidences), 'confidence')} for {counted(len(names), 'class')}")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -25,6 +25,7 @@ from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.weights import Weights, load_weights
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
+from tessera.utils.text import counted
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights
     if not _of_own_model(config, weights):
         why = f"is another model than --cfg {config.cfg}"
     elif len(weights.names) != len(names):
-        why = f"knows {len(weights.names)} classes, expected the {len(names)} of {config.data}"
+        why = f"knows {counted(len(weights.names), 'class')}, expected the {len(names)} of {config.data}"
     elif moved := moved_classes(weights.names, names):
         why = f"knows the classes of {config.data} in another order ({moved})"
     elif not names_say_nothing(names) and (renamed := renamed_classes(weights.names, names)):
@@ -144,8 +145,8 @@ def build_model(
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
         raise ConfigError(
-            f"{_freeze(config)}: {model.name} has {layers} layers, 0 to {layers - 1}. --freeze {layers - 1} leaves the "
-            f"head."
+            f"{_freeze(config)}: {model.name} has {counted(layers, 'layer')}, 0 to {layers - 1}. --freeze "
+            f"{layers - 1} leaves the head."
         )
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)

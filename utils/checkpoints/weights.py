@@ -22,7 +22,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.pixels import PixelRule
-from tessera.utils.text import first_line, shown, strict_json
+from tessera.utils.text import counted, first_line, shown, strict_json
 
 _SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
 _USUAL_IMGSZ = 640  # of files that do not say at which size they were trained
@@ -102,7 +102,7 @@ def _read(path: Path) -> Weights:
         return Weights(imported.state_dict, imported.model_yaml, imported.names, source, family=family)
     state = load_any_checkpoint(path)
     epoch = state["epoch"]
-    done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {epoch} epoch{'s' * (epoch != 1)}"
+    done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {counted(epoch, 'epoch')}"
     data = state["config"].get("data")
     thresholds = state["thresholds"] or {"confidence": None, "class_confidences": ()}
     return Weights(

@@ -10,7 +10,7 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
-from tessera.utils.text import one_line
+from tessera.utils.text import counted, one_line
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,11 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
     fixed = f"; normalisations of the first {hyp.fixed_norms:g} layers fixed" if run.keeps_norms else ""
     accumulated = accumulation(hyp, run.batch_size)
-    images = f"{'up to ' if accumulated > 1 else ''}{run.batch_size * accumulated} images"
+    images = f"{'up to ' if accumulated > 1 else ''}{counted(run.batch_size * accumulated, 'image')}"
     return (
-        f"Recipe {one_line(run.config.hyp, 60)}: {batches:,} batches, {steps:,} steps of {images}; {run.optimizer}, "
-        f"learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, {flat}{fall} to "
+        f"Recipe {one_line(run.config.hyp, 60)}: {counted(batches, 'batch')}, {counted(steps, 'step')} of "
+        f"{images}; {run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} "
+        f"batches, {flat}{fall} to "
         f"{hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )
 
@@ -107,8 +108,9 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
         found.append(
-            f"{steps} optimizer step{'s' * (steps != 1)}, {warming} of {schedule.iterations} batches for the warm-up: "
-            f"{'few for a model from scratch' if few else 'it is most of the run'}. What helps: {'; '.join(helps)}."
+            f"{counted(steps, 'optimizer step')}, {warming} of {counted(schedule.iterations, 'batch')} for the "
+            f"warm-up: {'few for a model from scratch' if few else 'it is most of the run'}. What helps: "
+            f"{'; '.join(helps)}."
         )
     return found
 

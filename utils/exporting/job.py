@@ -20,6 +20,7 @@ from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.runtime.model import DEFAULT_CONF
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 VARIANTS = ("raw", "half", "int8", "finetune", "end2end", "batched")  # flags that not every format can follow
@@ -126,8 +127,8 @@ class ExportJob:
         fits = len(index.names) == self.model.nc
         if given and not fits:
             raise ConfigError(
-                f"--data {given}: names {len(index.names)} classes, but {self.path.name} knows {self.model.nc}. Give "
-                "the YAML that it was trained with."
+                f"--data {given}: names {counted(len(index.names), 'class')}, but {self.path.name} knows "
+                f"{self.model.nc}. Give the YAML that it was trained with."
             )
         return index if fits else None
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tessera.data.source.decode import decode_levels, read_levels
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, to_uint8
-from tessera.utils.text import shown
+from tessera.utils.text import counted, shown
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def to_pixels(
     if isinstance(picture, (str, Path)):
         return _eight_bits(read_levels(Path(picture)), pixels, note, str(picture))
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        name = f"{len(picture):,} bytes"
+        name = f"{counted(len(picture), 'byte')}"
         return _eight_bits(decode_levels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
     if isinstance(picture, Image.Image):
         return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image", note)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 
 
 class Tally:
@@ -41,9 +41,7 @@ class Tally:
         """What was found, and how fast."""
         order = np.argsort(-self.per_class, kind="stable")
         found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
-        lines = [
-            f"{self.pictures:,} {'picture' if self.pictures == 1 else 'pictures'}: {first_of(found, 8) or 'nothing'}"
-        ]
+        lines = [f"{counted(self.pictures, 'picture')}: {first_of(found, 8) or 'nothing'}"]
         if self.pictures:
             preparation, inference, nms = self._speed_ms / self.pictures
             rate = self.pictures / (time.perf_counter() - self._started)
@@ -52,5 +50,7 @@ class Tally:
                 f"at {imgsz} px; {rate:.1f} pictures a second with reading and writing"
             )
         if self._dropped:
-            lines.append(f"{self._dropped:,} frames of streams were dropped for newer ones (--every-frame takes all)")
+            lines.append(
+                f"{counted(self._dropped, 'frame')} of streams dropped for newer ones (--every-frame takes all)"
+            )
         return lines

@@ -9,6 +9,7 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.cuda import Cuda
 from tessera.utils.machine.metal import Metal
+from tessera.utils.text import counted
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:
@@ -47,7 +48,7 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         return Cuda(torch.device("cuda", numbers[0]))
     if launch.local_rank >= len(numbers):
         raise ConfigError(
-            f"local rank {launch.local_rank} has no device: {launch.local_size} ranks on this node, "
+            f"local rank {launch.local_rank} has no device: {counted(launch.local_size, 'rank')} on this node, "
             f"but {len(numbers)} devices. Start at most {len(numbers)} ranks a node, or use --device cpu.",
             reporter=launch.rank,  # the first ranks have devices and see no mistake
         )

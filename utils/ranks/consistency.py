@@ -15,6 +15,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.rendezvous import by_value
 from tessera.utils.ranks.world import World
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
@@ -128,7 +129,7 @@ def _data(index: DatasetIndex) -> str:
     """The images with their labels; the rule for their levels; how many ignored regions there are."""
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
     regions = f", {len(index.ignored_classes)} ignored regions" if len(index.ignored_classes) else ""
-    return f"{len(index)} images, {index.content_hash()}{rule}{regions}"
+    return f"{counted(len(index), 'image')}, {index.content_hash()}{rule}{regions}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:

@@ -14,7 +14,7 @@ from tessera.utils.files import write_whole
 from tessera.utils.flags.answer import headed
 from tessera.utils.flags.compare import CompareConfig, Requirement
 from tessera.utils.report.console import print_lines
-from tessera.utils.text import one_line, strict_json, table_row
+from tessera.utils.text import counted, one_line, strict_json, table_row
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
 def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     for side, runs in (("A", found.a), ("B", found.b)):
         yield from (f"{side}: {_described(one)}" for one in runs)
-    yield table_row(f"{found.differences.images:,} images", "A", "B", "B - A", "from", "to", "p")
+    yield table_row(f"{counted(found.differences.images, 'image')}", "A", "B", "B - A", "from", "to", "p")
     yield _interval_row("mAP50-95", found.map)
     yield _interval_row("mAP50", found.map50)
     named = {"precision": "P", "recall": "R", "ms": "ms an image, once", "mb": "MB"}

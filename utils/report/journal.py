@@ -20,7 +20,7 @@ from tessera.utils.report.pictures import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
 from tessera.utils.report.samples import PictureSink
 from tessera.utils.report.trackers.loggers import Loggers
-from tessera.utils.text import duration
+from tessera.utils.text import counted, duration
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Journal:
         self._loggers.scalars(row, epoch)
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
-            log.info(f"{left} more epoch{'s' * (left > 1)} at this pace: about {duration(left * figures.seconds)}")
+            log.info(f"{counted(left, 'more epoch')} at this pace: about {duration(left * figures.seconds)}")
         sink, self._predictions = self._predictions, None
         if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):

@@ -17,6 +17,7 @@ from tessera.utils.suspects.copy import CHANGES, write_copy
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.files import FILE, counts, suspect_table, write_suspects
 from tessera.utils.suspects.ranking import Suspect, suspects
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 
@@ -72,7 +73,7 @@ def _corrected(folder: Path, listed: Sequence[Suspect], index: DatasetIndex, spe
     changes = write_copy(folder, spec, [index, *(build_index(spec, split) for split in others)], applied)
     print_lines(
         f"Corrected copy: {folder / spec.name}.yaml, with {len(changes):,} suggestions of a score of {least:g} and "
-        f"more applied to {len(applied):,} images of {index.split}"
+        f"more applied to {counted(len(applied), 'image')} of {index.split}"
         + (f"; {folder / CHANGES} lists them" if changes else "")
     )
     return len(changes)

@@ -19,7 +19,7 @@ from tessera.utils.report.console import print_lines
 from tessera.utils.report.page.facts import Facts, Origin
 from tessera.utils.report.page.page import NAME, write_page
 from tessera.utils.seeding import sample_rng
-from tessera.utils.text import table_row
+from tessera.utils.text import counted, table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
 if TYPE_CHECKING:
@@ -105,8 +105,11 @@ def validation_line(metrics: Metrics) -> str:
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
     """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
     if math.isnan(low):
-        return f"mAP50-95 cannot be measured: no object in the labels of {metrics.images} images"
-    return f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over {metrics.images} images)"
+        return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
+    return (
+        f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
+        f"{counted(metrics.images, 'image')})"
+    )
 
 
 def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.measuring import MeasuringConfig
 from tessera.utils.runtime.model import Model
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetSpec
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ def check_classes(model: Model, spec: DatasetSpec, given: str, *, single_cls: bo
             kept = f"has {spec.nc} of {len(spec.label_names)} by `classes`"
             remedy += " (with `classes` or without it as it was there)"
         raise UserError(
-            f"{given} knows {model.nc} classes, but {spec.yaml_path} {kept}. {remedy}, or --single-cls to ignore "
-            "classes."
+            f"{given} knows {counted(model.nc, 'class')}, but {spec.yaml_path} {kept}. {remedy}, or "
+            "--single-cls to ignore classes."
         )
 
 

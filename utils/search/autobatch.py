@@ -27,6 +27,7 @@ from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
+from tessera.utils.text import counted
 from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     accelerator = world.accelerator
     if not accelerator.measures_memory:
         batch = max(UNMEASURED_BATCH // world.size, 1) * world.size
-        log.info(f"AutoBatch: memory is measured on CUDA only; using {batch} images a batch on {accelerator.kind}.")
+        log.info(
+            f"AutoBatch: memory is measured on CUDA only; using {counted(batch, 'image')} a batch on "
+            f"{accelerator.kind}."
+        )
         return batch
     accelerator.reset_peak_memory()
     free = accelerator.free_memory()
@@ -72,7 +76,10 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
             "AutoBatch: one image does not fit into the memory of a GPU. Use a smaller --imgsz or a smaller model, "
             "or free memory that other processes hold."
         )
-    log.info(f"AutoBatch: {largest} images a rank, {largest * world.size} in all, for {SHARE:.0%} of the free memory.")
+    log.info(
+        f"AutoBatch: {counted(largest, 'image')} a rank, {largest * world.size} in all, for {SHARE:.0%} of the "
+        "free memory."
+    )
     return largest * world.size
 
 

@@ -21,6 +21,7 @@ from tessera.utils.search.table import Row, best_first, rows, write_rows
 from tessera.utils.search.verdict import SEEDS, judge
 from tessera.utils.search.watch import Watch
 from tessera.utils.search.worker import Worker
+from tessera.utils.text import counted
 
 SETS = 3  # the best, which are trained again
 _WAIT_S = 5.0
@@ -157,7 +158,7 @@ class Plan:
 
     def _wait(self, running: list[Any]) -> str:
         time.sleep(_WAIT_S)
-        return f"Waiting for {len(running)} training(s) of other workers"
+        return f"Waiting for {counted(len(running), 'training')} of other workers"
 
     def _ended(self) -> list[Row]:
         return rows(self._trials.trials("COMPLETE", "PRUNED"), self._start)

@@ -11,6 +11,7 @@ from tessera.utils.search.folder import BEST
 from tessera.utils.search.knobs import FEWEST, Knob
 from tessera.utils.search.table import Row
 from tessera.utils.search.verdict import SEEDS, Gain, Standing
+from tessera.utils.text import counted
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Report:
             "",
             f"**{self.summary()}**",
             "",
-            f"Objective: `{self.objective}`, the higher the better. {len(self.trials)} trials: {counts}.",
+            f"Objective: `{self.objective}`, the higher the better. {counted(len(self.trials), 'trial')}: {counts}.",
         ]
         return "\n".join([*lines, *self._again(), *self._mattered()]) + "\n"
 

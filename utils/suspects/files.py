@@ -9,7 +9,7 @@ from tessera.data.source.label_lines import ImageLabels
 from tessera.utils.files import atomic_write
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.ranking import Suspect
-from tessera.utils.text import strict_json
+from tessera.utils.text import counted, strict_json
 from tessera.utils.types import DatasetIndex
 
 FILE = "label_errors.jsonl"
@@ -83,11 +83,11 @@ def suspect_table(suspects: Sequence[Suspect], labels: int, images: int) -> list
         labels, images: how many there are.
     """
     if not suspects:
-        return [f"Label errors: none is suspected among {labels:,} labels of {images:,} images."]
+        return [f"Label errors: none is suspected among {counted(labels, 'label')} of {counted(images, 'image')}."]
     rows = counts(suspects)
     lines = [
-        f"Label errors: {len(suspects):,} suspects among {labels:,} labels of {images:,} images, "
-        f"{sum(likely for *_, likely in rows):,} with a score of {LIKELY:g} and more:",
+        f"Label errors: {counted(len(suspects), 'suspect')} among {counted(labels, 'label')} of "
+        f"{counted(images, 'image')}, {sum(likely for *_, likely in rows):,} with a score of {LIKELY:g} and more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]
     return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]

@@ -37,6 +37,7 @@ from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
+from tessera.utils.text import counted
 from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, read_data, warn_of_problems
 
@@ -137,4 +138,4 @@ def fresh_state(
 def work_in_words(run: RunContext) -> str:
     """What takes the memory of a run, for a message: the batch of a rank."""
     scale = f" (up to {largest_size(run.imgsz, run.stride)} px)" if run.config.multi_scale else ""
-    return f"a batch of {run.rank_batch_size} images a rank at {run.imgsz} px{scale}"
+    return f"a batch of {counted(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"

@@ -22,7 +22,7 @@ from tessera.utils.flags.program import called
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, hold_run
 from tessera.utils.ranks.world import World
-from tessera.utils.text import one_line, shown
+from tessera.utils.text import counted, one_line, shown
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +96,14 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
             epochs = resumed.checkpoint["epoch"]
             if world.from_main(lambda: (resumed.run / ERRORS).is_file()):
                 log.info(
-                    f"--resume auto: the run in {resumed.run} is done, after {epochs} epochs. {called('val.py')} "
-                    "measures its weights/best.pt; a larger --epochs continues it where no patience had run out."
+                    f"--resume auto: the run in {resumed.run} is done, after {counted(epochs, 'epoch')}. "
+                    f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
+                    "patience had run out."
                 )
                 return None
-            log.info(f"--resume auto: {epochs} epochs of {resumed.run} are trained, but the best one is not measured.")
+            log.info(
+                f"--resume auto: {counted(epochs, 'epoch')} of {resumed.run} trained, but the best one is not measured."
+            )
         check_batch_size(config.batch_size, world.size)
         return Begun(config, hyp, resumed, folder)
     if auto:

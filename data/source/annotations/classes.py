@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.text import first_of, is_one_line, shown
+from tessera.utils.text import counted, first_of, is_one_line, shown
 from tessera.utils.types import DatasetSpec
 from tessera.utils.yaml_file import Row, YamlMapping
 
@@ -123,8 +123,8 @@ def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
     nc = found.values.get("nc")
     if key == "names" and nc is not None and (type(nc) is not int or nc != len(names)):
         raise ConfigError(
-            f"{found.at('nc')}: nc is {shown(nc)}, but names has {len(names)} classes. Make them agree, or leave nc "
-            "out."
+            f"{found.at('nc')}: nc is {shown(nc)}, but names has {counted(len(names), 'class')}. Make them "
+            "agree, or leave nc out."
         )
     return numbered
 

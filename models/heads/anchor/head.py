@@ -20,6 +20,7 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
+from tessera.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class Detect(AnchorLayers):
         anchors = spec.keys["anchors"]
         if not isinstance(anchors, int) and len(anchors) != len(spec.channels):
             raise ConfigError(
-                f"{spec.where}: reads {len(spec.channels)} layers, but `anchors` has {len(anchors)} rows. "
-                f"One row a layer."
+                f"{spec.where}: reads {counted(len(spec.channels), 'layer')}, but `anchors` has "
+                f"{counted(len(anchors), 'row')}. One row a layer."
             )
         return cls(spec.nc, anchors, spec.channels, spec.strides)
 

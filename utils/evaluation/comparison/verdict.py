@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tessera.utils.evaluation.comparison.differences import Difference, Differences
 from tessera.utils.evaluation.comparison.significance import LEVEL, images_needed
-from tessera.utils.text import first_of
+from tessera.utils.text import counted, first_of
 
 MATTERS = 0.01  # of mAP50-95: a smaller difference is none in practice
 _NAMED = 5  # classes
@@ -74,5 +74,5 @@ def _of_classes(found: Differences, names: Sequence[str]) -> str:
         listed = [f"{names[one.class_id]} {one.ap.difference:+.3f}" for one in beyond if one.ap.difference * sign > 0]
         if listed:
             parts.append(f"{word} {first_of(listed, _NAMED)}")
-    of = f"{len(found.classes)} class{'es' * (len(found.classes) != 1)}, Holm's correction"
+    of = f"{counted(len(found.classes), 'class')}, Holm's correction"
     return f"Classes beyond chance: {'; '.join(parts) or 'none'} ({of})."

@@ -10,6 +10,7 @@ import numpy as np
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.shapes import render_image
 from tessera.utils.pixels import Pixels
+from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def gather(index: DatasetIndex | None, size: int) -> Samples:
     """
     found = [] if index is None else _decoded(index)
     if index is not None and found:
-        origin = f"{len(found)} pictures of {index.split}, and {len(ASPECTS)} crops of them"
+        origin = f"{counted(len(found), 'picture')} of {index.split}, and {len(ASPECTS)} crops of them"
     else:
         found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
         origin = "drawn shapes: no dataset is at hand (--data)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.utils.inference.sources.origins import Origin
-from tessera.utils.text import one_line
+from tessera.utils.text import counted, one_line
 
 MOST_WAITING = 8  # frames of a stream that wait to be taken, where each of them is wanted
 _STALL_TIMES = 10  # of the usual time between two frames
@@ -105,7 +105,7 @@ class StreamReader:
             if self._number > number:
                 pause = self._timeouts.pause_s
                 if facts is not None and facts.frames is not None:  # it has an end, and this is it
-                    self._event("ended", f"ended after {self._number:,} frames")
+                    self._event("ended", f"ended after {counted(self._number, 'frame')}")
                     return
                 self._event("gap", "no frame comes, it is connected anew", seconds=time.monotonic() - self._last)
             elif self._started is None:
@@ -115,7 +115,7 @@ class StreamReader:
                     return
             elif time.monotonic() - self._last > self._timeouts.give_up_s:
                 lost_s = time.monotonic() - self._last
-                self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {self._number:,} frames")
+                self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {counted(self._number, 'frame')}")
                 return
             self._stopped.wait(pause)
             pause = min(2 * pause, self._timeouts.longest_pause_s)
@@ -184,4 +184,6 @@ class StreamReader:
     def _why(self) -> str:
         if self.origin.form == "camera":
             return f"no camera of number {self.origin.where} gives a picture."
-        return f"no frame comes from it, tried {self._timeouts.tries} times. Check the address and the network."
+        return (
+            f"no frame comes from it, tried {counted(self._timeouts.tries, 'time')}. Check the address and the network."
+        )

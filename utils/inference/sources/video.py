@@ -10,7 +10,7 @@ from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.utils.inference.sources.mp4 import read_movie
 from tessera.utils.inference.sources.origins import Origin
-from tessera.utils.text import first_line, one_line
+from tessera.utils.text import counted, first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
@@ -64,11 +64,11 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
     if lost == len(range(0, number, vid_stride)):
         yield event("unreadable", "not one frame of the video decodes.")
     elif stated := _breaks_off(path, facts, number, time_s):
-        yield event("damaged", f"damaged: it ends after {number - lost:,} frames, {stated} it states.")
+        yield event("damaged", f"damaged: it ends after {counted(number - lost, 'frame')}, {stated} it states.")
     elif lost:
         yield event("damaged", f"damaged: {lost:,} of its {number:,} frames do not decode.")
     else:
-        yield event("ended", f"ended after {number:,} frames")
+        yield event("ended", f"ended after {counted(number, 'frame')}")
 
 
 def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:

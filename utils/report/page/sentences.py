@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tessera.utils.diagnosis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import called, started
+from tessera.utils.text import counted
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
 FEW = 1 / 3  # of the median class's pictures: below it, a class has few
@@ -34,8 +35,11 @@ def outcome(map: float, interval: tuple[float, float], images: int) -> str:
     """The figure with its interval."""
     low, high = interval
     if math.isnan(low):
-        return f"Nothing can be measured: there is no object in the labels of {images:,} pictures."
-    return f"mAP50-95 is {map:.3f}; its 95\u00a0% interval goes from {low:.3f} to {high:.3f} ({images:,} pictures)."
+        return f"Nothing can be measured: there is no object in the labels of {counted(images, 'picture')}."
+    return (
+        f"mAP50-95 is {map:.3f}; its 95\u00a0% interval goes from {low:.3f} to {high:.3f} "
+        f"({counted(images, 'picture')})."
+    )
 
 
 def found_share(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
@@ -158,7 +162,9 @@ def speed(speed_ms: tuple[float, float, float]) -> str:
 
 def skipped_steps(steps: int) -> str:
     """Steps without a finite gradient."""
-    return f"{steps:,} steps were skipped, as their gradient was not finite: see the log of the run." if steps else ""
+    return (
+        f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run." if steps else ""
+    )
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:
@@ -167,8 +173,8 @@ def too_small(interval: tuple[float, float], images: int) -> str:
     if not half > 0.02:
         return ""
     return (
-        f"With {images:,} pictures the figure is known to ±\u00a0{half:.3f}: a change that is smaller may be luck. A "
-        "larger set for validation would tell more."
+        f"With {counted(images, 'picture')} the figure is known to ±\u00a0{half:.3f}: a change that is smaller "
+        "may be luck. A larger set for validation would tell more."
     )
 
 
@@ -176,8 +182,8 @@ def problems(count: int, data: str) -> str:
     """What the scan of the labels found."""
     if not count:
         return ""
-    noun = "problem" if count == 1 else "problems"
-    return f"The labels have {count:,} {noun}: `{started('train.py')} --data {data} --check-data` lists every one."
+    command = f"{started('train.py')} --data {data} --check-data"
+    return f"The labels have {counted(count, 'problem')}: `{command}` lists every one."
 
 
 def _percent(share: float) -> str:

@@ -242,5 +242,5 @@ def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
     write_image(root / "images/a.jpg")
     write_voc(root, "other", voc_object(), images="elsewhere", annotations="annots")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: images\nnames: [cat, dog]\n")
-    with pytest.raises(UserError, match="no labels found for 1 images"):
+    with pytest.raises(UserError, match="no labels found for 1 image:"):
         build_index(load_spec(tmp_path / "voc.yaml"), "train")

@@ -201,7 +201,7 @@ def test_frames_whose_times_contradict_the_edit_list_are_missed(made: Path, tmp_
     """FFmpeg cuts off what the list does not show: with frames of many seconds that is all but the first."""
     found = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"stts", 16, delta)))
     assert len(frames(found)) == 1 and kinds(found) == ["opened", "damaged"]
-    assert "it ends after 1 frames, " in events(found)[1].message
+    assert "it ends after 1 frame, " in events(found)[1].message
 
 
 @pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"mdhd", 16, 0xFFFFFFFF)])
