@@ -28,7 +28,7 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
     if not scanned.kept.any():
         lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
         raise UserError(
-            f"{spec.yaml_path}: {split}: none of the {len(listing.images):,} images can be used:\n  {lines}"
+            f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
         )
     if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
         raise UserError(

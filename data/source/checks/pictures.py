@@ -59,7 +59,7 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
     undecodable = len(looks) - int(decodes.sum())
     check.images -= undecodable
     check.objects -= int(part.scanned.counts[~decodes].sum())
-    if undecodable > most_undecodable(len(looks), len(looks)):
+    if undecodable and undecodable > most_undecodable(len(looks), len(looks)):
         check.errors.append(
             f"{part.split}: {undecodable:,} of {counted(len(looks), 'image')} do not decode, more than training leaves "
             "out. Restore these files."

@@ -119,7 +119,7 @@ def test_missing_split_folder_and_images(tmp_path: Path) -> None:
 
 def test_no_usable_image(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "x", "train/b": "y"})
-    with pytest.raises(UserError, match=r"none of the 2 images can be used:\n  labels/train/a\.txt:1: 1 field"):
+    with pytest.raises(UserError, match=r"none of 2 images can be used:\n  labels/train/a\.txt:1: 1 field"):
         build(yaml)
 
 

@@ -168,6 +168,11 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     assert "test: no object in the labels of its 1 image: no metric can be measured, and mAP will be 0" in message
 
 
+def test_where_no_label_can_be_read_there_is_one_error(tmp_path: Path) -> None:
+    found = check(write_dataset(tmp_path / "pets", {"train/a": "0 32 24 16 12\n", "val/b": BOX}))
+    assert len(found.errors) == 1 and "train: none of 1 image can be used" in found.errors[0]
+
+
 def test_a_class_too_many_is_not_a_missing_label(tmp_path: Path) -> None:
     found = check(write_dataset(tmp_path / "pets", {"train/a": "7 0.5 0.5 0.1 0.1\n", "val/b": BOX}))
     assert len(found.errors) == 1 and "train/a.txt:1: class 7" in found.errors[0]
