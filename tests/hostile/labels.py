@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.hostile.damages import named
-from tests.hostile.expect import checked, message_or_result
+from tests.hostile.expect import Message, checked, message_or_result
 
 CASES, FAST_CASES = 3000, 20
 IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))
@@ -35,6 +36,7 @@ _XML = (
     *("\x1b[2J", "<a"),
     *("<difficult>1</difficult>", "<size/>", " x='" + "y" * 5000 + "'", "<?xml version='1.0' encoding='rot13'?>", "\0"),
 )
+_NUMBERS = ("1e308", "-1e308", "1e999", "-1e999", "9" * 400, "9" * 40, "1e-320", "-0", "4294967296")
 _ENCODINGS = ("utf-8", "gb2312", "shift_jis", "utf-16", "utf-7", "utf-32", "cp1251", "rot13", "idna", "hz", "x" * 30)
 
 
@@ -45,8 +47,11 @@ def trial(rng: random.Random, folder: Path) -> str:
     kind = rng.choice([*_KINDS])
     _KINDS[kind](rng, folder)
     yaml = folder / "set.yaml"
-    entry = "set.json" if (folder / "set.json").exists() else "images"
+    entry = next((name for name in ("set.json", "set.txt") if os.path.lexists(folder / name)), "images")
     ignore = rng.choice(("", "ignore: [猫]\n"))
+    if os.path.lexists(yaml):
+        assert isinstance(message_or_result(lambda: load_spec(yaml)), Message)
+        return kind
     yaml.write_text(f"path: {folder}\ntrain: {entry}\nval: {entry}\nnames: [cat, dog]\n{ignore}")
     split = rng.choice(("train", "val"))
     first = message_or_result(lambda: build_index(load_spec(yaml), split, single_cls=rng.random() < 0.2))
@@ -57,7 +62,8 @@ def trial(rng: random.Random, folder: Path) -> str:
         assert (first.classes < 2).all() and len(first.ignored_classes) == len(first.ignored_boxes_xyxy)
         assert ((first.ignored_classes >= -1) & (first.ignored_classes < 2)).all()
         assert first.coco_ids() is None or len(first.coco_ids().images) == len(first)  # type: ignore[union-attr]
-    for line in check_dataset(load_spec(yaml)).lines():
+    found = message_or_result(lambda: check_dataset(load_spec(yaml)))
+    for line in [] if isinstance(found, Message) else found.lines():
         checked(line)
     return kind
 
@@ -81,7 +87,16 @@ def text_bytes(rng: random.Random, folder: Path) -> None:
 
 def special_file(rng: random.Random, folder: Path) -> None:
     """No plain file in the place of a label."""
-    path = folder / rng.choice(("labels/a.txt", "set.json", "images/a.xml"))
+    places = (
+        "labels/a.txt",
+        "labels/auto_labels.jsonl",
+        "set.json",
+        "images/a.xml",
+        "images/d.jpg",
+        "set.txt",
+        "set.yaml",
+    )
+    path = folder / rng.choice(places)
     path.parent.mkdir(exist_ok=True)
     kind = rng.randrange(4)
     if kind == 0:
@@ -110,6 +125,49 @@ def coco_values(rng: random.Random, folder: Path) -> None:
     put(folder, "set.json", json.dumps(content).encode())
 
 
+def coco_numbers(rng: random.Random, folder: Path) -> None:
+    """A COCO file with huge numbers in its boxes, sizes, polygons and ids."""
+    raw = json.dumps(coco())
+    for _ in range(rng.randint(1, 3)):
+        found = rng.choice([*re.finditer(r"(?<![\w.])\d+(?![\w.])", raw)])
+        raw = raw[: found.start()] + rng.choice(_NUMBERS) + raw[found.end() :]
+    put(folder, "set.json", raw.encode())
+
+
+def coco_deep(rng: random.Random, folder: Path) -> None:
+    """A COCO file, valid JSON, with a value that nests deep."""
+    depth = rng.choice((100, 900, 5000, 100_000))
+    deep = rng.choice(("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth))
+    content: Any = coco()
+    part = content[rng.choice([*content])]
+    part[rng.randrange(len(part))][rng.choice(("bbox", "segmentation", "file_name", "id", "name", "other"))] = "DEEP"
+    put(folder, "set.json", json.dumps(content).replace('"DEEP"', deep).encode())
+
+
+def auto_labels(rng: random.Random, folder: Path) -> None:
+    """The list of what a model wrote, with odd lines."""
+    put(folder, "labels/a.txt", b"0 0.5 0.5 0.2 0.2\n")
+    deep = "[" * 100_000 + "]" * 100_000
+    odd = (
+        deep,
+        *_NUMBERS,
+        "null",
+        "[]",
+        '"a\\u0000b"',
+        '"' + "a/" * 3000 + '"',
+        "9" * 5000,
+        '"/dev/zero"',
+        '"\\ud800"',
+    )
+    run = {"schema": '"tessera-auto-labels 1"', "weights": '"best.pt"', "names": '["cat", "dog"]'}
+    file = {"labels": '"a.txt"', "sha256": '"0"', "scores": "[0.5]"}
+    for _ in range(rng.randint(0, 2)):
+        line = rng.choice((run, file))
+        line[rng.choice([*line])] = rng.choice((*odd, f"[{rng.choice(odd)}]"))
+    lines = ["{" + ", ".join(f'"{key}": {value}' for key, value in line.items()) + "}" for line in (run, file)]
+    put(folder, "labels/auto_labels.jsonl", "\n".join([*lines, rng.choice(("", deep, "{", "1"))]).encode())
+
+
 def coco_bytes(rng: random.Random, folder: Path) -> None:
     """A COCO file that is cut, flipped or nests deep."""
     raw = json.dumps(coco()).encode()
@@ -136,6 +194,13 @@ def voc_parts(rng: random.Random, folder: Path) -> None:
     put(folder, "images/a.xml", (header + text).encode(used, "replace"))
 
 
+def voc_numbers(rng: random.Random, folder: Path) -> None:
+    """A VOC file with a huge number."""
+    text = voc("cat", "3")
+    found = rng.choice([*re.finditer(r"(?<=>)\d+(?=<)", text)])
+    put(folder, "images/a.xml", (text[: found.start()] + rng.choice(_NUMBERS) + text[found.end() :]).encode())
+
+
 def voc_bytes(rng: random.Random, folder: Path) -> None:
     """A VOC file with bytes changed."""
     raw = bytearray(voc("cat", "3").encode())
@@ -144,7 +209,10 @@ def voc_bytes(rng: random.Random, folder: Path) -> None:
     put(folder, "images/a.xml", bytes(raw[: rng.randint(1, len(raw))]))
 
 
-_KINDS = named(text_rows, text_bytes, special_file, coco_values, coco_bytes, voc_parts, voc_bytes)
+_KINDS = named(
+    *(text_rows, text_bytes, special_file, coco_values, coco_numbers, coco_deep, coco_bytes),
+    *(voc_parts, voc_numbers, voc_bytes, auto_labels),
+)
 
 
 def coco() -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""results.csv at a resume: damaged, of another program, or no plain file."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from tessera.utils.report.results import ResultsTable, read_results
+from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
+from tests.hostile.expect import Message, message_or_result
+
+CASES, FAST_CASES = 2000, 20
+TIME_LIMIT_S = 20
+
+LOSSES = ("box", "obj", "cls")
+_CELLS = (
+    "",
+    "nan",
+    "1e999",
+    "-1",
+    "9" * 6000,
+    "\0",
+    "\x1b[2J",
+    '"',
+    '"' + "x" * 200_000,
+    "\u202e",
+    "\ufeff",
+    "x" * 200_000,
+)
+
+
+def trial(rng: random.Random, folder: Path) -> str:
+    """Damage the table of three epochs; read it, and open it as a resumed run does."""
+    path = folder / "results.csv"
+    table = ResultsTable(path, LOSSES)
+    for epoch in range(3):
+        table.append({column: float(epoch) if column == "epoch" else rng.random() for column in table.columns})
+    kind = rng.choice([*_DAMAGES, "special file"])
+    if kind == "special file":
+        path.unlink()
+        make_special(path, rng)
+    else:
+        path.write_bytes(_DAMAGES[kind](rng, path.read_bytes()))
+    message_or_result(lambda: read_results(path))
+    opened = message_or_result(lambda: ResultsTable(path, LOSSES, start_epoch=2))
+    if not isinstance(opened, Message):
+        assert all(epoch < 2 for epoch in read_results(path)["epoch"])
+    return kind
+
+
+def binary(rng: random.Random, _: bytes) -> bytes:
+    """Bytes of anything, with line ends."""
+    return rng.randbytes(rng.randrange(5000)) + b"\n" + rng.randbytes(rng.randrange(200)) + b"\n"
+
+
+def other_cell(rng: random.Random, raw: bytes) -> bytes:
+    """A cell of another kind."""
+    lines = [line.split(",") for line in raw.decode().splitlines()]
+    cells = rng.choice(lines)
+    cells[rng.randrange(len(cells))] = rng.choice(_CELLS)
+    return "".join(",".join(cells) + "\n" for cells in lines).encode("utf-8", "surrogatepass")
+
+
+_DAMAGES = named(binary, other_cell, cut, flipped, left_out, repeated, zeroed)
+
+
+def make_special(path: Path, rng: random.Random) -> None:
+    """A FIFO, a folder, a device or a link to itself."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    else:
+        path.symlink_to(("/dev/zero", path.name)[kind - 2])
