@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.data.source.annotations.class_names import SINGLE_CLASS
 from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
@@ -34,7 +35,6 @@ _FORMAT = 7  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\3"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
-SINGLE_CLASS = "item"  # of --single-cls
 _COCO_IMAGES = "coco_images"  # an array of the file alone
 
 logger = logging.getLogger(__name__)
