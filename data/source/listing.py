@@ -7,7 +7,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,19 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
+from tessera.data.source.annotations.label_files import label_path, own_labels, unread_images
 from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.data.source.place import base_of_list, read_list
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
+from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line, shown
-from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
+from tessera.utils.types import DatasetSpec
 
 Stat = tuple[int, int]
 MISSING: Stat = (-1, -1)
 NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _FILES_AT_A_TIME = 1024  # files
-_LONGEST_LIST = 1 << 30  # bytes
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -110,14 +112,24 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
             collected.add(path)
+    unread = unread_images(collected.unread)
+    collected.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
-            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
+            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}.{unread and f' {unread}.'}"
         )
     images = sorted(collected.labels)
     labels = [collected.labels[image] for image in images]
+    label_stats = stats(labels)
+    missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
+    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    collected.notes += respelled
+    collected.problems += unused
+    if own != collected.labels:
+        labels = [own[image] for image in images]
+        label_stats = stats(labels)
     if collected.repeats:
         collected.notes.append(
             f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
@@ -127,7 +139,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         images=images,
         labels=labels,
         image_stats=stats(images),
-        label_stats=stats(labels),
+        label_stats=label_stats,
         coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
         coco_images=collected.coco_images,
         is_complete=collected.is_complete,
@@ -159,11 +171,6 @@ def _stat(path: str) -> Stat:
     return found.st_size, found.st_mtime_ns
 
 
-def label_path(image: str) -> str:
-    """The label file of an image: the last /images/ becomes /labels/, the suffix .txt; else beside the image."""
-    return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
-
-
 @dataclass
 class _Collector:
     """Collects the images of all entries of a split."""
@@ -178,6 +185,7 @@ class _Collector:
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
     ownerless: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     repeats: int = 0
     is_complete: bool = True
 
@@ -188,6 +196,8 @@ class _Collector:
             self._add_folder(path)
         elif suffix in IMAGE_SUFFIXES:
             self._put(str(path), label_path(str(path)))
+        elif suffix in UNREAD_SUFFIXES:
+            self.unread.append(str(path))
         elif suffix == ".json":
             self._add_coco(path)
         elif suffix == ".txt":
@@ -203,7 +213,8 @@ class _Collector:
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls = _walk(folder)
+        images, xmls, unread = _walk(folder)
+        self.unread += unread
         # XML beside images that have text labels is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
@@ -227,9 +238,9 @@ class _Collector:
         orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
-            looked = ", ".join(map(self._shown, (folder, *places)))
+            looked = ", ".join(map(self.shown, (folder, *places)))
             count = counted(len(orphans), "XML file")
-            self.problems.append(f"{self._shown(folder)}: {count} without an image of that name in {looked}: {named}")
+            self.problems.append(f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}")
             self.orphans.update(orphans)
         for xml in xmls:
             if _stem(xml) in by_stem:
@@ -240,7 +251,7 @@ class _Collector:
             if _stem(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
 
-    def _shown(self, folder: Path) -> str:
+    def shown(self, folder: Path) -> str:
         inside = folder.is_relative_to(self.spec.root)
         return shown(folder.relative_to(self.spec.root) if inside else folder)
 
@@ -293,29 +304,6 @@ class _Collector:
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
 
 
-def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped; blank ones are passed over.
-
-    Raises:
-        UserError: it cannot be read, or is larger than any list.
-    """
-    try:
-        with open_plain(file) as content:
-            raw = content.read(_LONGEST_LIST + 1)
-    except OSError as error:
-        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
-    if len(raw) > _LONGEST_LIST:
-        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
-    text = raw.decode("utf-8-sig", errors="surrogateescape")
-    return [line for row in text.splitlines() if (line := row.strip())]
-
-
-def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
-    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
-    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
-    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
-
-
 def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     """The entry itself where it exists, else what it matches as a glob, in order.
 
@@ -326,7 +314,11 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
         return [entry]
     if glob.has_magic(str(entry)):
         matches = sorted(glob.glob(str(entry), recursive=True))
-        paths = [Path(m) for m in matches if os.path.isdir(m) or suffix_of(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
+        paths = [
+            Path(m)
+            for m in matches
+            if os.path.isdir(m) or suffix_of(m) in IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
+        ]
         if paths:
             return paths
         raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
@@ -337,13 +329,12 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     )
 
 
-def _walk(folder: Path) -> tuple[list[str], list[str]]:
-    """Images and XML files below `folder`."""
-    images: list[str] = []
-    xmls: list[str] = []
-    for path in files_below(folder, IMAGE_SUFFIXES | {".xml"}):
-        (xmls if suffix_of(path) == ".xml" else images).append(path)
-    return images, sorted(xmls)
+def _walk(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Images, XML files and images that are not read below `folder`."""
+    found: dict[bool | None, list[str]] = {True: [], None: [], False: []}
+    for path in files_below(folder, IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".xml"}):
+        found[None if (suffix := suffix_of(path)) == ".xml" else suffix in IMAGE_SUFFIXES].append(path)
+    return found[True], sorted(found[None]), found[False]
 
 
 def _stem(path: str) -> str:

@@ -4,7 +4,7 @@ Nothing is ever written anywhere else, whatever a YAML says: a file in a folder 
 """
 
 # A folder that may not be read counts as none here; pathlib's own checks raise, and its resolve() follows links.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH207
+# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207
 from __future__ import annotations
 
 import glob
@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,13 +23,14 @@ from tessera.data.source.archives import unpack
 from tessera.data.source.download import fetch, locked
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.environment import datasets_dir
-from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import user_path
+from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
+from tessera.utils.files import is_address, open_plain, user_path
 from tessera.utils.flags.program import BASE
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
 GENERATORS = {"shapes": write_shapes}
+_LONGEST_LIST = 1 << 30  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -230,3 +232,29 @@ def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
 def absolute(path: Path) -> Path:
     """Without `..`, links kept: labels are looked for beside the path as written."""
     return Path(os.path.abspath(path))
+
+
+def read_list(file: str | Path) -> list[str]:
+    """The lines of a list of files, stripped; blank ones are passed over.
+
+    Raises:
+        UserError: it cannot be read, or is larger than any list.
+    """
+    try:
+        with open_plain(file) as content:
+            raw = content.read(_LONGEST_LIST + 1)
+    except OSError as error:
+        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
+    if len(raw) > _LONGEST_LIST:
+        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
+    for named, why in ((raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), UTF_16), (is_lfs_pointer(raw), LFS_POINTER)):
+        if named:
+            raise UserError(f"{shown(Path(file))}: {why}.")
+    text = raw.decode("utf-8-sig", errors="surrogateescape")
+    return [line for row in text.splitlines() if (line := row.strip())]
+
+
+def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
+    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
+    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
+    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])

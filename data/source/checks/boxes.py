@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import category_of, numbers
-from tessera.data.source.checks.part import ENDLESS, Part, any_labels
+from tessera.data.source.annotations.label_files import ENDLESS, any_labels
+from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, share
 from tessera.utils.text import counted, first_of
 
