@@ -98,13 +98,13 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
     expected = columns or result_columns(names)
     if found != expected:
         raise UserError(
-            f"{path}:1: found the columns {shown(', '.join(header), 400)}, expected '{', '.join(expected)}'. "
-            "Move the file away; a new one will be made."
+            f"{path}:1: found the columns {shown(', '.join(header))}, expected {shown(', '.join(expected))}. Move the "
+            "file away; a new one will be made."
         )
     for number, row in enumerate(rows, start=2):
         if not _is_row(row, len(expected)):
             raise UserError(
-                f"{path}:{number}: found {shown(','.join(row), 400)}, expected {len(expected)} numbers, the first an "
+                f"{path}:{number}: found {shown(','.join(row))}, expected {len(expected)} numbers, the first an "
                 "epoch. Remove the line."
             )
     return expected, rows
