@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow build release gpu gpu-stand-in chaos hostile bench bench-peers
+.PHONY: fmt lint type test test-slow compat build release gpu gpu-stand-in chaos hostile bench bench-peers
 
 fmt:
 	uv run ruff format .
@@ -16,6 +16,9 @@ test:
 
 test-slow:
 	uv run --group slow pytest -m "slow and not gpu"
+
+compat:
+	uv run python -m tests.compat
 
 build:
 	rm -rf dist

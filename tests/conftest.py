@@ -15,9 +15,8 @@ import pytest
 from tessera.utils.environment import spin_briefly
 from tessera.utils.machine.limits import usable_cpus
 from tests import families
-from tests.system.launch import Outcome
+from tests.system.launch import PART_FAILED, Outcome
 
-PART_FAILED = "the run continues without it"
 MOST_WORKERS = 4  # each may start jobs of four ranks
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 with suppress(ImportError):  # the tests on a GPU do without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from tessera import __version__
@@ -44,7 +44,7 @@ def describe_run(
         "pixels": None if pixels is None else pixels.as_dict(),
         "dataset_hash": dataset_hash,
         "version": FORMAT,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tessera_version": __version__,
         "git": git,
     }

@@ -29,7 +29,7 @@ except ImportError as error:
 # loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
 cv2.setNumThreads(0)
 if _is_ours:  # a program that has imported it before has kept it from reading that
-    cv2.utils.logging.setLogLevel(1)  # fatal errors alone
+    getattr(cv2.utils, "logging", cv2).setLogLevel(1)  # fatal errors alone; up to OpenCV 4.12 the function is cv2's
 
 
 @contextmanager

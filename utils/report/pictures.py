@@ -275,7 +275,7 @@ def _shades(background: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=64)
 def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(file, size)
+    return ImageFont.truetype(str(file), size)  # Pillow takes a Path from 10.1 on
 
 
 def _shorten(text: str, size: int, width: int, keep_end: int) -> str:
