@@ -22,9 +22,9 @@ from tessera.utils.machine.chunks import in_chunks
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
 
-Stat = tuple[int, int]
-MISSING: Stat = (-1, -1)
-NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
+Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
+MISSING: Stat = (-1, -1, -1)
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _FILES_AT_A_TIME = 1024  # files
 _LONGEST_LIST = 1 << 30  # bytes
@@ -40,8 +40,7 @@ class Listing:
         root: folder of the dataset; messages name files from there.
         images: absolute paths, and addresses, which no image is read from.
         labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
-        image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file, and other
-            negative sizes where it is no plain file.
+        image_stats, label_stats: int64 (N, 3), a Stat of each file.
         coco: place in `images` → COCO file, image with its annotations, category id → name.
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
@@ -139,12 +138,12 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
 
 
 def stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """(N, 2) sizes in bytes and modification times in ns, -1 where there is no file, -2 where it is no plain one."""
+    """(N, 3) of the files' states, MISSING and NOT_PLAIN among them."""
 
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
 
-    return np.concatenate([np.zeros((0, 2), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
+    return np.concatenate([np.zeros((0, 3), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
 
 
 def _stat(path: str) -> Stat:
@@ -156,7 +155,7 @@ def _stat(path: str) -> Stat:
         return MISSING
     if not stat.S_ISREG(found.st_mode):
         return NOT_PLAIN
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def label_path(image: str) -> str:

@@ -16,7 +16,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import CocoIds
-from tests.data.make import write_image
+from tests.data.make import replace_unseen, write_image
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -75,6 +75,17 @@ def test_coco_second_start_does_not_read_the_json(tmp_path: Path, monkeypatch: p
     assert build_index(load_spec(yaml), "train").digest != first.digest
     write_coco(tmp_path / "set", coco(annotations=coco()["annotations"][:1]))
     assert len(build_index(load_spec(yaml), "train").classes) == 1
+
+
+def test_coco_replaced_with_equal_size_and_time(tmp_path: Path) -> None:
+    yaml = write_coco(tmp_path / "set", coco())
+    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", ""))
+    first, file = build_index(load_spec(yaml), "train"), tmp_path / "set/annotations/instances_train.json"
+    replace_unseen(file, b'"category_id": 18', b'"category_id": 17')
+    second = build_index(load_spec(yaml), "train")
+    assert first.classes.tolist() == [1, 0] and second.classes.tolist() == [0, 0] and first.digest != second.digest
+    replace_unseen(file, b'"cat"', b'"cow"')
+    assert load_spec(yaml).names == ("cow", "dog")
 
 
 def test_coco_polygons() -> None:
