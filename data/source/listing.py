@@ -1,13 +1,12 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122, PTH207
+# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122
 from __future__ import annotations
 
-import glob
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
+from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.data.source.place import base_of_list, expand, read_list
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, files_below, is_address, open_plain, suffix_of
+from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
@@ -27,7 +28,6 @@ MISSING: Stat = (-1, -1, -1)
 NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _FILES_AT_A_TIME = 1024  # files
-_LONGEST_LIST = 1 << 30  # bytes
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -115,7 +115,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    images = sorted(collected.labels)
+    images, image_stats = collected.located()
     labels = [collected.labels[image] for image in images]
     if collected.repeats:
         collected.notes.append(
@@ -125,7 +125,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         root=str(spec.root),
         images=images,
         labels=labels,
-        image_stats=stats(images),
+        image_stats=image_stats,
         label_stats=stats(labels),
         coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
         coco_images=collected.coco_images,
@@ -176,6 +176,8 @@ class _Collector:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
+    folders: list[str] = field(default_factory=list)  # of lists and COCO files
+    nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
     ownerless: list[str] = field(default_factory=list)
     repeats: int = 0
     is_complete: bool = True
@@ -196,6 +198,27 @@ class _Collector:
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
                 "images (.txt) or a COCO file (.json)."
             )
+
+    def located(self) -> tuple[list[str], NDArray[np.int64]]:
+        """All images and their states, those that are listed by paths of another machine where they are.
+
+        Raises:
+            UserError: none of the images of a COCO file is anywhere.
+        """
+        images = sorted(self.labels)
+        states = stats(images)
+        folders = [str(self.spec.root), *self.folders]
+        places, note = find_moved(self.split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        if self.nowhere and not places:
+            raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
+        self.notes += [note] if note else []
+        for old, new in places.items():
+            label = self.labels.pop(old)
+            self.labels[new] = label_path(new) if label == label_path(old) else label
+            if old in self.coco:
+                self.coco[new] = self.coco.pop(old)
+        images = sorted(self.labels)
+        return images, stats(images) if places else states
 
     def _put(self, image: str, label: str) -> None:
         self.repeats += image in self.labels
@@ -245,6 +268,7 @@ class _Collector:
 
     def _add_list(self, file: Path) -> None:
         lines = read_list(file)
+        self.folders.append(str(file.parent))
         if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
@@ -267,6 +291,7 @@ class _Collector:
             self._put(image, f"{kit}/Annotations/{name}.xml")
 
     def _add_coco(self, file: Path) -> None:
+        self.folders.append(str(file.parent))
         state, known = _stat(str(file)), self.remembered.get(str(file))
         if known is not None and known[0] == state:
             paths, self.is_complete = known[1], False
@@ -278,6 +303,7 @@ class _Collector:
                     "an object."
                 )
             self.ownerless += content.ownerless
+            self.nowhere += [content.nowhere] if content.nowhere else []
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
@@ -290,50 +316,6 @@ class _Collector:
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
-
-
-def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped; blank ones are passed over.
-
-    Raises:
-        UserError: it cannot be read, or is larger than any list.
-    """
-    try:
-        with open_plain(file) as content:
-            raw = content.read(_LONGEST_LIST + 1)
-    except OSError as error:
-        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
-    if len(raw) > _LONGEST_LIST:
-        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
-    text = raw.decode("utf-8-sig", errors="surrogateescape")
-    return [line for row in text.splitlines() if (line := row.strip())]
-
-
-def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
-    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
-    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
-    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
-
-
-def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob, in order.
-
-    Raises:
-        UserError: there is nothing.
-    """
-    if os.path.exists(entry):
-        return [entry]
-    if glob.has_magic(str(entry)):
-        matches = sorted(glob.glob(str(entry), recursive=True))
-        paths = [Path(m) for m in matches if os.path.isdir(m) or suffix_of(m) in IMAGE_SUFFIXES | {".txt", ".json"}]
-        if paths:
-            return paths
-        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
-    advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
-    raise UserError(
-        f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "
-        f"correct `path` or `{split}`.{advice}"
-    )
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str]]:

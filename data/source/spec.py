@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
 from tessera.data.source.annotations.coco import read_names
-from tessera.data.source.listing import expand, stats
-from tessera.data.source.place import GENERATORS, Place, absolute
+from tessera.data.source.listing import stats
+from tessera.data.source.place import GENERATORS, Place, absolute, expand
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import kept, special_kind, user_path

@@ -45,6 +45,7 @@ class CocoFile:
         categories: category id → name.
         has_annotations: whether there is such a key; files of images to detect on have none.
         ownerless: a message for each annotation that belongs to no image; "" beyond the first hundred.
+        nowhere: a message where none of its images is where it may be; else "".
     """
 
     path: Path
@@ -52,6 +53,7 @@ class CocoFile:
     categories: dict[int, str]
     has_annotations: bool
     ownerless: list[str]
+    nowhere: str
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
@@ -62,8 +64,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         folders: where the images may be; the one with the most of them is taken for all, the first of equals.
 
     Raises:
-        UserError: unreadable, not COCO, an id, a category's name or a file name is there twice, or the images are in
-            none of `folders`.
+        UserError: unreadable, not COCO, or an id, a category's name or a file name is there twice.
     """
     content = _load(path)
     try:
@@ -75,7 +76,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         owners = [item.get("image_id") for item in annotations]
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_coco(path, error) from error
-    places = _places(path, names, _image_folder(path, names, folders))
+    folder = _image_folder(path, names, folders)
+    places = _places(path, names, folder or folders[0])
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     ownerless: list[str] = []
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
@@ -84,7 +86,10 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         else:
             said = len(ownerless) < MOST_OWNERLESS
             ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}." if said else "")
-    return CocoFile(path, list(images.values()), categories, "annotations" in content, ownerless)
+    tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
+    nowhere = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
+    has_annotations = "annotations" in content
+    return CocoFile(path, list(images.values()), categories, has_annotations, ownerless, "" if folder else nowhere)
 
 
 def read_names(path: Path) -> list[str]:
@@ -235,8 +240,11 @@ def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
     raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
 
 
-def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path:
-    """Where relative names start: the folder with the most of their files. What one stray name finds decides little."""
+def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    """Where relative names start: the folder with the most of their files. What one stray name finds decides little.
+
+    None where no name leads to a file anywhere.
+    """
     if not names:
         raise UserError(f"{path}: it lists no images.")
     files = [name for name in names if not is_address(name)]
@@ -246,12 +254,8 @@ def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> 
         if any(count for count, _ in found):
             return folders[found.index(max(found))]
     # Without a relative name that leads to a file, any folder will do for the others.
-    if not files or any(os.path.isfile(name) for name in files if name.startswith("/")):  # noqa: PTH113
-        return folders[0]
-    places = "\n  ".join(str(folder) for folder in folders)
-    raise UserError(
-        f"{path}: its images, such as {shown(files[0])}, are in none of\n  {places}\nMove them to one of these."
-    )
+    is_there = not files or any(os.path.isfile(name) for name in files if name.startswith("/"))  # noqa: PTH113
+    return folders[0] if is_there else None
 
 
 def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:

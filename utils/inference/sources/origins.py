@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from tessera.data.source.listing import base_of_list, read_list
+from tessera.data.source.place import base_of_list, read_list
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
