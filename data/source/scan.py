@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regi
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing
-from tessera.data.source.probe import Size
+from tessera.data.source.probe import Size, read_file_header
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
 from tessera.utils.types import DatasetSpec
@@ -23,6 +24,7 @@ from tessera.utils.types import DatasetSpec
 _FILES_AT_A_TIME = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
 NO_CLASS_LIMIT = 2**31 - 1
+ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
 
 
 class ClassNames(NamedTuple):
@@ -178,25 +180,59 @@ def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArr
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
     """Objects of image `index`; none where it has no label file."""
+    path = listing.labels[index]
     if index in listing.coco:
         _, image, categories = listing.coco[index]
         ids = {**dict.fromkeys(categories.values(), 0), **names.ids} if names.single else names.ids
-        if 0 not in image.size_hw and image.size_hw != size_hw:
-            made_for, found = (f"{width} x {height}" for height, width in (image.size_hw, size_hw))
-            what = f"the annotations are made for {made_for} pixels, but the image has {found}"
-            return ParsedLabels([], [], problems=[(None, what)])
-        return parse_coco(image.annotations, size_hw, categories, ids)
-    length = int(listing.label_stats[index, 0])
-    if length in (0, -1):
-        return ParsedLabels([], [])
-    path = listing.labels[index]
-    try:
-        raw = _read_bytes(path, length)
-    except OSError as error:
-        return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
-    if path.endswith(".xml"):
-        return parse_voc(raw, size_hw, AnyName(names.ids) if names.single else names.ids)
-    return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids), names.numbers)
+        read = partial(parse_coco, image.annotations, categories=categories, class_ids=ids)
+        parsed = read(size_hw=size_hw)._replace(stated_hw=(0, 0) if 0 in image.size_hw else image.size_hw)
+    else:
+        length = int(listing.label_stats[index, 0])
+        if length in (0, -1):
+            return ParsedLabels([], [])
+        try:
+            raw = _read_bytes(path, length)
+        except OSError as error:
+            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+        if not path.endswith(".xml"):
+            return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids), names.numbers)
+        read = partial(parse_voc, raw, class_ids=AnyName(names.ids) if names.single else names.ids)
+        parsed = read(size_hw=size_hw)
+    if parsed.stated_hw in ((0, 0), size_hw):
+        return parsed
+    boxes = np.array(read(size_hw=(ENDLESS, ENDLESS)).boxes).reshape(-1, 4)
+    reach_wh = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)
+    is_usable, what = _of_other_size(listing, index, size_hw, parsed.stated_hw, reach_wh[::-1])
+    if not is_usable:
+        return ParsedLabels([], [], problems=[(None, what)])
+    return parsed._replace(remarks=[(None, what), *parsed.remarks])
+
+
+def _of_other_size(
+    listing: Listing, index: int, size_hw: Size, stated_hw: Size, reach_hw: NDArray[np.float64]
+) -> tuple[bool, str]:
+    """Whether labels that state another size than their image has are about it as it is, and what to say of them.
+
+    Args:
+        listing, index, size_hw: the image.
+        stated_hw: what the labels state.
+        reach_hw: how far their boxes reach.
+    """
+    stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
+    what = f"the annotations are made for {stated} pixels, but the image has {found}"
+    if np.abs(np.subtract(stated_hw, size_hw)).max() <= 1:
+        return True, f"{what}, which is off by one; its boxes are used as they are"
+    if stated_hw != size_hw[::-1]:
+        return False, what
+    fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
+    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
+    if header is not None and header.orientation >= 5:
+        what += " when it is turned as its EXIF orientation says"
+        is_usable = fits and not fits_stated
+    else:
+        what += ": width and height are swapped"
+        is_usable = fits
+    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what
 
 
 def _read_bytes(path: str, length: int) -> bytes:

@@ -50,6 +50,7 @@ class ParsedLabels(NamedTuple):
         ignored: regions that are neither object nor background; () where there are none.
         remarks: (line, what) of what is left out while the image is kept.
         lines: where each object is.
+        stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
     """
 
     classes: list[int]
@@ -59,8 +60,9 @@ class ParsedLabels(NamedTuple):
     problems: list[tuple[int | None, str]] | tuple[()] = ()
     unknown: list[tuple[int, str]] | tuple[()] = ()
     ignored: Regions | tuple[()] = ()
-    remarks: list[tuple[int, str]] | tuple[()] = ()
+    remarks: list[tuple[int | None, str]] | tuple[()] = ()
     lines: Sequence[int] = ()
+    stated_hw: Size = (0, 0)
 
 
 @dataclass
@@ -74,8 +76,9 @@ class Rows:
     problems: list[tuple[int | None, str]] = field(default_factory=list)
     unknown: list[tuple[int, str]] = field(default_factory=list)
     ignored: Regions = field(default_factory=lambda: Regions([], []))
-    remarks: list[tuple[int, str]] = field(default_factory=list)
+    remarks: list[tuple[int | None, str]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set)
 
     def add(
@@ -99,6 +102,10 @@ class Rows:
         self.lines.append(line)
         self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
 
+    def leave_out(self, line: int, what: str) -> None:
+        """Leave out an object; with the only one goes the image, which would seem to be background."""
+        self.left_out.append((line, what))
+
     def ignore(self, class_id: int, box: Sequence[float]) -> None:
         """Add an ignored region."""
         self.ignored.classes.append(class_id)
@@ -106,6 +113,10 @@ class Rows:
 
     def parsed(self) -> ParsedLabels:
         """What was read."""
+        if self.classes:
+            self.remarks += [(line, f"{what}; the object is left out") for line, what in self.left_out]
+        else:
+            self.problems += self.left_out
         polygons = self.polygons if any(map(len, self.polygons)) else ()
         ignored = self.ignored if self.ignored.classes else ()
         return ParsedLabels(

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco import category_of, numbers
-from tessera.data.source.checks.part import ENDLESS, Part, any_labels
+from tessera.data.source.annotations.coco import category_of, is_crowd
+from tessera.data.source.annotations.segmentation import numbers
+from tessera.data.source.checks.part import Part, any_labels
 from tessera.data.source.checks.report import DatasetCheck, share
+from tessera.data.source.scan import ENDLESS
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
@@ -53,7 +55,7 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
         )
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
-        number, most = share(int(beyond.sum()), len(beyond), "box"), 100 * written.excess[beyond].max()
+        number, most = share(int(beyond.sum()), len(beyond), "box"), 100 * float(written.excess[beyond].max())
         check.problems.append(
             f"{part.split}: {number} reach beyond the border of their image, by up to {most:.0f} % of its side: "
             f"{_places(part, written, beyond)}"
@@ -122,7 +124,7 @@ def _of_records(part: Part) -> BoxRows:
             records = [
                 numbers(record.get("bbox"))
                 for _, record in image.annotations
-                if not record.get("iscrowd") and category_of(record, categories) not in untrained
+                if not is_crowd(record) and category_of(record, categories) not in untrained
             ]
             rows = [row for row in records if row is not None and len(row) == 4]
             found = [[x, y, x + width, y + height] for x, y, width, height in rows]

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.listing import Listing
-from tessera.data.source.scan import NO_CLASS_LIMIT, AnyName, Scan
+from tessera.data.source.scan import ENDLESS, NO_CLASS_LIMIT, AnyName, Scan
 from tessera.utils.files import open_plain
 from tessera.utils.types import DatasetSpec
-
-ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
 
 
 def any_labels(path: str, ignore: Sequence[str] = ()) -> ParsedLabels:

@@ -108,6 +108,7 @@ def test_coco_polygons() -> None:
         ({"category_id": 1, "bbox": [1, 2, -3, 4]}, "expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
         ({"category_id": 1, "bbox": [1, 2, 10**400, 4]}, "expected x, y"),
+        ({"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]}, "has no pixel of the image"),
         ({"category_id": 1, "bbox": [100, 2, 3, 4]}, "outside the image"),
     ],
 )
@@ -116,21 +117,21 @@ def test_coco_problems(record: dict[str, Any], what: str) -> None:
     assert number == 3 and what in found
 
 
-def test_coco_problem_names_annotation_and_leaves_the_image_out(tmp_path: Path) -> None:
+def test_a_wrong_annotation_does_not_cost_the_others(tmp_path: Path) -> None:
+    content = coco()
+    content["annotations"] += [{"image_id": 7, "category_id": 17, "bbox": box} for box in ([], [1, 2], [99, 0, 5, 5])]
+    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    assert index.classes.tolist() == [1, 0] and len(index) == 2 and len(index.problems) == 3
+    assert all(f"annotations[{3 + n}]" in line for n, line in enumerate(index.problems))
+    assert all(line.endswith("the object is left out") for line in index.problems)
+
+
+def test_with_the_only_annotation_goes_the_image(tmp_path: Path) -> None:
     bad = coco()
     bad["annotations"][1]["bbox"] = [1, 2]
     index = build_index(load_spec(write_coco(tmp_path / "set", bad)), "train")
     assert [index.path(0).name, len(index)] == ["a.jpg", 1]
     assert index.problems[0].startswith("annotations/instances_train.json: annotations[1]: bbox is [1, 2]")
-
-
-def test_coco_other_size_is_a_problem(tmp_path: Path) -> None:
-    bad = coco()
-    bad["images"][0].update(width=48, height=64)
-    (problem,) = build_index(load_spec(write_coco(tmp_path / "set", bad)), "train").problems
-    assert problem.startswith(
-        "images/train/a.jpg (annotations/instances_train.json): the annotations are made for 48 x 64"
-    )
 
 
 def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
