@@ -83,7 +83,8 @@ def _find_yaml(data: str | Path) -> Path:
     if kind := special_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
-    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)])
+    is_bare = given.name == str(given)  # a folder in front means another file than those of the repository
+    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)]) if is_bare else ""
     places = "\n  ".join(map(shown, tried))
     raise ConfigError(
         f"--data {shown(Path(data))}: no such dataset YAML.{hint} Tried\n  {places}\n"

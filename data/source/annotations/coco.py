@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.other_tools import other_tool
 from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_address, open_plain
@@ -132,10 +133,11 @@ def _load(path: Path) -> Any:
         raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
     except RecursionError as error:
         raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
+    is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
+    if not is_coco and (tool := other_tool(content)):
+        raise UserError(f"{path}: it is {tool}")
     if isinstance(content, list):
-        raise UserError(
-            f"{path}: found a list; is this a file of results? expected a COCO detection file with {_PARTS}."
-        )
+        raise UserError(f"{path}: found a list, expected a COCO detection file with {_PARTS}.")
     for key in ("images", "categories"):
         if isinstance(content, dict) and key not in content:
             raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
@@ -201,10 +203,10 @@ def _whole(value: Any) -> Any:
 
 
 def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the images' files."""
+    """Names of the images' files; LVIS has addresses alone, whose ends are found among the dataset's images."""
     names: list[str] = []
     for number, item in enumerate(records):
-        name = str(item["file_name"])
+        name = str(item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"])
         try:
             usable = b"\0" not in os.fsencode(name)
         except UnicodeEncodeError:

@@ -98,7 +98,7 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
         ),
         (
             json.dumps([{"image_id": 7, "category_id": 17, "bbox": [1, 2, 3, 4], "score": 0.5}]),
-            r"found a list; is this a file of results\? expected a COCO detection file with images .*annotations .*cat",
+            "it is a file of results, expected the annotations that these belong to",
         ),
         (
             {key: value for key, value in coco().items() if key != "annotations"},
