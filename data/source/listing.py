@@ -244,7 +244,7 @@ class _Collector:
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
         """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
-        places = [folder.parent / "JPEGImages", folder.parent / "images"]
+        places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
         by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
@@ -318,7 +318,11 @@ class _Collector:
         """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
-        return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
+        return [
+            folder
+            for base in bases
+            for folder in (base, base / "images" / part, base / part, base / "images", base / "data")
+        ]
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str]]:

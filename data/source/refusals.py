@@ -27,7 +27,7 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
     if not scanned.kept.any():
-        lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
+        lines = first_of([*listing.notes, *scanned.problems], _SHOWN, _NEXT_LINE)
         raise UserError(
             f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
         )
