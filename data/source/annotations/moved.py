@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from tessera.utils.errors import UserError
 from tessera.utils.files import files_below, is_address
-from tessera.utils.text import first_of, one_line
+from tessera.utils.text import counted, first_of, one_line
 from tessera.utils.types import IMAGE_SUFFIXES
 
 _SPLIT = re.compile("train|val|test")
@@ -60,9 +60,10 @@ def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], fo
     found = {path: _by_end(path, folders, by_name) for path in lost}
     places = {path: paths[0] for path, paths in found.items() if len(paths) == 1}
     if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
-        images_are = "1 image is" if len(lost) == 1 else f"{len(lost):,} images are"
         pair = f"{_said(places[lost[0]], folders)} is taken for {_said(lost[0], folders)}"
-        return Moved(places, f"{split}: {images_are} not where listed, and found by the end of the path: {pair}")
+        return Moved(
+            places, f"{split}: {counted(len(lost), 'image')} not where listed, and found by the end of the path: {pair}"
+        )
     if not any(found.values()):
         return Moved({}, "")
     several = {path: paths for path, paths in found.items() if len(paths) != 1} or found
@@ -70,7 +71,7 @@ def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], fo
         f"{_said(path, folders)} ({first_of([_said(at, folders) for at in paths], _SHOWN, ' or ') or 'nowhere'})"
         for path, paths in several.items()
     ]
-    note = f"{split}: {len(lost):,} images are not where listed, and not each is found once by the end of its path"
+    note = f"{split}: {counted(len(lost), 'image')} not where listed, and not each is found once by the end of its path"
     return Moved({}, f"{note}: {first_of(named, _SHOWN)}")
 
 

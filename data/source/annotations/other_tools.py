@@ -60,7 +60,7 @@ def beside_images(images: Iterable[str]) -> str:
         except (OSError, ValueError, RecursionError):
             continue
         if what:
-            return f"{path} is {what}"
+            return f"{path} is not read: it is {what}"
     return ""
 
 

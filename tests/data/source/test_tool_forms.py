@@ -124,7 +124,7 @@ def test_other_tools_are_named(tmp_path: Path, name: str, place: str) -> None:
     write(tmp_path / "data.yaml", f"train: {entry}\nnames: [cat, dog]\n")
     with pytest.raises(UserError, match=what) as caught:
         build(tmp_path / "data.yaml")
-    assert f"{tmp_path / path}{':' if place == 'given' else ''}" in str(caught.value)
+    assert f"{tmp_path / path}{':' if place == 'given' else ' is not read:'} it is" in str(caught.value)
 
 
 def test_open_images_csv_is_named(tmp_path: Path) -> None:
