@@ -33,7 +33,6 @@ import torch
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.models.suppression import Suppression
-from tessera.utils.checkpoints.fitting import moved_classes
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.errors import ConfigError, UserError
@@ -55,7 +54,7 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.comparison import report_comparison
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.flip_pictures import write_flips
-from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
+from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
@@ -68,13 +67,17 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --batch-size or a smaller --imgsz, or f
 
 
 class Opened(NamedTuple):
-    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes."""
+    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes.
+
+    `class_of` is as of Settings.
+    """
 
     called: str
     file: Path
     sha256: str
     mb: float
     model: Backend | PictureBackend
+    class_of: tuple[int, ...] = ()
 
 
 class Measured(NamedTuple):
@@ -96,10 +99,13 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
+    opened = [
+        [run._replace(class_of=classes_of(run.model, spec, run.called, single_cls=config.single_cls)) for run in side]
+        for side in opened
+    ]
     for run in everyone:
-        check_classes(run.model, spec, run.called, single_cls=config.single_cls)
         check_pixels(run.model, spec)
-    check_comparable(everyone, index, config)
+    check_comparable(everyone, index)
 
     with ExitStack() as stack:
         folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
@@ -175,26 +181,17 @@ def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]
     return next(((called, data) for data, called in said.items()), (runs[0].called, ""))
 
 
-def check_comparable(runs: Sequence[Opened], index: DatasetIndex, config: CompareConfig) -> None:
-    """Refuse what cannot be compared, and say what is the same.
+def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
+    """Refuse a dataset without an object, and warn of files that are the same.
 
     Raises:
-        UserError: the runs have their classes in different orders, or there is no object to find.
+        UserError: there is no object to find.
     """
     if len(index.classes) == 0:
         raise UserError(
             f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}: "
             "nothing to measure."
         )
-    first = runs[0]
-    for run in runs[1:]:
-        owners = first.called, run.called
-        moved = "" if config.single_cls else moved_classes(first.model.names, run.model.names, owners)
-        if moved:
-            raise UserError(
-                f"{first.called} and {run.called} have the classes in different orders ({moved}): one of them would be "
-                "measured wrongly. Train both with the same names."
-            )
     for number, run in enumerate(runs):
         for other in runs[:number]:
             if run.sha256 == other.sha256:
@@ -216,7 +213,7 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
             index,
             world,
             imgsz,
-            Settings(config.conf_thres, config.iou_thres, config.max_det),
+            Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=run.class_of),
             batch_size=config.batch_size,
             workers=config.workers,
             sinks=[finds],

@@ -47,6 +47,7 @@ from tessera.utils.inference.outputs import (
     LabelFiles,
     Output,
     PictureFiles,
+    label_classes,
 )
 from tessera.utils.inference.places import Places
 from tessera.utils.inference.prelabels import DOCUMENTS
@@ -122,6 +123,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
         )
     if config.save_conf and not config.save_txt:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
+    if config.data and not config.auto_label:
+        log.warning("--data: without effect here but with --auto-label.")
     detector = Detector(
         config.weights,
         trust_file=config.trust_file,
@@ -241,7 +244,7 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
         outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
     if config.auto_label:
-        outputs.append(AutoLabelFiles(run / LABELS, config.weights, detector.names))
+        outputs.append(AutoLabelFiles(run / LABELS, config.weights, *label_classes(detector.names, config.data)))
     elif config.save_txt:
         outputs.append(LabelFiles(run / LABELS, config.save_conf))
     if config.save_crop:

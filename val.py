@@ -31,8 +31,7 @@ if __name__ == "__main__":
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.data.source.place import require_new
-from tessera.utils.checkpoints.fitting import moved_classes, renamed_classes
-from tessera.utils.checkpoints.folder import new_run, write_yaml
+from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import CocoSink
 from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
@@ -52,14 +51,14 @@ from tessera.utils.report.plain import plain_folder, plain_metrics
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.suspects import report_suspects
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
-from tessera.utils.runtime.dataset import check_classes, check_pixels, image_size, read_dataset
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Model
+from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_again
 from tessera.utils.suspects.sink import EvidenceSink
-from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
+from tessera.utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
-    check_classes(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
+    class_of = classes_of(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
     if config.corrected:
         world.from_main(lambda: require_new(user_path(config.corrected, "--corrected"), spec, "--corrected"))
@@ -131,14 +130,12 @@ def validate(config: ValConfig, world: World) -> Validated:
         use = Use(imgsz, len(index)) if config.tile else Use(imgsz, len(index), config.batch_size, split=index)
         model = in_runtime(model, config.runtime, config.weights, world, use)
         coco = CocoSink(index) if config.save_json else None
-        if world.is_main:
-            offer_names(model, spec, config, run)
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceSink(index) if config.find_errors else None
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
 
-        found = measured(model, index, imgsz, config, world, sinks)
+        found = measured(model, index, imgsz, config, world, sinks, class_of)
         if coco is not None:
             coco.write(run / "predictions.json", world)
         if world.is_main:
@@ -167,14 +164,15 @@ def measured(
     config: ValConfig,
     world: World,
     sinks: Sequence[Sink],
+    class_of: tuple[int, ...] = (),
 ) -> Evaluation:
-    """What a model finds on an index, measured as the flags say."""
+    """What a model finds on an index, measured as the flags say; `class_of` as of Settings."""
     return measure(
         Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
         index,
         world,
         imgsz,
-        settings_of(config),
+        settings_of(config, class_of),
         batch_size=config.batch_size,
         workers=config.workers,
         sinks=sinks,
@@ -197,29 +195,15 @@ def judge_by_folds(
     return metrics, Evidence.joined(len(index.names), judged)
 
 
-def settings_of(config: ValConfig) -> Settings:
-    """What the flags ask of a validation."""
+def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
+    """What the flags ask of a validation; `class_of` as of Settings."""
     if config.task == "speed":
         log.info(
             f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
             "its accuracy there: leave --task speed out for them."
         )
-        return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det)
-    return Settings(config.conf_thres, config.iou_thres, config.max_det)
-
-
-def offer_names(model: Model, spec: DatasetSpec, config: ValConfig, run: Path) -> None:
-    """Warn where the dataset has the model's classes in another order, and write the model's names to `run`."""
-    moved = "" if config.single_cls else moved_classes(model.names, spec.names)
-    if moved:
-        key = "classes" if spec.parts else "names"
-        write_yaml(run / "names.yaml", {"names": dict(enumerate(model.names))})
-        log.warning(
-            f"--weights {config.weights}: `{key}` of {spec.yaml_path} has the classes in another order ({moved}). "
-            f"Take the checkpoint's, from {run / 'names.yaml'}, unless the labels are numbers in the other order."
-        )
-    elif not config.single_cls and (renamed := renamed_classes(model.names, spec.names)):
-        log.warning(f"--weights {config.weights}: {spec.yaml_path} has as many classes, but others ({renamed}).")
+        return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det, class_of=class_of)
+    return Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of)
 
 
 def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:

@@ -15,7 +15,9 @@ import pytest
 from tessera.utils.environment import spin_briefly
 from tessera.utils.machine.limits import usable_cpus
 from tests import families
+from tests.system.launch import Outcome
 
+PART_FAILED = "the run continues without it"
 MOST_WORKERS = 4  # each may start jobs of four ranks
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 with suppress(ImportError):  # the tests on a GPU do without
@@ -58,6 +60,20 @@ def family_files(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         return families.write(shared, reference, folder)
 
     return written
+
+
+@pytest.fixture(autouse=True)
+def whole_runs(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test where a part of a run failed and the run went on, unless it is marked `parts_fail`.
+
+    Its own log and the output of the commands that it and its shared fixtures ran are searched.
+    """
+    yield
+    logged = [record.getMessage() for when in ("setup", "call") for record in caplog.get_records(when)]
+    lines = [line for text in (*logged, *Outcome.printed) for line in text.splitlines() if PART_FAILED in line]
+    Outcome.printed.clear()
+    if request.node.get_closest_marker("parts_fail") is None:
+        assert not lines, "a part of a run failed; mark the test parts_fail where it is meant to"
 
 
 @pytest.fixture

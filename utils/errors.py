@@ -172,3 +172,12 @@ def tolerate(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         log.warning("%s: failed, the run continues without it (%s: %s)", what, type(error).__name__, error)
+
+
+UTF_16 = "the text is UTF-16, expected UTF-8. Save it as UTF-8"
+LFS_POINTER = "it is a git-lfs pointer, and not the file itself; run `git lfs pull` in its repository"
+
+
+def is_lfs_pointer(head: bytes) -> bool:
+    """Whether a file that begins so stands for one that git-lfs has not fetched."""
+    return head.startswith(b"version https://git-lfs")

@@ -11,16 +11,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 
 Pixels = NDArray[np.uint8]
 Unit = Literal["range", "percentile"]
+READS_HEIC = find_spec("pillow_heif") is not None
+_HEIC = frozenset({".heic", ".heif"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".avif", ".bmp", ".dng", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pfm", ".pgm"),
+        *(".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp", *(_HEIC if READS_HEIC else ())),
+    }
+)
+UNREAD_SUFFIXES = _HEIC - IMAGE_SUFFIXES | {
+    *(".arw", ".cr2", ".cr3", ".dcm", ".exr", ".hdr", ".ico", ".j2k", ".jxl", ".jxr", ".nef", ".orf", ".psd", ".raf"),
+    *(".rw2", ".svg", ".tga"),
+}  # images that are not read
 DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
 
@@ -79,7 +93,8 @@ def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.
     """Levels as bytes.
 
     Args:
-        levels: uint8, returned as it is; uint16 or floating, of any shape. What is no number counts as the darkest.
+        levels: uint8, returned as it is; whole numbers, of which without a rule 0 … the largest of their type become
+            0 … 255; or floating, of any shape. What is no number counts as the darkest.
         rule: what becomes 0 and 255.
     """
     if levels.dtype == np.uint8:
@@ -89,7 +104,8 @@ def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.
             return (levels >> 8).astype(np.uint8)
         low, high = _limits(levels, rule)
         return cast("NDArray[np.uint8]", _table(low, high)[levels])
-    low, high = (0.0, 1.0) if rule is None else _limits(levels, rule)
+    brightest = 1.0 if np.issubdtype(levels.dtype, np.floating) else float(np.iinfo(levels.dtype).max)
+    low, high = (0.0, brightest) if rule is None else _limits(levels, rule)
     return _scaled(levels, low, high)
 
 
@@ -114,3 +130,30 @@ def _scaled(levels: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     numbers = np.nan_to_num(levels.astype(np.float32), nan=low, posinf=high, neginf=low)
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint(((numbers - np.float32(low)) * np.float32(scale)).clip(0, 255)).astype(np.uint8)
+
+
+def levels_of_image(image: Image.Image) -> NDArray[Any]:
+    """A PIL image, turned as its EXIF orientation says: (H, W) grey, or (H, W, 2 to 4) with alpha last.
+
+    Raises:
+        OSError, SyntaxError, ValueError: its file cannot be read, which PIL does when the pixels are asked for.
+    """
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in ("P", "PA"):
+        return np.asarray(upright.convert("RGBA"))[..., :3]
+    if upright.mode == "CMYK":
+        return _rgb_of_cmyk(np.asarray(upright))
+    if upright.mode == "I":  # grey of 16 bits, as earlier versions of Pillow read it
+        return np.asarray(upright).clip(0, 65535).astype(np.uint16)
+    if upright.mode.startswith("I;16"):
+        return np.asarray(upright).astype(np.uint16)
+    if upright.mode in ("L", "LA", "RGB", "RGBA", "F"):
+        return np.asarray(upright)
+    return np.asarray(upright.convert("L" if upright.mode == "1" else "RGB"))
+
+
+def _rgb_of_cmyk(cmyk: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """As OpenCV converts the inks of a JPEG, of which PIL gives the complement."""
+    light = 255 - cmyk.astype(np.int32)
+    ink, black = light[..., :3], light[..., 3:]
+    return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)

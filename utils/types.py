@@ -27,7 +27,6 @@ from tessera.utils.pixels import PixelRule
 from tessera.utils.seeding import HeldOut
 from tessera.utils.text import table_row
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp", ".pfm"})
 Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of what a warp leaves empty
 _MOST_ROWS = 20  # classes that a printed table shows one by one
@@ -65,8 +64,7 @@ class DatasetSpec:
     """A dataset YAML, read and checked.
 
     Attributes:
-        name: the YAML's stem, such as "coco128".
-        yaml_path: the file itself.
+        name, yaml_path: the YAML's stem, such as "coco128", and the file itself.
         root: the folder that relative entries start from.
         splits: "train", "val", "test" → the entries, absolute; a split that the YAML leaves out is missing.
         names: class names by index.
@@ -77,6 +75,7 @@ class DatasetSpec:
         label_names: all names in labels, by the numbers of label files; () where these are `names`.
         parts: the names in labels that each class is made of; () where each is its own.
         left_out: names in labels whose objects are background, as `classes` of the YAML does not keep them.
+        keypoints: how many numbers follow the box in a label file's row of a pose, by `kpt_shape`.
     """
 
     name: str
@@ -91,6 +90,7 @@ class DatasetSpec:
     label_names: tuple[str, ...] = ()
     parts: tuple[tuple[str, ...], ...] = ()
     left_out: tuple[str, ...] = ()
+    keypoints: int = 0
 
     @property
     def nc(self) -> int:

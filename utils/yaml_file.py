@@ -7,7 +7,8 @@ could grow to is bounded before anything is made of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.files import open_plain
 from tessera.utils.text import one_line, shown
 
+_WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 MAX_BYTES = 2 << 20  # 20,000 class names are 0.5 MB
 MAX_DEPTH = 32
 MAX_VALUES = 100_000  # 20,000 class names with their numbers are 40,000
 MAX_DIGITS = 200  # any such number is a finite float too
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 
 Row = int | str  # of a list: its index; of a map: its key as written
@@ -50,12 +53,14 @@ class YamlMapping:
         return self.name if row is None else f"{self.name}: {key}[{row}]"
 
 
-def read_yaml(path: Path, expected: str) -> YamlMapping:
+def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMapping:
     """Read a YAML file that holds keys and values.
 
     Args:
         path: the file.
         expected: what the file should hold, such as "keys such as train, val and names".
+        texts: keys below which a number that YAML would write in another way, such as 010, 12:30 or 1.10, is the text
+            as written: to YAML 1.1 these are 8, 750 and 1.1.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, has a key twice, is larger or deeper than any configuration, or
@@ -64,6 +69,9 @@ def read_yaml(path: Path, expected: str) -> YamlMapping:
     try:
         loader = _Loader(_read_text(path), shown(path))
         root = loader.get_single_node()
+        for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+            if key.value in texts:
+                _keep_texts(value)
         values = loader.construct_document(root) if root is not None else None
     except ConfigError:
         raise
@@ -150,6 +158,14 @@ class _Loader(yaml.SafeLoader):
 
     def _refusal(self, mark: yaml.Mark, found: str) -> ConfigError:
         return ConfigError(f"{self._name}:{mark.line + 1}: not valid here: {found}. No configuration needs that.")
+
+
+def _keep_texts(node: yaml.Node) -> None:
+    """Below a node, numbers as they are written; whole ones without a sign or leading zeros stay numbers."""
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and not _WHOLE.fullmatch(node.value):
+        node.tag = _TEXT
+    for part in _parts(node):
+        _keep_texts(part)
 
 
 def _parts(node: yaml.Node) -> Iterable[yaml.Node]:

@@ -18,7 +18,6 @@ from tessera.data.conversion.voc import of_fields, row_key
 from tessera.data.conversion.yolo import of_row
 from tessera.data.source.annotations.coco import CocoImage
 from tessera.data.source.annotations.voc import voc_objects
-from tessera.data.source.checks.files import orphans
 from tessera.data.source.listing import Listing, list_images
 from tessera.data.source.refusals import unknown_classes
 from tessera.data.source.scan import ClassNames, Scan, scan
@@ -83,7 +82,6 @@ def read_dataset(spec: DatasetSpec) -> LabelledDataset:
         found.notes += [*listing.problems, *listing.notes, *scanned.problems, *scanned.notes]
         found.figures[split] = len(scanned.sizes_hw), len(scanned.classes), len(scanned.ignored_classes)
         found.splits[split] = list(_images(found, split, listing, scanned, kept))
-    found.notes += orphans(listings)
     return found
 
 

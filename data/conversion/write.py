@@ -20,7 +20,7 @@ from tessera.data.conversion.read import LabelledDataset
 from tessera.data.conversion.voc import fields_of, of_fields, row_key, xml_of
 from tessera.data.conversion.yolo import of_row, row_of
 from tessera.data.source.annotations.classes import keys_of
-from tessera.data.source.listing import label_path
+from tessera.data.source.annotations.label_files import label_path
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
 from tessera.utils.yaml_file import read_yaml

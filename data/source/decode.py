@@ -10,11 +10,14 @@ import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data import get_worker_info
 
 from tessera.data.source.probe import (
@@ -22,16 +25,18 @@ from tessera.data.source.probe import (
     JPEG_START,
     KIND_BYTES,
     LARGE,
+    Header,
     Size,
     has_8_bits,
     read_file_header,
     read_header,
     refuse_large,
 )
-from tessera.utils.errors import ConfigError, UserError
+from tessera.data.source.tiff import TIFF_STARTS, read_tiff
+from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
 from tessera.utils.files import is_address, open_plain
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import PixelRule, Pixels, to_uint8
+from tessera.utils.pixels import READS_HEIC, PixelRule, Pixels, levels_of_image, to_uint8
 from tessera.utils.streams import words_of_libraries
 
 log = logging.getLogger(__name__)
@@ -39,11 +44,11 @@ log = logging.getLogger(__name__)
 
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
-_LEVELS = (np.uint8, np.uint16, np.float32, np.float64)
 MIN_SIDE = 10  # pixels
 REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
 # Threads decode side by side, but one large picture at a time. No process is forked while they do.
 _ONE_LARGE = threading.Lock()
+_FOR_PILLOW = re.compile(rb".{4}ftyp|GIF8|\0\0\0\x0cjP  \r\n", re.DOTALL)
 # How the warnings of libjpeg begin (its jerror.h), and those of libpng, which leave the pixels whole.
 _WARNINGS = re.compile(
     b"Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression |Invalid SOS parameters |"
@@ -55,8 +60,8 @@ class UndecodableImage(UserError):
     """The content of a file is not an image, or not the one that was indexed; the same on every rank."""
 
 
-class TooLarge(UndecodableImage):
-    """A picture has more pixels than TESSERA_MAX_PIXELS allows, or than its file can hold."""
+class RefusedImage(UndecodableImage):
+    """A file that is not decoded: too many pixels, a layout that is not read, a git-lfs pointer."""
 
 
 class BadImage(Exception):
@@ -87,10 +92,10 @@ def image_size(path: str, length: int) -> Size:
         height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
     except ConfigError:  # of the whole run
         raise
-    except TooLarge as error:
+    except RefusedImage as error:
         raise BadImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
     except UserError as error:
-        raise BadImage("not an image that OpenCV can decode, or damaged") from error
+        raise BadImage("not an image that OpenCV or Pillow can decode, or damaged") from error
     except OSError as error:
         raise BadImage(f"cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -120,7 +125,7 @@ def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) ->
 
 
 def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
-    """As `read_image`, with the levels of the file: (H, W, 3) of uint8, uint16 or a floating type."""
+    """As `read_image`, with the levels of the file: (H, W, 3) of any type of whole or floating numbers."""
     try:
         with open_plain(path) as file:  # unlike cv2.imread, takes any Unicode path on every system
             encoded = np.fromfile(file, np.uint8)
@@ -144,7 +149,7 @@ def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any
     try:
         refuse_large(header, len(encoded))
     except ValueError as error:
-        raise TooLarge(f"{name}: {error}.") from error
+        raise RefusedImage(f"{name}: {error}.") from error
     # The libraries print what they find wrong, but not in which file.
     listening: AbstractContextManager[list[str]] = (
         words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext([])
@@ -165,17 +170,42 @@ def _warn(name: str, words: str) -> None:
 
 
 def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
-    jpeg = encoded[:2].tobytes() == JPEG_START
+    head = encoded[:KIND_BYTES].tobytes()
+    jpeg = head[:2] == JPEG_START
     reduction = reduction if jpeg else 1
-    levels = _decode(encoded, reduction)
-    if levels is None and jpeg:
-        # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
-        levels = _decode(np.concatenate((encoded, np.frombuffer(JPEG_END, np.uint8))), reduction)
+    try:
+        levels = _decode(encoded, reduction)
+        if levels is None and jpeg:
+            # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
+            levels = _decode(np.concatenate((encoded, np.frombuffer(JPEG_END, np.uint8))), reduction)
+        if levels is None and _FOR_PILLOW.match(head):
+            levels = _read_by_pillow(encoded)
+        if is_lfs_pointer(head):
+            raise ValueError(LFS_POINTER)
+    except ValueError as error:
+        raise RefusedImage(f"{name}: {error}.") from error
     if levels is None:
         raise UndecodableImage(
             f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
         )
     return levels
+
+
+def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
+    """AVIF, GIF and JPEG 2000, where OpenCV was built without; HEIC where pillow-heif is installed.
+
+    Raises:
+        ValueError: as `refuse_large`.
+    """
+    if READS_HEIC:
+        import_module("pillow_heif").register_heif_opener()
+    try:
+        with Image.open(BytesIO(encoded.data)) as image:
+            refuse_large(Header((image.height, image.width)), len(encoded))
+            levels = levels_of_image(image)
+    except OSError:  # Pillow knows no such format either, or the file is damaged
+        return None
+    return levels if levels.ndim == 3 else np.repeat(levels[..., None], 3, 2)
 
 
 def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
@@ -190,13 +220,14 @@ def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
 
 
 def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
-    shallow = has_8_bits(encoded[:KIND_BYTES].tobytes())
+    head = encoded[:KIND_BYTES].tobytes()
+    if head[:4] in TIFF_STARTS and (levels := read_tiff(encoded)) is not None:
+        return levels
+    shallow = has_8_bits(head)
     if shallow and _RGB is not None and reduction == 1:
         return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
     # Deep ones not in RGB: OpenCV 5.0 forgets to swap the channels of TIFF files of 16 bits.
     image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR) | (0 if shallow else cv2.IMREAD_ANYDEPTH))
-    if image is not None and image.dtype not in _LEVELS:  # such as signed ones: by OpenCV's own conversion
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     if image is None or image.dtype == np.float64:  # which OpenCV does not convert
         return None if image is None else np.ascontiguousarray(image[..., ::-1])
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.data.source.annotations.class_names import SINGLE_CLASS
 from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
@@ -30,11 +31,10 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 7  # raise it when the same files give another index
+_FORMAT = 8  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\3"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
-SINGLE_CLASS = "item"  # of --single-cls
 _COCO_IMAGES = "coco_images"  # an array of the file alone
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
     part = [split, *spec.held_out] if spec.held_out else []
-    classes = [names, spec.ignore, spec.label_names, spec.parts]
+    classes = [names, spec.ignore, spec.label_names, spec.parts, spec.keypoints]
     header = json.dumps(
         [_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.problems, listing.notes, part]
     )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
+from tessera.data.source.annotations.label_files import label_path, own_labels, unread_images
 from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.other_tools import table_of
 from tessera.data.source.annotations.voc_folder import voc_folder
@@ -21,8 +22,9 @@ from tessera.data.source.place import base_of_list, expand, read_list
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line, shown
-from tessera.utils.types import IMAGE_SUFFIXES, DatasetSpec
+from tessera.utils.types import DatasetSpec
 
 Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
 MISSING: Stat = (-1, -1, -1)
@@ -110,14 +112,24 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
             collected.add(path)
+    unread = unread_images(collected.unread)
+    collected.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
-            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
+            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}.{unread and f' {unread}.'}"
         )
     images, image_stats = collected.located()
     labels = [collected.labels[image] for image in images]
+    label_stats = stats(labels)
+    missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
+    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    collected.notes += respelled
+    collected.problems += unused
+    if own != collected.labels:
+        labels = [own[image] for image in images]
+        label_stats = stats(labels)
     if collected.repeats:
         collected.notes.append(
             f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
@@ -127,7 +139,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         images=images,
         labels=labels,
         image_stats=image_stats,
-        label_stats=stats(labels),
+        label_stats=label_stats,
         coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
         coco_images=collected.coco_images,
         is_complete=collected.is_complete,
@@ -159,11 +171,6 @@ def _stat(path: str) -> Stat:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def label_path(image: str) -> str:
-    """The label file of an image: the last /images/ becomes /labels/, the suffix .txt; else beside the image."""
-    return "/labels/".join(image.rpartition(".")[0].rsplit("/images/", 1)) + ".txt"
-
-
 @dataclass
 class _Collector:
     """Collects the images of all entries of a split."""
@@ -180,6 +187,7 @@ class _Collector:
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
     nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
     ownerless: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     repeats: int = 0
     is_complete: bool = True
 
@@ -190,6 +198,8 @@ class _Collector:
             self._add_folder(path)
         elif suffix in IMAGE_SUFFIXES:
             self._put(str(path), label_path(str(path)))
+        elif suffix in UNREAD_SUFFIXES:
+            self.unread.append(str(path))
         elif suffix == ".json":
             self._add_coco(path)
         elif suffix == ".txt":
@@ -228,7 +238,8 @@ class _Collector:
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls = _walk(folder)
+        images, xmls, unread = _walk(folder)
+        self.unread += unread
         # XML beside images that have text labels is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
@@ -252,9 +263,9 @@ class _Collector:
         orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
-            looked = ", ".join(map(self._shown, (folder, *places)))
+            looked = ", ".join(map(self.shown, (folder, *places)))
             count = counted(len(orphans), "XML file")
-            self.problems.append(f"{self._shown(folder)}: {count} without an image of that name in {looked}: {named}")
+            self.problems.append(f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}")
             self.orphans.update(orphans)
         for xml in xmls:
             if _stem(xml) in by_stem:
@@ -265,7 +276,7 @@ class _Collector:
             if _stem(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
 
-    def _shown(self, folder: Path) -> str:
+    def shown(self, folder: Path) -> str:
         inside = folder.is_relative_to(self.spec.root)
         return shown(folder.relative_to(self.spec.root) if inside else folder)
 
@@ -318,20 +329,15 @@ class _Collector:
         """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
-        return [
-            folder
-            for base in bases
-            for folder in (base, base / "images" / part, base / part, base / "images", base / "data")
-        ]
+        return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
-def _walk(folder: Path) -> tuple[list[str], list[str]]:
-    """Images and XML files below `folder`."""
-    images: list[str] = []
-    xmls: list[str] = []
-    for path in files_below(folder, IMAGE_SUFFIXES | {".xml"}):
-        (xmls if suffix_of(path) == ".xml" else images).append(path)
-    return images, sorted(xmls)
+def _walk(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Images, XML files and images that are not read below `folder`."""
+    found: dict[bool | None, list[str]] = {True: [], None: [], False: []}
+    for path in files_below(folder, IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".xml"}):
+        found[None if (suffix := suffix_of(path)) == ".xml" else suffix in IMAGE_SUFFIXES].append(path)
+    return found[True], sorted(found[None]), found[False]
 
 
 def _stem(path: str) -> str:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,11 +23,12 @@ from tessera.data.source.archives import unpack
 from tessera.data.source.download import fetch, locked
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.environment import datasets_dir
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
 from tessera.utils.files import is_address, open_plain, suffix_of, user_path
 from tessera.utils.flags.program import BASE
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import first_of, one_line, shown
-from tessera.utils.types import IMAGE_SUFFIXES, Archive, DatasetSpec
+from tessera.utils.types import Archive, DatasetSpec
 
 GENERATORS = {"shapes": write_shapes}
 _LONGEST_LIST = 1 << 30  # bytes
@@ -205,7 +207,7 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
         UserError: there is nothing.
     """
     found = matches(spec.root, entry)
-    known = IMAGE_SUFFIXES | {".txt", ".json"}
+    known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
     paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
     if paths:
         return paths
@@ -216,29 +218,6 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
         f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "
         f"correct `path` or `{split}`.{advice}"
     )
-
-
-def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped; blank ones are passed over.
-
-    Raises:
-        UserError: it cannot be read, or is larger than any list.
-    """
-    try:
-        with open_plain(file) as content:
-            raw = content.read(_LONGEST_LIST + 1)
-    except OSError as error:
-        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
-    if len(raw) > _LONGEST_LIST:
-        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
-    text = raw.decode("utf-8-sig", errors="surrogateescape")
-    return [line for row in text.splitlines() if (line := row.strip())]
-
-
-def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
-    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
-    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
-    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
 
 
 def _real(path: Path) -> Path:
@@ -286,3 +265,29 @@ def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
 def absolute(path: Path) -> Path:
     """Without `..`, links kept: labels are looked for beside the path as written."""
     return Path(os.path.abspath(path))
+
+
+def read_list(file: str | Path) -> list[str]:
+    """The lines of a list of files, stripped; blank ones are passed over.
+
+    Raises:
+        UserError: it cannot be read, or is larger than any list.
+    """
+    try:
+        with open_plain(file) as content:
+            raw = content.read(_LONGEST_LIST + 1)
+    except OSError as error:
+        raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
+    if len(raw) > _LONGEST_LIST:
+        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
+    for named, why in ((raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), UTF_16), (is_lfs_pointer(raw), LFS_POINTER)):
+        if named:
+            raise UserError(f"{shown(Path(file))}: {why}.")
+    text = raw.decode("utf-8-sig", errors="surrogateescape")
+    return [line for row in text.splitlines() if (line := row.strip())]
+
+
+def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
+    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
+    first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
+    return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])

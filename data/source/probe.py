@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from tessera.data.source.tiff import HEIGHT, TIFF_STARTS, WIDTH, TiffDirectory
 from tessera.utils.environment import max_pixels
 from tessera.utils.files import open_plain
 
@@ -39,7 +40,8 @@ _END, _SCAN, _APPLICATION = 0xD9, 0xDA, 0xE1
 _FRAME = struct.Struct(">BHH")  # bits a channel, height, width
 _PNM = re.compile(rb"P[1-7fF]\s+(\d{1,9})\s+(\d{1,9})\s")
 _PICTURE = re.compile(
-    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM.{4}\0\0\0\0|RIFF.{4}WEBP|II\*\0|MM\0\*|P[1-7fF]\s|\0\0\0\x0cjP  \r\n",
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM.{4}\0\0\0\0|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]|P[1-7fF]\s|"
+    rb"\0\0\0\x0cjP  \r\n|.{4}ftyp(?:avif|avis|heic|heix|mif1)",
     re.DOTALL,
 )
 _VIDEO = re.compile(
@@ -108,7 +110,7 @@ def read_header(encoded: Buffer, length: int | None = None) -> Header | None:
             return _bmp(head, length)
         if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
             return _webp(head, length)
-        if head[:4] in (b"II*\0", b"MM\0*"):
+        if head[:4] in TIFF_STARTS:
             return _tiff(encoded)
         if head[:3] == b"GIF":
             width, height = struct.unpack_from("<HH", head, 6)
@@ -295,13 +297,7 @@ def _webp(head: bytes, length: int) -> Header | None:
 
 
 def _tiff(encoded: Buffer) -> Header | None:
-    """ImageWidth and ImageLength of the first directory (TIFF 6.0, section 2)."""
-    order = "<" if encoded[0] == ord("I") else ">"
-    (start,) = struct.unpack_from(order + "I", encoded, 4)
-    (entries,) = struct.unpack_from(order + "H", encoded, start)
-    sides: dict[int, int] = {}
-    for entry in range(entries):
-        tag, kind = struct.unpack_from(order + "HH", encoded, start + 2 + 12 * entry)
-        if tag in (256, 257):
-            (sides[tag],) = struct.unpack_from(order + ("H" if kind == 3 else "I"), encoded, start + 10 + 12 * entry)
-    return Header((sides[257], sides[256])) if len(sides) == 2 else None
+    """ImageWidth and ImageLength of the first directory."""
+    first = TiffDirectory.read(encoded)
+    width, height = first.numbers(WIDTH), first.numbers(HEIGHT)
+    return Header((height[0], width[0])) if width and height else None

@@ -1,30 +1,36 @@
-"""Images and labels of a split, read and checked: a pure function over a range of files, and its run over all."""
+"""Images and labels of a split, read and checked: a pure function over a range of files, and its run over all.
+
+And where the label of an object is: the index knows objects, not lines, so the labels of the images that are asked for
+are read once more.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import parse_coco
-from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, parse_labels
+from tessera.data.source.annotations.label_files import ENDLESS, NO_CLASS_LIMIT, AnyName
+from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, of_other_size, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.decode import BadImage, image_size
-from tessera.data.source.listing import Listing
+from tessera.data.source.listing import Listing, list_images
 from tessera.data.source.probe import Size, read_file_header
+from tessera.data.source.tiff import unread_pages
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
-from tessera.utils.types import DatasetSpec
+from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 
 _FILES_AT_A_TIME = 256  # images
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
-NO_CLASS_LIMIT = 2**31 - 1
-ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
 
 
 class ClassNames(NamedTuple):
@@ -35,12 +41,14 @@ class ClassNames(NamedTuple):
         single: every class is taken, and becomes 0, but for those that are ignored or left out.
         numbers: what the numbers of label files stand for; () where every number is its class.
         ignored: how many classes are ignored.
+        keypoints: as in DatasetSpec.
     """
 
     ids: Mapping[str, int]
     single: bool
     numbers: tuple[int, ...] = ()
     ignored: int = 0
+    keypoints: int = 0
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
@@ -48,7 +56,7 @@ class ClassNames(NamedTuple):
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
         ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
-        return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore))
+        return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints)
 
 
 class Scan(NamedTuple):
@@ -120,11 +128,15 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
             problems.append(f"{listing.shown(listing.images[index])}: {error}; the image is left out")
             kept.append(False)
             continue
+        if listing.images[index].lower().endswith((".tif", ".tiff")):
+            remark = unread_pages(Path(listing.images[index]))
+            problems += [f"{listing.shown(listing.images[index])}: {remark}"] if remark else []
         objects = read_objects(listing, index, size, names)
-        if objects.problems or objects.unknown or objects.duplicates or objects.remarks:
+        if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
             where = listing.label_place(index)
             problems += [f"{where(line)}: {what}" for line, what in objects.remarks]
             problems += [f"{where(line)}: {what}; the image is left out" for line, what in objects.problems]
+            notes += [f"{where(line)}: {what}" for line, what in objects.notes]
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:
                 noun = "row is a duplicate" if objects.duplicates == 1 else "rows are duplicates"
@@ -195,44 +207,19 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         except OSError as error:
             return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
         if not path.endswith(".xml"):
-            return parse_labels(raw, NO_CLASS_LIMIT if names.single else len(names.ids), names.numbers)
+            nc = NO_CLASS_LIMIT if names.single else len(names.ids)
+            return parse_labels(raw, nc, names.numbers, names.keypoints)
         read = partial(parse_voc, raw, class_ids=AnyName(names.ids) if names.single else names.ids)
         parsed = read(size_hw=size_hw)
     if parsed.stated_hw in ((0, 0), size_hw):
         return parsed
     boxes = np.array(read(size_hw=(ENDLESS, ENDLESS)).boxes).reshape(-1, 4)
-    reach_wh = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)
-    is_usable, what = _of_other_size(listing, index, size_hw, parsed.stated_hw, reach_wh[::-1])
+    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)[::-1]
+    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
+    is_usable, what = of_other_size(parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5)
     if not is_usable:
         return ParsedLabels([], [], problems=[(None, what)])
     return parsed._replace(remarks=[(None, what), *parsed.remarks])
-
-
-def _of_other_size(
-    listing: Listing, index: int, size_hw: Size, stated_hw: Size, reach_hw: NDArray[np.float64]
-) -> tuple[bool, str]:
-    """Whether labels that state another size than their image has are about it as it is, and what to say of them.
-
-    Args:
-        listing, index, size_hw: the image.
-        stated_hw: what the labels state.
-        reach_hw: how far their boxes reach.
-    """
-    stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
-    what = f"the annotations are made for {stated} pixels, but the image has {found}"
-    if np.abs(np.subtract(stated_hw, size_hw)).max() <= 1:
-        return True, f"{what}, which is off by one; its boxes are used as they are"
-    if stated_hw != size_hw[::-1]:
-        return False, what
-    fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
-    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
-    if header is not None and header.orientation >= 5:
-        what += " when it is turned as its EXIF orientation says"
-        is_usable = fits and not fits_stated
-    else:
-        what += ": width and height are swapped"
-        is_usable = fits
-    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what
 
 
 def _read_bytes(path: str, length: int) -> bytes:
@@ -249,11 +236,65 @@ def _read_bytes(path: str, length: int) -> bytes:
         os.close(descriptor)
 
 
-class AnyName(dict[str, int]):
-    """Every name that it does not hold is class 0."""
+class ImageLabels(NamedTuple):
+    """The labels of an image.
 
-    def __contains__(self, name: object) -> bool:
-        return True
+    Attributes:
+        file: text, XML or JSON file, whether it exists or not.
+        lines: of each object of the index, from 1; () where the file has changed since, and in a COCO file.
+        ids: of the annotation of each object, None without one; () where it does not come from a COCO file.
+    """
 
-    def __missing__(self, name: str) -> int:
-        return 0
+    file: str
+    lines: Sequence[int] = ()
+    ids: Sequence[CocoId | None] = ()
+
+    def place(self, row: int) -> tuple[int | None, CocoId | None]:
+        """Line and id of an object; None for what is not known, and of row -1."""
+        line = self.lines[row] if 0 <= row < len(self.lines) else None
+        return line, self.ids[row] if 0 <= row < len(self.ids) else None
+
+
+def label_lines(
+    spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
+) -> dict[int, ImageLabels]:
+    """The labels of some images.
+
+    Args:
+        spec: the dataset.
+        index: of its split.
+        images: indices.
+        single_cls: as in `build_index`.
+
+    Raises:
+        UserError: the images are not there any more.
+    """
+    listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
+    found = {}
+    for image in images:
+        path = str(index.path(image))
+        place = bisect_left(listing.images, path)
+        if place < len(listing.images) and listing.images[place] == path:
+            found[image] = _labels_of(listing, place, names, index, image)
+    return found
+
+
+def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIndex, image: int) -> ImageLabels:
+    """The labels of image `image` of the index, `place` of the listing."""
+    height, width = index.sizes_hw[image].tolist()
+    parsed = read_objects(listing, place, (height, width), names)
+    classes, boxes_xyxy = index.labels(image)
+    boxes = pixels(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
+    is_same = len(boxes) == len(classes) and np.array_equal(boxes, boxes_xyxy)
+    lines = parsed.lines if is_same else ()
+    if place not in listing.coco:
+        return ImageLabels(listing.labels[place], lines)
+    file, coco_image, _ = listing.coco[place]
+    records = dict(coco_image.annotations)
+    return ImageLabels(str(file), ids=[_id(records[number]) for number in lines])
+
+
+def _id(record: dict[str, Any]) -> CocoId | None:
+    """An annotation's id, which COCO demands and no reader needs."""
+    own = record.get("id")
+    return own if isinstance(own, (int, str)) and not isinstance(own, bool) else None

@@ -28,7 +28,19 @@ from tessera.utils.types import Archive, DatasetSpec
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_KEYS = (*SPLITS, "path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed")
+_KEYS = (
+    *SPLITS,
+    "path",
+    "names",
+    "nc",
+    "ignore",
+    "classes",
+    "download",
+    "generate",
+    "pixels",
+    "split_seed",
+    "kpt_shape",
+)
 _FOLDER = HOME / "data"
 
 
@@ -47,11 +59,11 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
         UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.
     """
     yaml_path = _find_yaml(data)
-    found = read_yaml(yaml_path, "keys such as train, val and names")
+    found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
     _refuse_misspelled(found)
     in_coco = found.values.get("names") is None and _is_coco(found)
     classes = Classes() if in_coco else classes_of(found)
-    held_out = _held_out(found)
+    held_out, keypoints = _held_out(found), _keypoints(found)
     entries = _entries(found, held_out)
     archives, refused = _archives(found)
     generate, stated = found.values.get("generate"), found.values.get("path")
@@ -67,7 +79,7 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     root = place.find()
     splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
-    spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out)
+    spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
     if in_coco:
         classes = classes_of_coco(found, _names_of_coco(spec))
     return dataclasses.replace(spec, **classes._asdict())
@@ -181,6 +193,18 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
     if not found.values.get("train"):
         raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
     return HeldOut(float(share), seed)
+
+
+def _keypoints(found: YamlMapping) -> int:
+    """How many numbers the keypoints of `kpt_shape` are."""
+    shape = found.values.get("kpt_shape", [0, 2])
+    is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
+    if not is_pair or shape[0] < 0 or shape[1] not in (2, 3):
+        raise ConfigError(
+            f"{found.at('kpt_shape')}: kpt_shape: found {shown(shape)}, expected [17, 3] or the like: the number of "
+            "keypoints, and 2 (x y) or 3 (x y visibility)."
+        )
+    return int(shape[0] * shape[1])
 
 
 def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[str, ...]]:

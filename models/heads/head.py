@@ -91,12 +91,14 @@ class Head(nn.Module, ABC):
         yaml_keys: keys at the top of a model YAML that are this head's own, all of them required, with their readers.
         yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
             do not replace them.
+        outputs_before_classes: of the class layers, for each of the `rows_per_cell`.
     """
 
     has_objectness: ClassVar[bool] = False
     recipes: ClassVar[Recipes] = Recipes("hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml")
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
+    outputs_before_classes: ClassVar[int] = 0
 
     rows_per_cell: int = 1
     needs_suppression: bool = True
@@ -118,6 +120,37 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: list[Tensor]) -> Any:
         """Predict from L maps (B, channels, ny, nx)."""
+
+    @abstractmethod
+    def class_layers(self) -> list[str]:
+        """Return the names of the convolutions that have an output a class.
+
+        Their outputs are, for each of the `rows_per_cell`, `outputs_before_classes` others and then the classes.
+        """
+
+    def class_tensors(self, offered: Mapping[str, Tensor], nc: int, known: Sequence[int]) -> dict[str, Tensor]:
+        """Return the tensors of the class layers with what another head of this kind knows of the same classes.
+
+        Args:
+            offered: tensors of the other head by name.
+            nc: classes of the other head.
+            known: (C,), number of each class there; -1 = it lacks the class, whose outputs stay as they are here.
+
+        Returns:
+            Copies by name; none where the other head's layers have another form.
+        """
+        ours = [number for number, other in enumerate(known) if other >= 0]
+        theirs = [known[number] for number in ours]
+        groups, first = self.rows_per_cell, self.outputs_before_classes
+        own, found = self.state_dict(), dict[str, Tensor]()
+        for name in (f"{layer}.{kind}" for layer in self.class_layers() for kind in ("weight", "bias")):
+            if name not in offered or offered[name].shape != (groups * (first + nc), *own[name].shape[1:]):
+                continue
+            mine, other = (t.unflatten(0, (groups, -1)) for t in (own[name].detach().clone(), offered[name]))
+            mine[:, :first] = other[:, :first]
+            mine[:, [first + number for number in ours]] = other[:, [first + number for number in theirs]].to(mine)
+            found[name] = mine.flatten(0, 1)
+        return found
 
     @abstractmethod
     def criterion(

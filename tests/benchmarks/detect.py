@@ -19,7 +19,7 @@ import numpy as np
 
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.inference.detector import Detector
-from tessera.utils.types import IMAGE_SUFFIXES
+from tessera.utils.pixels import IMAGE_SUFFIXES
 from tests.benchmarks.gathering import status_kb
 from tests.benchmarks.rounds import machine, parser
 

@@ -38,9 +38,8 @@ from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.inference.tally import Tally
 from tessera.utils.inference.video_writer import VideoWriter
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.pixels import Pixels
+from tessera.utils.pixels import IMAGE_SUFFIXES, Pixels
 from tessera.utils.runtime.pipeline import fit_picture, network_input
-from tessera.utils.types import IMAGE_SUFFIXES
 from tests.benchmarks.gathering import status_kb
 from tests.benchmarks.rounds import machine, parser
 from tests.raw_server import serving

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,11 +20,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """How a command ended.
+
+    Attributes:
+        code: its exit code.
+        out, err: what it printed.
+        printed: what all commands printed since the test before ended (tests/conftest.py).
+    """
+
+    printed: ClassVar[list[str]] = []
 
     code: int
     out: str
     err: str
+
+    def __post_init__(self) -> None:
+        self.printed.extend([self.out, self.err])
 
     @property
     def said(self) -> str:

@@ -80,4 +80,4 @@ def test_training_takes_what_fits_and_says_what_does_not(
     code = main(args)
     said = capsys.readouterr().err
     assert code == 0, said
-    assert "tensors taken" in said and "model.6.m.0.cv1.conv.weight is not in the checkpoint" in said, said
+    assert "Loaded " in said and "model.6.m.0.cv1.conv.weight is not in the checkpoint" in said, said

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,33 +118,57 @@ def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Pat
     assert max(apart.min(0).max(), apart.min(1).max()) < 0.05, "pixels"
 
 
-def test_classes_in_another_order_are_warned_of_and_the_checkpoints_names_offered(
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[str, Any]:
+    """The description of 24 images of coco128."""
+    folder = tmp_path_factory.mktemp("few")
+    described: dict[str, Any] = yaml.safe_load(describe_coco128(folder, shared).read_text())
+    pictures = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:24]
+    (folder / "few.txt").write_text("\n".join(map(str, pictures)))
+    return {**described, "train": str(folder / "few.txt"), "val": str(folder / "few.txt")}
+
+
+def test_some_classes_in_another_order_measure_as_among_all(
+    few: dict[str, Any], shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where `--max-det` is reached by the others; a class that the weights lack has an AP of 0."""
+
+    def measured(**described: Any) -> tuple[dict[str, tuple[float, ...]], str]:
+        data = tmp_path / "data.yaml"
+        data.write_text(yaml.safe_dump({**few, **described}))
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            weights = str(shared / "weights" / "yolov5n.pt")
+            common = {"imgsz": 160, "max_det": 30, "workers": 0, "device": "cpu", "project": str(tmp_path)}
+            metrics = val.run(weights=weights, data=str(data), runtime="torch", **common)
+        maps = dict(zip(metrics.names, metrics.class_maps(), strict=True))
+        return {name: (maps[name], metrics.map) for name in metrics.names}, caplog.text
+
+    chosen = ["zebra", "person", "elephant", "dog", "car"]
+    (every, plain), (some, said) = measured(), measured(classes=chosen)
+    assert [some[name][0] for name in chosen] == [every[name][0] for name in chosen] and some["person"][0] > 0
+    assert "known by name" not in plain
+    assert "5 of 5 classes of" in said and "detections of the model's other 75 are left out." in said
+    names = {**dict(enumerate(few["names"])), 0: "somebody"}
+    other, said = measured(names=names, classes=["somebody", "dog"])
+    assert other["dog"] == (every["dog"][0], every["dog"][0] / 2) and other["somebody"][0] == 0
+    assert "1 of 2 classes of" in said and "unknown, with an AP of 0 that counts in the mean: somebody." in said
+
+
+def test_weights_that_know_none_of_the_classes_are_refused_or_taken_by_number(
     trained: list[str], tmp_path: Path, command: Command
 ) -> None:
     content = yaml.safe_load(Path(trained[1]).read_text())
-    names = content["names"]
     other = tmp_path / "other.yaml"
-    other.write_text(yaml.safe_dump({**content, "names": [*reversed(names)]}))
-    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
-    assert done.code == 0, done.said
-    offered = tmp_path / "exp" / "names.yaml"
-    assert f"'{names[0]}' is 0 in the checkpoint and {len(names) - 1} in the data" in done.err
-    assert str(offered) in done.err and yaml.safe_load(offered.read_text()) == {"names": dict(enumerate(names))}
-
-
-def test_a_checkpoint_of_all_classes_on_some_of_them(trained: list[str], tmp_path: Path, command: Command) -> None:
-    other = tmp_path / "other.yaml"
-    text = Path(trained[1]).read_text()
-    names = yaml.safe_load(text)["names"]
-    other.write_text(f"{text}\nclasses: {[*reversed(names)]}\n")
-    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
-    assert done.code == 0 and f"`classes` of {other} has the classes in another order" in done.err, done.said
-    other.write_text(f"{text}\nclasses: {names[:1]}\n")
-    done = command(val.main, *trained, "--data", str(other), "--project", str(tmp_path))
-    found = (
-        f"knows {len(names)} classes, but {other} has 1 of {len(names)} by `classes`. Give the YAML that the weights"
-    )
-    assert done.code == 1 and found in done.err and f"leaves out {len(names) - 1} of {len(names)} classes" in done.err
+    args = [*trained, "--data", str(other), "--project", str(tmp_path)]
+    count = len(content["names"])
+    other.write_text(yaml.safe_dump({**content, "names": [f"other{number}" for number in range(count + 1)]}))
+    done = command(val.main, *args)
+    found = f"knows {count} classes, but {other} names {count + 1}, none of them by the same name. Give the YAML"
+    assert done.code == 1 and found in done.err, done.said
+    other.write_text(yaml.safe_dump({**content, "names": [f"other{number}" for number in range(count)]}))
+    done = command(val.main, *args)
+    assert done.code == 0 and "has as many classes, but others (0 is" in done.err, done.said
 
 
 def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_a_defect_keeps_its_traceback() -> None:
     assert explained(RuntimeError("shapes do not fit")) is None
 
 
+@pytest.mark.parts_fail
 def test_tolerate_warns_and_continues_but_not_after_an_interrupt(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"), tolerate("results.png"):
         raise OSError("no space left")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import Tensor
 
-from tessera.data.source.index import SINGLE_CLASS
 from tessera.utils.errors import UserError
-from tessera.utils.text import first_of, one_line, shown
+from tessera.utils.text import first_of, one_line
 
 log = logging.getLogger(__name__)
 
@@ -25,26 +24,28 @@ def intersect_weights(
     *,
     source: str = "the checkpoint",
     exclude: Iterable[str] = (),
+    partial: Collection[str] = (),
 ) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a checkpoint that fit a model by name and shape.
+    """Return the tensors of a checkpoint that fit a model by name and shape.
 
-    Another number of classes changes the head's convolutions: the ordinary case of fine-tuning, reported and no error.
-    A warning is logged where weights of another architecture start less than half of the model.
+    Tensors of another shape, as those of other classes may be, are reported and no error. A warning is logged where
+    weights of another architecture start less than half of the model.
 
     Args:
         model_state, checkpoint_state: state dictionaries.
         source: names the checkpoint in messages.
         exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
+        partial: names of tensors that are loaded in part, elsewhere.
 
     Returns:
-        The fitting tensors, for `load_state_dict(…, strict=False)`, and a report in one line.
+        The fitting tensors, for `load_state_dict(…, strict=False)`, and why others do not, for the end of a line.
 
     Raises:
         UserError: no layer's weights fit, or so few that it is by chance: the architecture is another one.
     """
     patterns = [re.compile(pattern) for pattern in exclude]
     own, offered = (
-        {name: tensor for name, tensor in state.items() if not any(p.search(name) for p in patterns)}
+        {k: t for k, t in state.items() if k not in partial and not any(p.search(k) for p in patterns)}
         for state in (model_state, checkpoint_state)
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
@@ -61,11 +62,11 @@ def intersect_weights(
             f"{source}: only {share:.0%} of the model's layers start from these weights, for they are of another "
             "architecture. Give the --cfg that belongs to them, or no --cfg, where that is not meant."
         )
-    report = f"{len(fitting)} of {len(model_state)} tensors taken"
-    if len(own) < len(model_state):
-        report += f"; {len(model_state) - len(own)} left out as asked"
+    report = ""
+    if excluded := len(model_state) - len(own) - len(partial):
+        report += f"; {excluded} excluded"
     if different:
-        report += f"; the rest starts anew, {_why_not_all(own, offered)}: {different}"
+        report += f"; the rest is reinitialised, {_why_not_all(own, offered)}: {different}"
     return fitting, report
 
 
@@ -96,58 +97,6 @@ def _layer(name: str) -> int:
     """The number of the layer that a tensor such as "model.24.m.0.weight" belongs to; -1 where it belongs to none."""
     found = re.match(r"model\.(\d+)\.", name)
     return int(found[1]) if found else -1
-
-
-def warn_of_moved_classes(source: str, before: Sequence[str], now: Sequence[str]) -> None:
-    """Warn where a model for the classes `now` starts with what weights have learned of others, `before`: of which."""
-    moved = moved_classes(before, now) if len(before) == len(now) else ""
-    if moved:
-        log.warning(
-            f"{source}: the data has the classes in another order ({moved}): what was learned of one class is "
-            "taken for another. Put them in the checkpoint's order where that is not meant."
-        )
-    elif renamed := renamed_classes(before, now):
-        log.info(
-            f"{source}: the data has as many classes, but others ({renamed}): what was learned of one is the "
-            "start of the other."
-        )
-
-
-def names_say_nothing(names: Sequence[str]) -> bool:
-    """Whether classes have no names but their numbers, or the one of all objects under --single-cls."""
-    return list(names) in ([str(number) for number in range(len(names))], [SINGLE_CLASS])
-
-
-def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
-
-    "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
-    """
-    if len(before) != len(now) or names_say_nothing(before):
-        return ""
-    pairs = enumerate(zip(before, now, strict=True))
-    renamed = [
-        f"{number} is {shown(old)} in the checkpoint and {shown(new)} in the data"
-        for number, (old, new) in pairs
-        if old.strip().casefold() != new.strip().casefold()
-    ]
-    return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
-
-
-def moved_classes(
-    before: Sequence[str], now: Sequence[str], owners: tuple[str, str] = ("the checkpoint", "the data")
-) -> str:
-    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data".
-
-    A class that one of them names differently has not moved. "" where there are none.
-    """
-    places = {name.strip().casefold(): number for number, name in enumerate(now)}
-    moved = [
-        f"{shown(name)} is {number} in {owners[0]} and {place} in {owners[1]}"
-        for number, name in enumerate(before)
-        if (place := places.get(name.strip().casefold(), number)) != number
-    ]
-    return first_of(moved, 3)
 
 
 def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from tessera.models.description import read_model
-from tessera.models.detector import DetectionModel
-from tessera.models.heads.head import Head
-from tessera.utils.checkpoints.fitting import (
-    intersect_weights,
+from tessera.data.source.annotations.class_names import (
+    match_classes,
     moved_classes,
     names_say_nothing,
     renamed_classes,
-    warn_of_moved_classes,
 )
+from tessera.models.description import read_model
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.head import Head
+from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.weights import Weights, load_weights
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
-from tessera.utils.text import counted
+from tessera.utils.text import counted, first_of, printable
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -67,10 +68,9 @@ def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | 
         return "known"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
-    knows_all = [name.strip().casefold() for name in names] == [name.strip().casefold() for name in weights.names]
-    if not knows_all or names_say_nothing(names):
-        return "new"
-    return "known" if _of_own_model(config, weights) else "new"
+    knows_all = -1 not in match_classes(weights.names, names)
+    has_names = not (names_say_nothing(names) or names_say_nothing(weights.names))
+    return "known" if knows_all and has_names and _of_own_model(config, weights) else "new"
 
 
 def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights) -> None:
@@ -138,10 +138,12 @@ def build_model(
     if weights is not None:
         # A YAML that was asked for brings its own values, such as anchors.
         kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
-        fitting, said = intersect_weights(model.state_dict(), weights.state_dict, source=config.weights, exclude=kept)
-        model.load_state_dict(fitting, strict=False)
-        log.info(f"{weights.source}: {said}")
-        warn_of_moved_classes(weights.source, weights.names, names)
+        own, offered = model.state_dict(), for_classes_of(model, weights)
+        fitting, rest = intersect_weights(
+            own, offered.whole, source=config.weights, exclude=kept, partial=offered.partial.keys()
+        )
+        model.load_state_dict({**fitting, **offered.partial}, strict=False)
+        log.info(f"Loaded {len(fitting)} of {len(own)} tensors from {weights.source}{offered.report}{rest}")
     layers = len(model.model)
     if max(config.frozen_layers, default=0) >= layers:
         raise ConfigError(
@@ -164,6 +166,38 @@ def build_model(
     return model
 
 
+class _Offered(NamedTuple):
+    """Weights with the class layers in the order of a model's classes.
+
+    Attributes:
+        whole: tensors that the weights have whole.
+        partial: those of the class layers, where the weights lack some classes, whose outputs are the model's own.
+        report: how many classes they know, for a line of the log; "" where their class layers do not fit.
+    """
+
+    whole: dict[str, Tensor]
+    partial: dict[str, Tensor]
+    report: str
+
+
+def for_classes_of(model: DetectionModel, weights: Weights) -> _Offered:
+    """Return weights with the class layers in the order of a model's classes, which are matched by name."""
+    prefix, known = f"model.{len(model.model) - 1}.", match_classes(weights.names, model.names)
+    of_head = {name.removeprefix(prefix): t for name, t in weights.state_dict.items() if name.startswith(prefix)}
+    made = model.head.class_tensors(of_head, len(weights.names), known)
+    layers = {prefix + name: tensor for name, tensor in made.items()}
+    if not layers:
+        return _Offered(weights.state_dict, {}, "")
+    names = [name for name, number in zip(model.names, known, strict=True) if number >= 0]
+    by = "number" if names_say_nothing(weights.names) or names_say_nothing(model.names) else "name"
+    listed = f" ({printable(first_of(names, 5))})" if names and by == "name" else ""
+    report = f"; class layer: {len(names)} of {model.nc} classes known by {by}{listed}"
+    if len(names) == model.nc:
+        return _Offered({**weights.state_dict, **layers}, {}, report)
+    whole = {name: tensor for name, tensor in weights.state_dict.items() if name not in layers}
+    return _Offered(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
+
+
 def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
     """Have the normalisations that the hyperparameters name keep their statistics, in a run from weights.
 
@@ -177,7 +211,7 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
     """
     layers = min(round(hyp.fixed_norms), len(model.model)) if config.weights else 0
     if weights is not None:
-        fits = {name: t.shape for name, t in weights.state_dict.items()}
+        fits = {name: t.shape for name, t in for_classes_of(model, weights).whole.items()}
         anew = (
             index
             for index, layer in enumerate(model.model)

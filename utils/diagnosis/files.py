@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind

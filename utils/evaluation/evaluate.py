@@ -119,7 +119,7 @@ def evaluate(
 
     Args:
         model: the raw model of a training, in evaluation mode, on world.device; what `--weights` names, opened; or a
-            pipeline around it. With one class all detections count as class 0.
+            pipeline around it.
         loader: this rank's share of a split.
         world: all ranks call this together.
         settings: how to measure.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from tessera.data.source.decode import read_image
@@ -185,6 +184,8 @@ def _on_host(detections: Detections) -> Detections:
     return Detections(detections.boxes_xyxy.cpu(), detections.scores.cpu(), detections.classes.cpu())
 
 
-def with_one_class(detections: Detections) -> Detections:
-    """The same detections, all of class 0."""
-    return Detections(detections.boxes_xyxy, detections.scores, torch.zeros_like(detections.classes))
+def with_classes(detections: Detections, class_of: Tensor) -> Detections:
+    """The detections with the class `class_of` (C,) of each of theirs; without those of which it is -1."""
+    classes = class_of[detections.classes]
+    stays = classes >= 0
+    return Detections(detections.boxes_xyxy[stays], detections.scores[stays], classes[stays])

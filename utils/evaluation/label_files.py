@@ -13,7 +13,8 @@ import torch
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
-from tessera.utils.types import IMAGE_SUFFIXES, Batch, DatasetIndex, Detections
+from tessera.utils.pixels import IMAGE_SUFFIXES
+from tessera.utils.types import Batch, DatasetIndex, Detections
 
 LABELS, CROPS = "labels", "crops"  # folders of results beside pictures
 MOST_BYTES = 190  # of a name without its ending

@@ -20,7 +20,7 @@ import torch
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_one_class
+from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_classes
 from tessera.utils.evaluation.match_state import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
@@ -43,6 +43,8 @@ class Settings:
             same losses in it; instead of `precision`.
         errors: count them by kind, and keep the worst.
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
+        class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
+            They go after NMS and `max_det`: the others are what they are without it.
     """
 
     conf: float = 0.001
@@ -52,6 +54,7 @@ class Settings:
     try_half: bool = False
     errors: bool = True
     asked_to_stop: Callable[[], bool] | None = None
+    class_of: tuple[int, ...] = ()
 
 
 class ImageResult(NamedTuple):
@@ -92,13 +95,14 @@ class Measurement:
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
         self._index, self._accelerator, self._settings = index, world.accelerator, settings
-        self._one_class = len(index.names) == 1  # then labels of one box are duplicates
+        self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
+        one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
         rules = Suppression(
             settings.conf,
             settings.iou,
             settings.max_det,
-            multi_label=not self._one_class,
-            agnostic=self._one_class,
+            multi_label=not one_class,
+            agnostic=one_class,
         )
         self._finder = finder_of(model, rules, precision, world.accelerator, index)
         self._finishes_apart = self._finder.apart > 1
@@ -140,8 +144,8 @@ class Measurement:
     def _image(self, image: int, find: Callable[[], ImageDetections]) -> ImageResult:
         """Detections and matches of one image; changes nothing, for it may run in several threads."""
         in_batch, in_original, seconds = find()
-        if self._one_class:
-            in_batch, in_original = with_one_class(in_batch), with_one_class(in_original)
+        if self._class_of is not None:
+            in_batch, in_original = with_classes(in_batch, self._class_of), with_classes(in_original, self._class_of)
         classes, boxes_xyxy = self._index.labels(image)
         matches = match_image(in_original, boxes_xyxy, classes, self._index.ignored(image))
         return ImageResult(in_batch, in_original, matches, seconds)

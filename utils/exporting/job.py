@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.data.source.index import SINGLE_CLASS, build_index
+from tessera.data.source.annotations.class_names import SINGLE_CLASS
+from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.resolve import resolve_weights

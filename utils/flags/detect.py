@@ -46,6 +46,7 @@ class DetectConfig(Options):
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
     )
+    data: str = option("", "with --auto-label: dataset YAML, by whose numbers of the classes the labels are written")
     label_next: int = option(
         0,
         "choose the N pictures without labels that are most worth labelling, with labels to begin with",

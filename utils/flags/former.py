@@ -23,7 +23,7 @@ _FORMER: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
         **dict.fromkeys(("--bucket=", "--log-imgs="), ""),
     },
     "val.py": dict.fromkeys(("--dnn", "--save-hybrid"), ""),
-    "detect.py": dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn", "--data="), ""),
+    "detect.py": dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), ""),
     "export.py": {
         # The graph is dynamic, folded and has its suppression in it; sizes are fixed with --raw --imgsz.
         **dict.fromkeys(("--dynamic", "--simplify", "--nms", "--inplace", "--verbose", "--optimize", "--keras"), ""),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.source.listing import label_path
+from tessera.data.source.annotations.label_files import label_path
 from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.label_files import LABELS

@@ -5,14 +5,21 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
 from tessera.data.source.annotations import auto_labels
+from tessera.data.source.annotations.class_names import match_classes
+from tessera.data.source.spec import load_spec
 from tessera.utils.checkpoints.provenance import written_by
+from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import save_txt
 from tessera.utils.files import sha256, write_whole
 from tessera.utils.inference.places import class_folders, unwritable, with_ending
@@ -22,7 +29,9 @@ from tessera.utils.inference.video_writer import NoCodecError, VideoWriter
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
 from tessera.utils.report.pictures import Style
-from tessera.utils.text import harmless_cell, strict_json
+from tessera.utils.text import first_of, harmless_cell, printable, strict_json
+
+log = logging.getLogger(__name__)
 
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # written as they came; else .jpg
@@ -237,11 +246,13 @@ class AutoLabelFiles(LineFile):
     Args:
         folder: of both; a list that is there already is continued.
         weights: of the model.
-        names: of its classes.
+        names: of the classes by their numbers in the labels.
+        class_of: that number for each class of the model, -1 = none, whose detections are left out; () = the model's.
     """
 
-    def __init__(self, folder: Path, weights: str, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, weights: str, names: Sequence[str], class_of: Sequence[int] = ()) -> None:
         self._folder, path = folder, folder / auto_labels.NAME
+        self._names, self._class_of = tuple(names), np.array(class_of, np.int64)
         self._labels = LabelFiles(folder, save_conf=False)
         folder.mkdir(parents=True, exist_ok=True)
         earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
@@ -251,10 +262,41 @@ class AutoLabelFiles(LineFile):
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         """As Output."""
+        if len(self._class_of):
+            classes = self._class_of[result.classes]
+            stays = classes >= 0
+            boxes_xyxy, scores = result.boxes_xyxy[stays], result.scores[stays]
+            result = replace(result, boxes_xyxy=boxes_xyxy, scores=scores, classes=classes[stays], names=self._names)
         path = self._labels.write(result, frame, place)
-        scores = [round(score, 4) for score in result.scores.tolist()]
-        entry = {"labels": path.relative_to(self._folder).as_posix(), "sha256": sha256(path), "scores": scores}
+        rounded = [round(score, 4) for score in result.scores.tolist()]
+        entry = {"labels": path.relative_to(self._folder).as_posix(), "sha256": sha256(path), "scores": rounded}
         self.append(strict_json(entry) + "\n")
+
+
+def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple[int, ...]]:
+    """Return names and numbers of the classes in labels to train with, as `AutoLabelFiles` takes them.
+
+    Args:
+        names: of the model's classes.
+        data: dataset whose numbers they get, matched by name; "" = the model's own.
+
+    Raises:
+        UserError: the dataset has none of the classes, or a mistake.
+    """
+    if not data:
+        return names, ()
+    spec = load_spec(data)
+    wanted = spec.label_names or spec.names
+    class_of = match_classes(wanted, names)
+    left_out = [name for name, number in zip(names, class_of, strict=True) if number < 0]
+    if len(left_out) == len(names):
+        raise UserError(
+            f"--data {data}: none of its {len(wanted)} classes is one of the model's {len(names)} by name. Give the "
+            "dataset that is to be labelled."
+        )
+    if left_out:
+        log.info(f"--auto-label: classes that {data} lacks are left out: {printable(first_of(left_out, 5))}.")
+    return wanted, class_of
 
 
 def _save(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from tessera.data.source.decode import decode_levels, read_levels
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, to_uint8
+from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, levels_of_image, to_uint8
 from tessera.utils.text import counted, shown
 
 log = logging.getLogger(__name__)
@@ -139,24 +139,6 @@ def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
 
 def _array_of_image(image: Image.Image) -> NDArray[Any]:
     try:
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode in ("P", "PA"):
-            return np.asarray(upright.convert("RGBA"))[..., :3]
-        if upright.mode == "CMYK":
-            return _rgb_of_cmyk(np.asarray(upright))
-        if upright.mode == "I":  # grey of 16 bits, as earlier versions of Pillow read it
-            return np.asarray(upright).clip(0, 65535).astype(np.uint16)
-        if upright.mode.startswith("I;16"):
-            return np.asarray(upright).astype(np.uint16)
-        if upright.mode in ("L", "LA", "RGB", "RGBA", "F"):
-            return np.asarray(upright)
-        return np.asarray(upright.convert("L" if upright.mode == "1" else "RGB"))
+        return levels_of_image(image)
     except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are asked for
         raise UserError(f"{getattr(image, 'filename', '') or 'a PIL image'}: cannot be read ({error}).") from error
-
-
-def _rgb_of_cmyk(cmyk: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """As OpenCV converts the inks of a JPEG, of which PIL gives the complement."""
-    light = 255 - cmyk.astype(np.int32)
-    ink, black = light[..., :3], light[..., 3:]
-    return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)

@@ -5,7 +5,11 @@ Fonts are those that come with matplotlib or are installed on the machine; nothi
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import matplotlib
@@ -24,16 +28,15 @@ _COLOURS = (
 
 # Families with the scripts that DejaVu Sans lacks, in order of preference; used where they are installed.
 _WIDE_FAMILIES = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Malgun Gothic",
-    "Arial Unicode MS",
+    *(f"Noto Sans CJK {region}" for region in ("SC", "JP", "KR", "TC")),
+    *("Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "IPAGothic"),
+    *("Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Malgun Gothic"),
+    *(f"Noto Sans {script}" for script in ("Thai", "Devanagari", "Bengali", "Tamil", "Telugu", "Khmer", "Ethiopic")),
+    *("Loma", "Lohit Devanagari", "FreeSans", "Arial Unicode MS"),
 )
+
+_NOTO = re.compile(r"NotoSans\w*-Regular\.tt[cf]")  # files of the fonts that a message asks to install
+log = logging.getLogger(__name__)
 
 
 def class_colour(class_id: int) -> tuple[int, int, int]:
@@ -57,7 +60,12 @@ def text_colour(background: tuple[int, int, int]) -> tuple[int, int, int]:
 @cache
 def font_families() -> tuple[str, ...]:
     """Font families for charts, each the fallback of the one before."""
-    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    manager = font_manager.fontManager
+    known = {entry.fname for entry in manager.ttflist}
+    for file in font_manager.findSystemFonts():  # matplotlib keeps its list of fonts, also when more are installed
+        if file not in known and _NOTO.fullmatch(Path(file).name):
+            manager.addfont(file)
+    installed = {entry.name for entry in manager.ttflist}
     return ("DejaVu Sans", *(family for family in _WIDE_FAMILIES if family in installed))
 
 
@@ -66,13 +74,35 @@ def _fonts() -> tuple[tuple[Path, frozenset[int]], ...]:
     """File and covered code points of each of `font_families`."""
     files = [Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"]
     files += [Path(font_manager.findfont(family)) for family in font_families()[1:]]
-    return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in files)
+    return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in dict.fromkeys(files))
 
 
-def font_file(text: str) -> Path:
-    """The first font file that has every character of `text`, else the first of all."""
-    characters = {ord(c) for c in text}
-    return next((file for file, covered in _fonts() if characters <= covered), _fonts()[0][0])
+def font_runs(text: str) -> Iterator[tuple[Path, str]]:
+    """`text` in parts, each with the first font file that has its characters."""
+
+    def file(character: str) -> Path:
+        return next((file for file, covered in _fonts() if ord(character) in covered), _fonts()[0][0])
+
+    return ((font, "".join(part)) for font, part in groupby(text, file))
+
+
+@cache
+def class_text(number: int, name: str) -> str:
+    """The name of a class, and its number before it where characters of it are in no font."""
+    shown = drawable(name)
+    if shown == " ".join(name.split()):
+        return name
+    _warn_of_fonts()
+    return f"{number} {shown}"
+
+
+@cache
+def _warn_of_fonts() -> None:
+    log.warning(
+        "No font here has all characters of the classes' names: images and charts show ? for these, and the number of "
+        "the class. Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
+        "scripts) of Debian and Ubuntu."
+    )
 
 
 def drawable(text: str, limit: int = 1000) -> str:

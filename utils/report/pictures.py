@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
-from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
@@ -216,7 +216,7 @@ def _paint(
         class_id = int(marks.classes[m])
         if class_id < 0:
             continue
-        text = names[class_id] if class_id < len(names) else str(class_id)
+        text = class_text(class_id, names[class_id]) if class_id < len(names) else str(class_id)
         figures = f" #{marks.ids[m]}" if marks.ids is not None and marks.ids[m] >= 0 else ""
         if marks.scores is not None and style.scores:
             figures += f" {marks.scores[m]:.2f}"
@@ -281,10 +281,9 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 def _shorten(text: str, size: int, width: int, keep_end: int) -> str:
     """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
     text = drawable(text, 200)
-    font = _font(font_file(text), size)
     end = text[len(text) - keep_end :] if keep_end else ""
     head, shortened = text[: len(text) - keep_end], text
-    while head and font.getlength(shortened) > width - size // 2:
+    while head and _length(shortened, size) > width - size // 2:
         head = head[:-1]
         shortened = f"{head}…{end}"
     return shortened
@@ -296,11 +295,20 @@ def _label(text: str, size: int, width: int, keep_end: int) -> NDArray[np.uint8]
     return _text(_shorten(text, size, width, keep_end), size)
 
 
+def _length(text: str, size: int) -> float:
+    """Width in pixels of a line of text."""
+    return sum(_font(file, size).getlength(part) for file, part in font_runs(text))
+
+
 def _text(text: str, size: int) -> NDArray[np.uint8]:
     """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII."""
-    font = _font(font_file(text), size)
-    ascent, descent = font.getmetrics()
+    runs = [(_font(file, size), part) for file, part in font_runs(text or " ")]
+    ascent, descent = (max(heights) for heights in zip(*(font.getmetrics() for font, _ in runs), strict=True))
     margin = size // 4
-    canvas = Image.new("L", (math.ceil(font.getlength(text)) + 2 * margin, ascent + descent))
-    ImageDraw.Draw(canvas).text((margin, 0), text, fill=255, font=font)
+    at = float(margin)
+    canvas = Image.new("L", (math.ceil(_length(text, size)) + 2 * margin, ascent + descent))
+    draw = ImageDraw.Draw(canvas)
+    for font, part in runs:
+        draw.text((at, ascent), part, fill=255, font=font, anchor="ls")
+        at += font.getlength(part)
     return np.asarray(canvas)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from tessera.utils.errors import UserError
-from tessera.utils.files import atomic_write
+from tessera.utils.files import atomic_write, open_plain
+from tessera.utils.text import shown
 
 
 def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
@@ -84,20 +85,26 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
         columns: that it must have; None = those of any head, as its header names the losses.
     """
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
-    whole = path.read_bytes().rstrip(b"\0").rpartition(b"\n")[0].decode("utf-8-sig", "replace")
-    header, *rows = list(csv.reader(io.StringIO(whole))) or [list(columns or result_columns(()))]
+    try:
+        with open_plain(path) as file:
+            whole = file.read().rstrip(b"\0").rpartition(b"\n")[0].decode("utf-8-sig", "replace")
+        header, *rows = list(csv.reader(io.StringIO(whole, newline=""))) or [list(columns or result_columns(()))]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}). Move it away; a new one will be made.") from error
+    except csv.Error as error:  # such as a field of 200,000 characters, or NULs on older versions of Python
+        raise UserError(f"{path}: no table of results ({error}). Move it away; a new one will be made.") from error
     found = tuple(cell.strip() for cell in header)
     names = [match[1] for match in map(re.compile(r"train/(.+)_loss").fullmatch, found) if match]
     expected = columns or result_columns(names)
     if found != expected:
         raise UserError(
-            f"{path}:1: found the columns '{', '.join(header)}', expected '{', '.join(expected)}'. "
-            "Move the file away; a new one will be made."
+            f"{path}:1: found the columns {shown(', '.join(header))}, expected {shown(', '.join(expected))}. Move the "
+            "file away; a new one will be made."
         )
     for number, row in enumerate(rows, start=2):
         if not _is_row(row, len(expected)):
             raise UserError(
-                f"{path}:{number}: found '{','.join(row)}', expected {len(expected)} numbers, the first an "
+                f"{path}:{number}: found {shown(','.join(row))}, expected {len(expected)} numbers, the first an "
                 "epoch. Remove the line."
             )
     return expected, rows

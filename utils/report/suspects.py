@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.data.source.index import build_index
-from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.data.source.scan import ImageLabels, label_lines
 from tessera.utils.errors import tolerate
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.albums.suspects_page import PAGE, write_suspects_page

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tessera.data.source.label_lines import ImageLabels, label_lines
+from tessera.data.source.scan import ImageLabels, label_lines
 from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
 from tessera.utils.diagnosis.listing import ErrorItem, error_items

@@ -11,8 +11,8 @@ import yaml
 
 from tessera.data.conversion.new_folder import new_folder
 from tessera.data.source.annotations.classes import keys_of
-from tessera.data.source.label_lines import label_lines
-from tessera.data.source.listing import label_path
+from tessera.data.source.annotations.label_files import label_path
+from tessera.data.source.scan import label_lines
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import output_stems
 from tessera.utils.files import atomic_write, write_whole

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.files import atomic_write
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.ranking import Suspect

@@ -1,6 +1,7 @@
 """Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
 
-A row of class -1 is a region to ignore: neither object nor background.
+A row of class -1 is a region to ignore: neither object nor background. With `kpt_shape` in the YAML a row may be one of
+a pose, whose keypoints follow the box and are ignored. What lies beyond the image by a rounding error is cut to it.
 
 A file of nothing but correct boxes takes a fast path; any other is read row by row with line numbers. Both give equal
 objects.
@@ -17,9 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.errors import LFS_POINTER, UTF_16, is_lfs_pointer
+
 _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
 ANY_CLASS = -1  # of a region that is about every class
+MOST_BEYOND = 0.01  # of a side, that a coordinate may lie beyond the image: it is cut, more is a mistake
+_NO_AREA = 1e-9  # of a side; rounding leaves so much of a box that ends where the image begins
 
 Size = tuple[int, int]
 
@@ -49,6 +54,7 @@ class ParsedLabels(NamedTuple):
         unknown: (line, class) of each row whose class the dataset does not name.
         ignored: regions that are neither object nor background; () where there are none.
         remarks: (line, what) of what is left out while the image is kept.
+        notes: (line, what) of what costs nothing, such as a box that is cut to the image.
         lines: where each object is.
         stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
     """
@@ -62,6 +68,7 @@ class ParsedLabels(NamedTuple):
     ignored: Regions | tuple[()] = ()
     remarks: list[tuple[int | None, str]] | tuple[()] = ()
     lines: Sequence[int] = ()
+    notes: list[tuple[int, str]] | tuple[()] = ()
     stated_hw: Size = (0, 0)
 
 
@@ -79,6 +86,7 @@ class Rows:
     remarks: list[tuple[int | None, str]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     left_out: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set)
 
     def add(
@@ -129,10 +137,11 @@ class Rows:
             ignored,
             self.remarks or (),
             self.lines,
+            self.notes or (),
         )
 
 
-def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels:
+def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
     """Read a label file.
 
     Args:
@@ -140,10 +149,11 @@ def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabe
         nc: number of classes, the ignored ones included.
         classes: what the first numbers of a file stand for, as in `Regions` those that are ignored or left out; ()
             where every number is its class.
+        keypoints: how many numbers follow the box in a row of a pose; 0 where there are no such rows.
     """
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw[3:]
-    return (None if classes else _parse_plain(raw, nc)) or parse_rows(raw, nc, classes)
+    return (None if classes else _parse_plain(raw, nc)) or parse_rows(raw, nc, classes, keypoints)
 
 
 def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
@@ -170,16 +180,20 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
     return ParsedLabels(classes, boxes, lines=range(1, len(rows) + 1))
 
 
-def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels:
+def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
     """Row by row: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ParsedLabels([], [], problems=[(None, "the text is UTF-16, expected UTF-8. Save it as UTF-8")])
+        return ParsedLabels([], [], problems=[(None, UTF_16)])
+    if is_lfs_pointer(raw):
+        return ParsedLabels([], [], problems=[(None, LFS_POINTER)])
     rows = Rows()
     for number, line in enumerate(raw.splitlines(), 1):
         tokens = line.split()
         if not tokens:
             continue
-        row = _read_row(tokens)
+        if keypoints and len(tokens) == 5 + keypoints:
+            tokens = tokens[:5]
+        row = _read_row(tokens, keypoints)
         if isinstance(row, str):
             rows.problems.append((number, row))
         elif row[0] >= nc:
@@ -187,8 +201,22 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = ()) -> ParsedLabels
         else:
             class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
-            rows.add(number, (class_id, *row[1:]), class_id, polygon_box(points) if len(points) else row[1:], points)
+            box = polygon_box(points) if len(points) else row[1:]
+            if min(row[1:]) < 0 or max(row[1:]) > 1:
+                points, box = points.clip(0, 1), _cut(box)
+                beyond = f"{max(max(row[1:]) - 1, -min(row[1:])):.2g} beyond the image"
+                if min(box[2:]) < _NO_AREA:
+                    rows.remarks.append((number, f"{beyond}: nothing of it is inside; the row is left out"))
+                    continue
+                rows.notes.append((number, f"{beyond}: cut to it"))
+            rows.add(number, (class_id, *row[1:]), class_id, box, points)
     return rows.parsed()
+
+
+def _cut(box: Sequence[float]) -> list[float]:
+    """The part of a box that lies in the image, as centre and size; a size of 0 where there is none."""
+    x, y, width, height = box
+    return clipped_fractions(x - width / 2, y - height / 2, x + width / 2, y + height / 2, (1, 1)) or [0.0] * 4
 
 
 def polygon_box(points: NDArray[np.float64]) -> list[float]:
@@ -197,9 +225,16 @@ def polygon_box(points: NDArray[np.float64]) -> list[float]:
     return [*((low + high) / 2).tolist(), *(high - low).tolist()]
 
 
-def _read_row(tokens: list[bytes]) -> tuple[float, ...] | str:
+def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
     """The numbers of a row, or what is wrong with it."""
     count = len(tokens)
+    if keypoints and count != 5:
+        return f"{count} fields, expected 5 (class x y w h), or {5 + keypoints} with the keypoints of kpt_shape"
+    if count > 5 and (points := _keypoints(tokens)):
+        return (
+            f"{count} fields, as a pose has them (class x y w h, then keypoints). Write `kpt_shape: [{points}, 3]` "
+            "into the data YAML to train on its box"
+        )
     if count != 5 and (count < 7 or count % 2 == 0):
         noun = "field" if count == 1 else "fields"
         return (
@@ -218,12 +253,27 @@ def _read_row(tokens: list[bytes]) -> tuple[float, ...] | str:
             return f"{name} is {_shown(token)}, expected a finite number"
         if place == 0 and (value != int(value) or not ANY_CLASS <= value <= _MAX_CLASS):
             return f"class is {_shown(token)}, expected an integer from 0 on, or -1 for a region to ignore"
-        if place > 0 and value < 0:
+        if place > 0 and value < (-MOST_BEYOND if count > 5 or place < 3 else 0):
             return f"{name} is {_shown(token)}, expected no negative value"
-        if place > 0 and value > 1:
+        if place > 0 and value > 1 + MOST_BEYOND:
             return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)
     return tuple(row)
+
+
+def _keypoints(tokens: list[bytes]) -> int:
+    """How many keypoints of x, y and visibility (0, 1 or 2) a row has; 0 where it may be a polygon.
+
+    Polygons have an even number of coordinates, and hardly three of them, each three apart, on the image's borders.
+    """
+    count, rest = divmod(len(tokens) - 5, 3)
+    try:
+        flags = set(map(float, tokens[7::3]))
+    except ValueError:
+        return 0
+    if rest or not flags <= {0, 1, 2}:
+        return 0
+    return count if len(tokens) % 2 == 0 or count > 2 or 2 in flags else 0
 
 
 def _field_name(place: int, count: int) -> str:
@@ -248,3 +298,24 @@ def clipped_fractions(left: float, top: float, right: float, bottom: float, size
     if right < left or bottom < top:
         return None
     return [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
+
+
+def of_other_size(stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64], is_turned: bool) -> tuple[bool, str]:
+    """Whether labels that state another size than their image has are about it as it is, and what to say of them.
+
+    Args:
+        stated_hw: what the labels state.
+        size_hw: of the image.
+        reach_hw: how far their boxes reach.
+        is_turned: the image's EXIF orientation swaps height and width.
+    """
+    stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
+    what = f"the annotations are made for {stated} pixels, but the image has {found}"
+    if np.abs(np.subtract(stated_hw, size_hw)).max() <= 1:
+        return True, f"{what}, which is off by one; its boxes are used as they are"
+    if stated_hw != size_hw[::-1]:
+        return False, what
+    fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
+    is_usable = fits and not (is_turned and fits_stated)
+    what += " when it is turned as its EXIF orientation says" if is_turned else ": width and height are swapped"
+    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from tessera.utils.errors import UserError
 from tessera.utils.files import files_below, is_address
+from tessera.utils.pixels import IMAGE_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line
-from tessera.utils.types import IMAGE_SUFFIXES
 
 _SPLIT = re.compile("train|val|test")
 _DRIVE = re.compile("[A-Za-z]:/")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.checks.part import Part, any_labels
+from tessera.data.source.annotations.label_files import any_labels
+from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, share
 from tessera.utils.files import sha256
 from tessera.utils.text import first_of, shown

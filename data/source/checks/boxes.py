@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import category_of, is_crowd
+from tessera.data.source.annotations.label_files import ENDLESS, any_labels
 from tessera.data.source.annotations.segmentation import numbers
-from tessera.data.source.checks.part import Part, any_labels
+from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, share
-from tessera.data.source.scan import ENDLESS
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by

@@ -8,7 +8,7 @@ from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.copies import check_copies
 from tessera.data.source.checks.drift import check_drift
-from tessera.data.source.checks.files import check_label_files, orphans
+from tessera.data.source.checks.files import check_label_files
 from tessera.data.source.checks.looks import Look
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.pictures import check_pictures
@@ -60,8 +60,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
-    listings = [part.listing for part in looks]
-    check.problems += [*shared_labels(listings), *orphans(listings)]
+    check.problems += shared_labels([part.listing for part in looks])
     check_copies(check, looks)
     check_twins(check, looks)
     check_drift(check, list(looks))
@@ -78,8 +77,10 @@ def _check_part(check: DatasetCheck, part: Part) -> None:
     check.errors += listing.ownerless[:MOST_OWNERLESS]
     if more := len(listing.ownerless[MOST_OWNERLESS:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
-    check.problems += listing.problems + scanned.problems
-    check.notes += listing.notes + scanned.notes + unused_ignores(part.spec, part.split, scanned)
+    # Two splits may share files.
+    check.problems += [line for line in listing.problems if line not in check.problems] + scanned.problems
+    check.notes += [line for line in listing.notes if line not in check.notes] + scanned.notes
+    check.notes += unused_ignores(part.spec, part.split, scanned)
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]

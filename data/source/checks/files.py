@@ -1,19 +1,11 @@
-"""Label files: images without one, and those that belong to no image."""
+"""Images without a label file, and those without an object."""
 
-# Paths are strings, as in data/source/listing.py.
-# ruff: noqa: PTH112, PTH119, PTH120, PTH122, PTH208
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-
-from tessera.data.source.checks.part import Part, any_labels
+from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck
-from tessera.data.source.listing import Listing
 from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
-from tessera.utils.files import suffix_of
 from tessera.utils.text import counted, first_of
-from tessera.utils.types import IMAGE_SUFFIXES
 
 
 def check_label_files(check: DatasetCheck, part: Part) -> None:
@@ -39,40 +31,3 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
         f"{part.split}: {counted(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "
         f"{without - len(missing):,} whose labels hold no object and {len(missing):,} without a label file"
     )
-
-
-def orphans(listings: Sequence[Listing]) -> list[str]:
-    """A line for each folder with label files whose image is not there, beside those of listed images."""
-    folders: dict[tuple[str, str], set[str]] = {}  # folder of labels, their suffix → folders of images
-    for listing in listings:
-        for place, (image, label) in enumerate(zip(listing.images, listing.labels, strict=True)):
-            if place not in listing.coco and label:
-                key = os.path.dirname(label), suffix_of(label)
-                folders.setdefault(key, set()).add(os.path.dirname(image))
-    known = {label for listing in listings for label in [*listing.labels, *listing.orphans]}
-    lines = []
-    for (folder, suffix), image_folders in sorted(folders.items()):
-        stems = {
-            _stem(name) for images in image_folders for name in _names(images) if suffix_of(name) in IMAGE_SUFFIXES
-        }
-        # Only what holds an object: others are lists of classes, and texts about the dataset.
-        found = [
-            path
-            for name in _names(folder)
-            if suffix_of(name) == suffix and _stem(name) not in stems
-            if (path := f"{folder}/{name}") not in known and any_labels(path).classes
-        ]
-        if found:
-            lines.append(
-                f"{listings[0].shown(folder)}: {counted(len(found), 'label file')} of no image, so their objects are "
-                f"not used: {first_of([os.path.basename(path) for path in found], 3)}"
-            )
-    return lines
-
-
-def _names(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-
-
-def _stem(name: str) -> str:
-    return os.path.splitext(name)[0]

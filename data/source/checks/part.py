@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, parse_labels
-from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.listing import Listing
-from tessera.data.source.scan import ENDLESS, NO_CLASS_LIMIT, AnyName, Scan
-from tessera.utils.files import open_plain
+from tessera.data.source.scan import Scan
 from tessera.utils.types import DatasetSpec
-
-
-def any_labels(path: str, ignore: Sequence[str] = ()) -> ParsedLabels:
-    """What a label file holds whatever the classes are, and as if the image had no end: nothing is cut off.
-
-    Empty where the file cannot be read. Boxes of VOC are fractions of ENDLESS, and there the objects of classes with a
-    name in `ignore` are ignored regions.
-    """
-    try:
-        with open_plain(path) as file:
-            raw = file.read()
-    except OSError:
-        return ParsedLabels([], [])
-    if path.endswith(".xml"):
-        return parse_voc(raw, (ENDLESS, ENDLESS), AnyName(dict.fromkeys(ignore, ANY_CLASS)))
-    return parse_labels(raw, NO_CLASS_LIMIT)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ class AnchorLayers(Head):
 
     has_objectness = True
     yaml_tensors = ("anchors",)
+    outputs_before_classes = 5
 
     anchors: Tensor
 
@@ -54,6 +55,10 @@ class AnchorLayers(Head):
         self.register_buffer("anchors", pixels / torch.tensor(self.strides).view(-1, 1, 1))
         self.m = nn.ModuleList(nn.Conv2d(c, self.no * self.na, 1) for c in channels)
         self._start_from_priors()
+
+    def class_layers(self) -> list[str]:
+        """As Head."""
+        return [f"m.{level}" for level in range(self.nl)]
 
     @torch.no_grad()
     def _start_from_priors(self) -> None:

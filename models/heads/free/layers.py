@@ -109,6 +109,14 @@ class FreeLayers(Head):
         self.one_to_many: Branches | None = one_to_many
         self.one_to_one = one_to_one
 
+    def class_layers(self) -> list[str]:
+        """As Head."""
+        return [
+            f"{name}.cls.{level}.{len(cast(nn.Sequential, branch)) - 1}"
+            for name, branches in self.named_children()
+            for level, branch in enumerate(cast(Branches, branches).cls)
+        ]
+
     def keep_inference(self, *, end2end: bool) -> None:
         """As Head."""
         if self.one_to_one is None:

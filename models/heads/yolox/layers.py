@@ -50,6 +50,10 @@ class YoloxLayers(Head):
         self.objectness = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in channels)
         self._start_from_priors()
 
+    def class_layers(self) -> list[str]:
+        """As Head."""
+        return [f"cls.{level}.2" for level in range(len(self.cls))]
+
     @torch.no_grad()
     def _start_from_priors(self) -> None:
         """Start at the odds of a fresh dataset, and at boxes of four strides about the middle of their cell.

@@ -19,7 +19,7 @@ import pytest
 
 from tessera.data.source import decode
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.decode import BadImage, TooLarge, UndecodableImage, image_size, read_image
+from tessera.data.source.decode import BadImage, RefusedImage, UndecodableImage, image_size, read_image
 from tessera.data.source.index import build_index
 from tessera.data.source.probe import read_header, refuse_large
 from tessera.data.source.spec import load_spec
@@ -89,7 +89,7 @@ def test_what_is_too_large_is_not_decoded(
     monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     path = tmp_path / "a.png"
     path.write_bytes(raw)
-    with pytest.raises(TooLarge, match=rf"a\.png: {said}"):
+    with pytest.raises(RefusedImage, match=rf"a\.png: {said}"):
         read_image(path)
     with pytest.raises(BadImage, match=f"^{said}"):
         image_size(str(path), len(raw))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.data.source.annotations.label_files import label_path
 from tessera.data.source.decode import image_size
 from tessera.data.source.index import build_index, problem_report
-from tessera.data.source.listing import label_path
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_dataset, write_image
@@ -73,7 +73,7 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
         "labels/train/b.txt:2: y is 2, expected at most 1 (a fraction of the image's width or height)" + left_out,
         "labels/train/b.txt:3: 'x' is not a number" + left_out,
         "images/train/small.png: 50 x 9 pixels, expected at least 10 on each side" + left_out,
-        "images/train/torn.png: not an image that OpenCV can decode, or damaged" + left_out,
+        "images/train/torn.png: not an image that OpenCV or Pillow can decode, or damaged" + left_out,
         "labels/train/c.txt: 1 row is a duplicate, used once",
     )
     assert problem_report(index).startswith("train: 5 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
@@ -190,7 +190,10 @@ def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
 def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATASETS", str(shared))
     index = build_index(load_spec("coco128"), "train")
-    assert (len(index), len(index.classes), index.problems) == (128, 929, ())
+    assert (len(index), len(index.classes)) == (128, 929)
+    assert [line.partition(": ")[2] for line in index.problems] == [
+        "2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"
+    ]
     assert sum(len(index.labels(i)[0]) == 0 for i in range(128)) == 2
     for i in range(0, 128, 16):
         path = index.path(i)

@@ -14,6 +14,19 @@ from tessera.utils.flags.program import HOME
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
 
+NUMBERS = ("007", "010", "12:30", "1_000", "1.10", "0x1F", "0b1", "1e3", "-5", "+5", ".5", "02146", "3")
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{{{}}}"])
+def test_names_that_yaml_takes_for_numbers_stay_as_written(tmp_path: Path, form: str) -> None:
+    """YAML 1.1 has octal, binary, hexadecimal and base-60 numbers, and underscores in them."""
+    rows = NUMBERS if form == "[{}]" else [f"{number}: {name}" for number, name in enumerate(NUMBERS)]
+    root = dataset(tmp_path / "pets")
+    body = f"path: {root}\ntrain: images/train\nval: images/val\nnames: {form.format(', '.join(rows))}\n"
+    assert load_spec(write(tmp_path / "a.yaml", body)).names == NUMBERS
+    some = load_spec(write(tmp_path / "b.yaml", f"{body}classes: {{a: [007, 12], b: 1.10}}\nignore: [08:15]\n"))
+    assert (some.names, some.parts, some.ignore) == (("a", "b"), (("007", "3"), ("1.10",)), ("08:15",))
+
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])
 def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +123,9 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("train: a\nnames: {1: cat, 2: dog}\n", "found the key 2"),
         ("train: a\nnames: {cat: 0}\n", "found the key 'cat'"),
         ("train: a\nnames: [no, yes]\n", "class 0 is False"),
+        ("train: a\nnames: [2024-01-01]\n", "Put it in quotes"),
+        ("train: a\nnames: [cat]\nkpt_shape: 17\n", r"a\.yaml:3: kpt_shape: found 17, expected \[17, 3\]"),
+        ("train: a\nnames: [cat]\nkpt_shape: [17, 4]\n", r"kpt_shape: found \[17, 4\]"),
         ("train: a\nnames: {0: cat, '0': dog}\n", "found the key 0 twice"),
         ("train: a\nnames: {0: cat, 00: dog}\n", "the key '00' is already on line 2"),
         ('train: a\nnames: ["cat\\e[31m"]\n', r"class 0 is 'cat\\x1b\[31m', expected .* without control"),

@@ -78,7 +78,7 @@ def test_every_command_refuses_them(good: Path, tmp_path: Path, command: str) ->
         ({"names": ["x" * 300, "b", "c"]}, "names a class 'x.*, expected text of at most 200 letters"),
         ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "a confidence of nan, expected 0 to 1"),
         ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "a confidence of 7, expected 0"),
-        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5]}}, "1 confidences for 3 classes"),
+        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5]}}, "1 confidence for 3 classes"),
     ],
     ids=str,
 )

@@ -118,7 +118,7 @@ def test_a_run_of_few_steps_or_of_warm_up_is_warned(file: str, images: int, weig
 def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
     assert warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head) == [
-        "1000 optimizer steps, 600 of 1000 batches for the warm-up: it is most of the run. What helps: a lower "
+        "1,000 optimizer steps, 600 of 1,000 batches for the warm-up: it is most of the run. What helps: a lower "
         "warmup_epochs in --hyp."
     ]
 

@@ -25,6 +25,7 @@ from tessera.utils.inference.outputs import (
     LabelFiles,
     Output,
     PictureFiles,
+    label_classes,
 )
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -161,6 +162,23 @@ def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> N
         tmp_path / "cam/b.txt": ("second.pt", ("car",), 0.5),
     }
     assert all(label.sha256 == sha256(path) for path, label in found.items()) and not wrong
+
+
+def test_auto_labels_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
+    data = tmp_path / "data.yaml"
+    text = "path: .\ntrain: a\nval: a\nclasses: [Car]\nnames: "
+    data.write_text(f"{text}[tree, Car]\n")
+    for names, rows, listed in ((["car"], 1, ("tree", "Car")), (["cat", "car"], 0, ("tree", "Car"))):
+        folder = tmp_path / str(rows)
+        output = AutoLabelFiles(folder, "best.pt", *label_classes(names, str(data)))
+        output.add(result_of(FRAME), FRAME, PurePath("a"))
+        output.close()
+        assert [row.split()[0] for row in (folder / "a.txt").read_text().splitlines()] == ["1"] * rows
+        (label,) = auto_labels.auto_labels([folder], []).values()
+        assert label.names == listed and label.least_score == (0.5 if rows else 1)
+    assert label_classes(["car"], "") == (["car"], ())
+    with pytest.raises(UserError, match=r"none of its 2 classes is one of the model's 1 by name"):
+        label_classes(["boat"], str(data))
 
 
 def test_json_lines_are_strict(tmp_path: Path) -> None:

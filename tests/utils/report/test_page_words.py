@@ -94,7 +94,7 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
     assert "waited for pictures 40\u00a0% of its time: try --cache ram" in sentences.waits(0.4)
     assert sentences.waits(0.1).endswith("pictures 10\u00a0% of its time.") and not sentences.waits(NAN)
     assert "took 1.0 ms to prepare, 2.3 of inference" in sentences.speed((1, 2.34, 5))
-    assert "1,000 steps were skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
+    assert "1,000 steps skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
     assert "±\u00a00.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
     assert not sentences.too_small((NAN, NAN), 67)
     assert "2 problems: `uv run train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tessera.utils.report.palette import class_colour, drawable, font_file, text_colour
+from tessera.utils.report import palette
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
 from tessera.utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
 from tessera.utils.types import Batch
 
@@ -154,7 +156,15 @@ def test_text_is_one_line_of_characters_that_a_font_has() -> None:
     assert drawable("Größe 5 €") == "Größe 5 €"
     assert drawable("x" * 50, 10) == "x" * 9 + "…"
     assert drawable("\U0010fffd") == "?"
-    assert font_file("person").name == "DejaVuSans.ttf"
+    assert [(font.name, part) for font, part in font_runs("person 5")] == [("DejaVuSans.ttf", "person 5")]
+
+
+def test_a_class_whose_characters_no_font_has_is_told_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    for cached in (palette.class_text, palette._warn_of_fonts):
+        cached.cache_clear()
+    names = ["cat", "\U0010fffd", "a\U0010fffdb", "\U0010fffc"]
+    assert [class_text(number, name) for number, name in enumerate(names)] == ["cat", "1 ?", "2 a?b", "3 ?"]
+    assert caplog.text.count("Install Noto fonts, such as fonts-noto-cjk") == 1
 
 
 def test_targets_become_a_jpeg(tmp_path: Path) -> None:

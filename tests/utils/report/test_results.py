@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,3 +97,19 @@ class TestResultsTable:
     def test_wrong_keys_are_a_defect(self, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="extra"):
             ResultsTable(tmp_path / "results.csv", NAMES).append({**row(0), "extra": 1})
+
+    @pytest.mark.parametrize("content", [bytes(range(256)) * 40, b"x" * 200_000 + b"\n", b"epoch\r\r,\n\xff\xfe\n"])
+    def test_what_is_no_table_is_one_short_message(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "results.csv"
+        path.write_bytes(content)
+        for read in (lambda: read_results(path), lambda: ResultsTable(path, NAMES, start_epoch=1)):
+            with pytest.raises(
+                UserError, match=r"results\.csv(:\d+)?: .* Move (it|the file) away; a new one"
+            ) as caught:
+                read()
+            assert len(str(caught.value)) < 1500 and path.read_bytes() == content
+
+    def test_a_fifo_is_named(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "results.csv")
+        with pytest.raises(UserError, match="it is a FIFO, expected a plain file"):
+            ResultsTable(tmp_path / "results.csv", NAMES, start_epoch=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.albums.suspects_page import MOST, chosen, suspects_page, write_suspects_page
 from tessera.utils.report.page.facts import Origin

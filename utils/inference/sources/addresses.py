@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
-from tessera.utils.inference.sources.origins import VIDEO_SUFFIXES
+from tessera.utils.inference.sources.origins import PICTURE_SUFFIXES, VIDEO_SUFFIXES
 from tessera.utils.network import (
     Pace,
     TransientError,
@@ -25,7 +25,6 @@ from tessera.utils.network import (
     stated_length,
 )
 from tessera.utils.text import one_line
-from tessera.utils.types import IMAGE_SUFFIXES
 
 MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
 _STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
@@ -52,7 +51,7 @@ def read_address(address: str) -> bytes | VideoFile | None:
         try:
             return _answer(address, suffix, pace)
         except TransientError as error:
-            if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
+            if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
                 return None  # perhaps a stream that is not there yet: those are waited for
             if attempt == pace.limits.attempts:
                 raise UserError(f"{shown_address(address)}: {error}. Check the address and the network.") from error
@@ -71,7 +70,7 @@ def _answer(address: str, suffix: str, pace: Pace) -> bytes | VideoFile | None:
             head += block
             if len(head) >= KIND_BYTES:
                 break
-        if holds_picture(head) or what.startswith("image/") or suffix in IMAGE_SUFFIXES:
+        if holds_picture(head) or what.startswith("image/") or suffix in PICTURE_SUFFIXES:
             return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
         if total is None and (what.startswith("video/") or holds_video(head)):
             return None  # endless, or as good as that

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -13,13 +14,14 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from tessera.data.source.annotations.label_files import unread_images
 from tessera.data.source.place import base_of_list, read_list
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
 from tessera.utils.network import without_password
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import one_line, shown
-from tessera.utils.types import IMAGE_SUFFIXES
 
 VIDEO_SUFFIXES = frozenset(
     {
@@ -29,10 +31,14 @@ VIDEO_SUFFIXES = frozenset(
 )
 LIST_SUFFIXES = frozenset({".txt", ".streams"})
 _STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp"})
+PICTURE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, and its first image in a dataset
 _KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+_LOOKED_FOR = _KNOWN | UNREAD_SUFFIXES
 _CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LIKE = 1000  # names that a misspelled one is compared with
+
+log = logging.getLogger(__name__)
 
 Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unreadable"]
 
@@ -165,7 +171,7 @@ def _of_path(text: str) -> list[Origin]:
 def _of_file(path: str) -> Origin | None:
     """By its suffix, a file of another one by its first bytes; None where it is neither or not there."""
     suffix = suffix_of(path)
-    if suffix in IMAGE_SUFFIXES:
+    if suffix in PICTURE_SUFFIXES:
         return Origin("picture", path)
     if suffix in VIDEO_SUFFIXES:
         return Origin("video", path)
@@ -180,28 +186,38 @@ def _of_file(path: str) -> Origin | None:
 
 
 def _of_folder(path: str) -> list[Origin]:
-    files = sorted(files_below(path, _KNOWN))
-    if not files:
-        raise UserError(f"--source {shown(Path(path))}: the folder holds no picture and no video. {_endings()}")
+    files = _read_alone(
+        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "the folder holds no picture and no video"
+    )
     return _named(files, path)
 
 
 def _of_glob(text: str, path: str) -> list[Origin]:
     files: list[str] = []
     for match in sorted(glob.glob(path, recursive=True)):
-        if suffix_of(match) in _KNOWN:
+        if suffix_of(match) in _LOOKED_FOR:
             files.append(match)
         elif os.path.isdir(match) and "**" not in path:  # ** matches the files in it too
-            files += sorted(files_below(match, _KNOWN))
-    if not files:
-        raise UserError(f"--source {shown(text)}: no picture and no video matches. {_endings()}")
+            files += sorted(files_below(match, _LOOKED_FOR))
+    files = _read_alone(files, shown(text), "no picture and no video matches")
     return _named(files, os.path.commonpath([os.path.dirname(file) for file in files]))
+
+
+def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
+    """The files that are read; a warning counts the others."""
+    known = [file for file in files if suffix_of(file) in _KNOWN]
+    others = unread_images([file for file in files if suffix_of(file) not in _KNOWN])
+    if not known:
+        raise UserError(f"--source {spec}: {nothing}. {f'{others}. ' if others else ''}{_endings()}")
+    if others:
+        log.warning(f"--source {spec}: {others}.")
+    return known
 
 
 def _named(files: Sequence[str], base: str) -> list[Origin]:
     """Files with their paths from `base` on as names."""
     base = base or "."
-    forms: Iterable[Form] = ("picture" if suffix_of(file) in IMAGE_SUFFIXES else "video" for file in files)
+    forms: Iterable[Form] = ("picture" if suffix_of(file) in PICTURE_SUFFIXES else "video" for file in files)
     return [
         Origin(form, file, os.path.relpath(file, base), found_in=base) for form, file in zip(forms, files, strict=True)
     ]
@@ -240,7 +256,7 @@ def _not_known(path: str) -> str:
 
 
 def _endings() -> str:
-    pictures, videos = (" ".join(sorted(s[1:] for s in suffixes)) for suffixes in (IMAGE_SUFFIXES, VIDEO_SUFFIXES))
+    pictures, videos = (" ".join(sorted(s[1:] for s in suffixes)) for suffixes in (PICTURE_SUFFIXES, VIDEO_SUFFIXES))
     return f"Expected files that end in {pictures}; {videos}."
 
 

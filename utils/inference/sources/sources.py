@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tessera.data.source.probe import breaks_off
+from tessera.data.source.tiff import unread_pages
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.addresses import read_address
@@ -20,6 +22,8 @@ from tessera.utils.inference.sources.stdin import read_stdin
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.pixels import Pixels
 from tessera.utils.text import one_line
+
+log = logging.getLogger(__name__)
 
 ReadPicture = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent
@@ -140,6 +144,8 @@ class Sources:
         if breaks_off(encoded):
             said = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
             yield SourceEvent(origin.source, "damaged", said, name=origin.place)
+        if remark := unread_pages(encoded):
+            log.warning(f"{one_line(origin.source, LONGEST_PATH)}: {remark}.")
 
     def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.files import atomic_write
 from tessera.utils.report.page.crops import NO_CROP, Crop, Mark, Subject, crops_of
 from tessera.utils.report.page.facts import Origin, readable

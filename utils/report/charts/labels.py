@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from tessera.utils.report.charts.figure import BLUE, NAMED_CLASSES, class_label, explain_empty, new_figure, save, style
-from tessera.utils.report.palette import class_hex
+from tessera.utils.report.palette import class_hex, class_text
 from tessera.utils.types import DatasetIndex
 
 _OVERLAID_BOXES = 1000
@@ -88,6 +88,7 @@ def _cells(points: NDArray[np.float64], bins: int) -> NDArray[np.int64]:
 
 def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str], images: int) -> None:
     """Bars of objects a class, with their names while these are legible."""
+    names = [class_text(number, name) for number, name in enumerate(names)]
     positions = np.arange(len(counts))
     if len(counts) <= _BARS:
         axes.bar(positions, counts, color=[class_hex(i) for i in range(len(counts))], width=0.8)

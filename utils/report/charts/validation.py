@@ -29,7 +29,7 @@ from tessera.utils.report.charts.figure import (
     save,
     style,
 )
-from tessera.utils.report.palette import class_hex
+from tessera.utils.report.palette import class_hex, class_text
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
 _DRAWN_CLASSES = 200  # up to here, each class has a line; above, bands of the classes' quantiles tell more
@@ -66,6 +66,7 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
         names: class names by index, C.
     """
     assert confusion.nc == len(names), (confusion.nc, len(names))
+    names = [class_text(number, name) for number, name in enumerate(names)]
     labels = [*names, "background"]
     title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (share of each true class)"
     group_of = np.arange(len(labels))
@@ -175,7 +176,8 @@ def _curves(axes: Axes, classes: _Classes, summary: str, details: Sequence[str])
     handles: list[Artist] = []
     if count <= _LABELLED_CLASSES:
         for row, class_id, detail in zip(classes.values, classes.class_ids, details, strict=True):
-            label = f"{class_label(classes.names[class_id], 28)} {detail}"
+            name = class_text(int(class_id), classes.names[class_id])
+            label = f"{class_label(name, 28)} {detail}"
             handles += axes.plot(classes.x, row, color=class_hex(int(class_id)), linewidth=1.2, alpha=0.9, label=label)
     elif count <= _DRAWN_CLASSES:
         axes.plot(classes.x, classes.values.T, color=_FAINT, linewidth=0.7, alpha=0.6)

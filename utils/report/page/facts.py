@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.data.source.label_lines import ImageLabels
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
 from tessera.utils.diagnosis.listing import ErrorItem
 from tessera.utils.evaluation.bootstrap import Intervals

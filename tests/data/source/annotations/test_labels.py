@@ -81,7 +81,15 @@ def test_any_bytes_are_read(raw: bytes) -> None:
         ("0 0.5 0.5 0.1 0.1 0.9", "6 fields"),
         ("0 0.5 0.5 0.1 -0.1", "h is -0.1, expected no negative value"),
         ("0 1.2 0.5 0.1 0.1", "x is 1.2, expected at most 1"),
-        ("0 0.1 0.1 0.2 1.00001 0.3 0.3", "y2 is 1.00001, expected at most 1"),
+        ("0 0.1 0.1 0.2 1.0101 0.3 0.3", "y2 is 1.0101, expected at most 1"),
+        ("0 -0.011 0.5 0.1 0.1", "x is -0.011, expected no negative value"),
+        ("0 0.5 0.5 0.1 -1e-9", "h is -1e-9, expected no negative value"),
+        (
+            "0 .5 .5 .1 .1 .5 .5 2 .4 .4 1 .6 .6 0",
+            "14 fields, as a pose has them (class x y w h, then keypoints)",
+        ),
+        ("0 .5 .5 .1 .1 .5 .5 2.0 .4 .4 1.0", "`kpt_shape: [2, 3]` into the data YAML to train on its box"),
+        ("0 .5 .5 .1 .1 .3 .3 1 .4 .4 0 .6 .6 1 .7 .7 0", "`kpt_shape: [4, 3]`"),
         ("-2 0.5 0.5 0.1 0.1", "class is -2, expected an integer from 0 on, or -1 for a region to ignore"),
         ("-0.5 0.5 0.5 0.1 0.1", "class is -0.5, expected an integer"),
         ("1.5 0.5 0.5 0.1 0.1", "class is 1.5, expected an integer"),
@@ -123,3 +131,48 @@ def test_polygons_and_boxes_mix() -> None:
 def test_utf16_is_named() -> None:
     ((_, what),) = parse_labels("0 0.5 0.5 0.1 0.1".encode("utf-16"), 2).problems
     assert "UTF-16" in what
+
+
+@pytest.mark.parametrize(
+    "row, box",
+    [
+        ("0 1.0000001 0.5 0.1 0.2", (0.97500005, 0.5, 0.0499999, 0.2)),
+        ("0 0.5 0.5 1.01 1", (0.5, 0.5, 1, 1)),
+        ("0 0.5 -0.0021 0.1 0.2", (0.5, 0.04895, 0.1, 0.0979)),
+        ("0 0.4 -0.001 1.002 0.4 0.5 0.8", (0.7, 0.4, 0.6, 0.8)),
+    ],
+)
+def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]) -> None:
+    objects = parse_labels(f"1 0.5 0.5 0.1 0.1\n{row}\n".encode(), 2)
+    ((line, note),) = objects.notes
+    assert line == 2 and note.endswith(" beyond the image: cut to it")
+    assert not objects.problems and not objects.remarks
+    assert objects.classes == [1, 0] and objects.boxes[4:] == pytest.approx(box, abs=1e-9)
+    assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in objects.polygons if len(polygon))
+
+
+def test_what_is_left_without_an_area_is_left_out_and_the_others_stay() -> None:
+    objects = parse_labels(b"1 0.5 0.5 0.1 0.1\n0 1.005 0.5 0.01 0.1\n", 2)
+    assert objects.classes == [1] and not objects.problems
+    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; the row is left out")]
+
+
+@pytest.mark.parametrize("rest", ["0.6 0.3 0.6 0.2 0.6 0.2", "9 -3 2 0 0 0", "a b c d e f"])
+def test_the_box_of_a_pose_by_kpt_shape(rest: str) -> None:
+    objects = parse_labels(f"0 0.3125 0.375 0.5 0.5 {rest}\n1 0.5 0.5 0.1 0.1\n".encode(), 2, (), 6)
+    assert objects.classes == [0, 1] and objects.boxes == [0.3125, 0.375, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1]
+    assert objects.polygons == ()
+    ((_, what),) = parse_labels(b"0 0.1 0.2 0.5 0.2 0.3 0.6\n", 2, (), 6).problems
+    assert what == "7 fields, expected 5 (class x y w h), or 11 with the keypoints of kpt_shape"
+
+
+def test_polygons_at_the_border_are_no_poses() -> None:
+    """Eight points around the image, the most that touch the border, and a closed one of five."""
+    around = b"0 0 0 .5 0 1 0 1 .5 1 1 .5 1 0 1 0 .5"
+    assert len(parse_labels(around + b"\n0 0 0 1 0 1 1 0 1 0 0\n", 2).polygons) == 2
+
+
+def test_a_git_lfs_pointer_is_named() -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    ((_, what),) = parse_labels(pointer, 2).problems
+    assert "git-lfs pointer" in what and "git lfs pull" in what

@@ -1,0 +1,77 @@
+"""Class names of weights and of datasets: which class of one is which of the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tessera.utils.text import first_of, shown
+
+SINGLE_CLASS = "item"  # of --single-cls
+
+
+def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+    """Return the number in `known` of each class of `wanted`; -1 for a class that `known` lacks.
+
+    Names that are equal match first, then those that are equal but for case and spaces, where only one is left on each
+    side. Mere numbers ("0", "1") are no names: such classes match by number, where both lists have as many. So does the
+    one class of --single-cls with any one class.
+    """
+    numbered = _are_numbers(known) or _are_numbers(wanted)
+    if len(known) == len(wanted) and (numbered or [SINGLE_CLASS] in (list(known), list(wanted))):
+        return tuple(range(len(wanted)))
+    found = [-1] * len(wanted)
+    spellings: tuple[Callable[[str], str], ...] = () if numbered else (str, _plain)
+    for spelled in spellings:
+        taken = set(found)
+        offered = [(spelled(name), number) for number, name in enumerate(known) if number not in taken]
+        asked = [(spelled(name), number) for number, name in enumerate(wanted) if found[number] < 0]
+        number_of = dict(offered)
+        counts = [Counter(name for name, _ in side) for side in (offered, asked)]
+        for name, number in asked:
+            if counts[0][name] == counts[1][name] == 1:
+                found[number] = number_of[name]
+    return tuple(found)
+
+
+def names_say_nothing(names: Sequence[str]) -> bool:
+    """Whether classes have no names but their numbers, or the one of all objects under --single-cls."""
+    return _are_numbers(names) or list(names) == [SINGLE_CLASS]
+
+
+def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
+    """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
+
+    "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
+    """
+    if len(before) != len(now) or names_say_nothing(before):
+        return ""
+    pairs = enumerate(zip(before, now, strict=True))
+    renamed = [
+        f"{number} is {shown(old)} in the checkpoint and {shown(new)} in the data"
+        for number, (old, new) in pairs
+        if old.strip().casefold() != new.strip().casefold()
+    ]
+    return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
+
+
+def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
+    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data".
+
+    A class that one of them names differently has not moved. "" where there are none.
+    """
+    places = {name.strip().casefold(): number for number, name in enumerate(now)}
+    moved = [
+        f"{shown(name)} is {number} in the checkpoint and {place} in the data"
+        for number, name in enumerate(before)
+        if (place := places.get(name.strip().casefold(), number)) != number
+    ]
+    return first_of(moved, 3)
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return list(names) == [str(number) for number in range(len(names))]
+
+
+def _plain(name: str) -> str:
+    return "".join(name.casefold().split())

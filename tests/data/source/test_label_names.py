@@ -1,0 +1,156 @@
+"""Label files whose names or images are spelled otherwise, images of other suffixes, files that stand for others."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.decode import _read_by_pillow, read_image
+from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tessera.utils.inference.sources.origins import find_origins
+from tessera.utils.pixels import READS_HEIC
+
+BOX = "0 0.5 0.5 0.25 0.5\n"
+PIXELS = np.full((40, 60, 3), 90, np.uint8)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def dataset(folder: Path, labels: Mapping[str, str | None], more: str = "names: [a]\n") -> Path:
+    """Images with the names of their label files: one YAML, train and val alike."""
+    for image, label in labels.items():
+        path = folder / "set" / "images" / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cv2.imencode(".jpg", PIXELS)[1].tobytes())
+        if label is not None:
+            (folder / "set" / "labels").mkdir(exist_ok=True)
+            (folder / "set" / "labels" / label).write_text(BOX)
+    yaml = folder / "a.yaml"
+    yaml.write_text(f"path: {folder / 'set'}\ntrain: images\nval: images\n{more}")
+    return yaml
+
+
+def objects(yaml: Path) -> dict[str, int]:
+    """How many objects each image has."""
+    index = build_index(load_spec(yaml), "train")
+    counts = np.diff(index.box_offsets).tolist()
+    return {index.path(image).name: count for image, count in enumerate(counts)}
+
+
+def problems(yaml: Path) -> list[str]:
+    return list(build_index(load_spec(yaml), "train").problems)
+
+
+def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
+    """As Label Studio and macOS write them; the literal name goes first, and a file has one image."""
+    apart, composed = (unicodedata.normalize(form, "région") for form in ("NFD", "NFC"))
+    labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
+    yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
+    assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
+    assert problems(yaml)[-1] == (
+        f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
+        f"labels/c.TXT for c.txt, labels/{apart}.txt for {composed}.txt"
+    )
+
+
+def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
+    (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
+    assert objects(yaml) == {"a b.jpg": 0, "c.jpg": 1}
+    assert "labels: 2 label files of no image, so their objects are not used: a%20b.TXT, a%20b.txt" in problems(yaml)
+
+
+def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> None:
+    """As --check-data names them, once for both splits; empty files and lists of classes are none."""
+    yaml = dataset(tmp_path, {"img1.jpg": "IMG1.txt", "img2.jpg": "img2.txt"})
+    labels = tmp_path / "set" / "labels"
+    (labels / "classes.txt").write_text("a\nb\n")
+    (labels / "empty.txt").write_text("")
+    line = "labels: 1 label file of no image, so their objects are not used: IMG1.txt"
+    assert line in problem_report(build_index(load_spec(yaml), "train"))
+    assert check_dataset(load_spec(yaml)).problems.count(line) == 1
+    (labels / "IMG1.txt").unlink()
+    assert line not in problems(yaml), "the index of before is not used"
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".jpe", ".ppm", ".pgm", ".pbm", ".gif", ".jp2", ".avif", ".heic"])
+def test_images_of_other_suffixes_are_trained_on(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".heic" and not READS_HEIC:
+        pytest.skip("pillow-heif is not installed")
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    path = tmp_path / "set" / "images" / f"b{suffix}"
+    form = {".jfif": "JPEG", ".jpe": "JPEG", ".pgm": "PPM", ".pbm": "PPM", ".jp2": "JPEG2000"}.get(suffix)
+    try:
+        Image.fromarray(PIXELS).convert({".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")).save(path, form)
+    except (OSError, ValueError, KeyError):
+        pytest.skip("this Pillow does not write it")
+    (tmp_path / "set" / "labels" / "b.txt").write_text(BOX)
+    assert objects(yaml) == {"a.jpg": 1, f"b{suffix}": 1} and not problems(yaml)
+    assert read_image(path).shape == PIXELS.shape
+    by_pillow = _read_by_pillow(np.fromfile(path, np.uint8))
+    assert by_pillow is not None and (suffix == ".pbm" or np.abs(by_pillow.astype(int) - read_image(path)).max() <= 2)
+
+
+def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    images = tmp_path / "set" / "images"
+    for name in ("b.jxl", "c.JXL", "d.psd", "notes.md"):
+        (images / name).write_bytes(b"what")
+    said = "3 images not read for the suffix: 2 .jxl, 1 .psd. Convert them to PNG or JPEG"
+    assert problems(yaml) == [f"train: {said}"]
+    for source in (images, images / "*"):
+        caplog.clear()
+        assert [Path(origin.where).name for origin in find_origins([source])] == ["a.jpg"]
+        assert "--source " in caplog.text and f": {said}." in caplog.text
+    (images / "a.jpg").unlink()
+    for read in (lambda: build_index(load_spec(yaml), "train"), lambda: find_origins([images])):
+        with pytest.raises(UserError, match=r"3 images not read for the suffix: 2 \.jxl, 1 \.psd"):
+            read()
+
+
+def test_git_lfs_pointers_are_named(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": "b.txt", "c.jpg": "c.txt"})
+    (tmp_path / "set" / "images" / "a.jpg").write_bytes(POINTER)
+    (tmp_path / "set" / "labels" / "b.txt").write_bytes(POINTER)
+    named = (
+        "it is a git-lfs pointer, and not the file itself; run `git lfs pull` in its repository; the image is left out"
+    )
+    assert problems(yaml) == [f"images/a.jpg: {named}", f"labels/b.txt: {named}"]
+
+
+@pytest.mark.parametrize("content, why", [("a.jpg\n".encode("utf-16"), "UTF-16, expected UTF-8"), (POINTER, "git-lfs")])
+def test_lists_that_are_no_text_are_named(tmp_path: Path, content: bytes, why: str) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
+    (tmp_path / "set" / "a.txt").write_bytes(content)
+    with pytest.raises(UserError, match=rf"a\.txt: .*{why}"):
+        build_index(load_spec(yaml), "train")
+
+
+def test_a_fifo_or_a_device_in_place_of_any_file_is_one_message(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": "b.txt", "c.jpg": "c.txt", "d.jpg": "d.txt"})
+    for name, kind in (("images/a.jpg", "FIFO"), ("labels/b.txt", "FIFO"), ("images/c.jpg", "device")):
+        (tmp_path / "set" / name).unlink()
+        if kind == "FIFO":
+            os.mkfifo(tmp_path / "set" / name)
+        else:
+            (tmp_path / "set" / name).symlink_to("/dev/zero")
+    found = problems(yaml)
+    assert [line.partition(":")[0] for line in found] == ["images/a.jpg", "labels/b.txt", "images/c.jpg"]
+    assert all("it is a " in line and "expected a plain file" in line for line in found)
+    os.mkfifo(tmp_path / "fifo.txt")
+    yaml.write_text(yaml.read_text().replace("train: images", f"train: {tmp_path / 'fifo.txt'}"))
+    with pytest.raises(UserError, match=r"fifo\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
+        build_index(load_spec(yaml), "train")
+    os.mkfifo(tmp_path / "fifo.yaml")
+    with pytest.raises(UserError, match=r"fifo\.yaml: found a FIFO, expected a dataset YAML"):
+        load_spec(tmp_path / "fifo.yaml")

@@ -1,0 +1,140 @@
+"""TIFF layouts: the levels that were written, of each type and in each order, or a message that names the layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.data.source.decode import BadImage, RefusedImage, decode_levels, image_size, read_image
+from tessera.data.source.index import build_index
+from tessera.data.source.spec import load_spec
+from tessera.data.source.tiff import unread_pages
+from tessera.utils.inference.pictures import to_pixels
+from tessera.utils.inference.sources.sources import open_sources
+from tessera.utils.pixels import PixelRule, to_uint8
+from tests.data.source.made_tiff import tiff
+
+TYPES = ["u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8"]
+
+
+def levels(dtype: str, bands: int = 0, height: int = 24, width: int = 31) -> np.ndarray:
+    """Every bit pattern may come, of floats those that are numbers."""
+    shape = (height, width, bands) if bands else (height, width)
+    rng = np.random.default_rng(5)
+    if np.dtype(dtype).kind == "f":
+        return rng.random(shape).astype(dtype)
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def decoded(encoded: bytes) -> np.ndarray:
+    return decode_levels(np.frombuffer(encoded, np.uint8), "a.tif")
+
+
+def as_colours(image: np.ndarray) -> np.ndarray:
+    colours = image if image.ndim == 3 else image[..., None]
+    return colours[..., :3] if colours.shape[2] >= 3 else np.repeat(colours[..., :1], 3, 2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "form", [{}, {"planar": True, "rows": 7}, {"order": ">", "deflate": True}, {"big": True}], ids=str
+)
+@pytest.mark.parametrize("bands", [0, 3, 4])
+def test_levels_come_back(dtype: str, form: dict[str, Any], bands: int) -> None:
+    written = levels(dtype, bands)
+    made = tiff(written, **form)
+    if bands == 4 and written.itemsize > 2 and not form.get("planar"):
+        with pytest.raises(RefusedImage, match=r"4 bands of (32|64) bits, pixel by pixel, expected them in planes"):
+            decoded(made)
+        return
+    np.testing.assert_array_equal(decoded(made), as_colours(written))
+
+
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("dtype, bands", [("u1", 2), ("u1", 3), ("u1", 4), ("u2", 3), ("u2", 4), ("f4", 3)])
+def test_bands_without_a_colour_as_gdal_writes_them(dtype: str, bands: int, planar: bool) -> None:
+    written = levels(dtype, bands)
+    np.testing.assert_array_equal(decoded(tiff(written, colour=1, planar=planar)), as_colours(written))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4"])
+def test_white_is_zero(dtype: str) -> None:
+    written = levels(dtype)
+    np.testing.assert_array_equal(decoded(tiff(written, colour=0)), np.iinfo(dtype).max - as_colours(written))
+
+
+def test_orientation_is_applied_to_every_plane() -> None:
+    written = levels("u2", 3)
+    turned = tiff(written, planar=True, more={274: [6]})
+    np.testing.assert_array_equal(decoded(turned), np.rot90(written, -1))
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (tiff(levels("u2", 4), colour=5), "4 bands of 16 bits whose PhotometricInterpretation is 5"),
+        (tiff(levels("u2"), colour=3), "1 band of 16 bits whose PhotometricInterpretation is 3"),
+        (tiff(levels("u1", 5), colour=1), "5 bands of 8 bits, expected grey, or 3 or 4"),
+        (tiff(levels("u2", 7)), "7 bands of 16 bits"),
+        (tiff(levels("u2", 3), more={258: [16, 16, 8]}), "3 bands of 8/16 bits in samples that are not read"),
+        (tiff(levels("i2"), colour=0), "1 band of 16 bits in samples that are not read"),
+        (tiff(levels("u2", 2)), "2 bands of 16 bits, pixel by pixel, expected them in planes"),
+        (tiff(levels("u2", 3), planar=True, more={259: [34887]}), "3 bands of 16 bits that does not decode"),
+    ],
+)
+def test_other_layouts_are_named(tmp_path: Path, made: bytes, said: str) -> None:
+    with pytest.raises(RefusedImage, match=f"a.tif: a TIFF of {said}"):
+        decoded(made)
+    (tmp_path / "a.tif").write_bytes(made)
+    with pytest.raises(BadImage, match=f"^a TIFF of {said}"):
+        image_size(str(tmp_path / "a.tif"), len(made))
+
+
+def test_whole_numbers_fill_their_type_or_what_the_rule_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff(np.array([[-5, 0, 16384, 32767] * 4] * 12, np.int16)))
+    assert read_image(path)[0, :4, 0].tolist() == [0, 0, 128, 255]
+    assert read_image(path, 1, PixelRule("range", -5, 250))[0, :4, 0].tolist() == [0, 5, 255, 255]
+    assert to_uint8(np.array([0, 2**32 - 1], np.uint32)).tolist() == [0, 255]
+
+
+def test_pages_are_counted_without_thumbnails_and_masks() -> None:
+    image = levels("u1", height=10)
+    said = "the first of 3 pages is used, the other 2 are left out; save each page as a file"
+    assert (
+        unread_pages(tiff(image, image, image)) == unread_pages(tiff(image, image, image, big=True, order=">")) == said
+    )
+    assert "2 pages is used, the other is left out" in unread_pages(tiff(image, image))
+    itself = bytearray(tiff(image))
+    itself[-4:] = itself[4:8]
+    for made in (
+        tiff(image),
+        tiff(image, image, more={254: [1]}),
+        tiff(image, image, more={254: [4]}),
+        tiff(image, image)[:-30],  # the second directory breaks off
+        bytes(itself),
+        *(b"", b"\xff\xd8\xff", b"II*\0"),
+    ):
+        assert unread_pages(made) == ""
+
+
+def test_a_training_and_detection_say_which_pages_they_leave_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    image = tmp_path / "set" / "images" / "a.tif"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(tiff(*[levels("u1")] * 3))
+    label = tmp_path / "set" / "labels" / "a.txt"
+    label.parent.mkdir()
+    label.write_text("0 .5 .5 .5 .5\n")
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: images\nval: images\nnames: [a]\n")
+    remark = "a.tif: the first of 3 pages is used, the other 2 are left out; save each page as a file"
+    assert build_index(load_spec(yaml), "train").problems == (f"images/{remark}",)
+    with open_sources(image, read=to_pixels) as sources:
+        assert len(list(sources)) == 1
+    assert f"{remark}." in caplog.text

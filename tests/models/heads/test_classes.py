@@ -1,0 +1,75 @@
+"""Outputs of classes follow the classes' names from weights into a model, in every head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tessera.utils.checkpoints.start import build_model, fix_norms, kind_of_start
+from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.config import TrainConfig, load_hyp
+from tests.models.heads.made_models import each_head, images, made
+
+CONFIG, HYP = TrainConfig(weights="best.pt"), load_hyp("hyp.known.yaml")
+BEFORE = ("ant", "bee", "cow", "dog")
+
+
+@pytest.fixture
+def weights(name: str) -> Weights:
+    """Weights of which no two numbers are alike."""
+    model = made(name, nc=len(BEFORE))
+    rng = torch.Generator().manual_seed(3)
+    state = {
+        k: t + 0.02 * torch.rand(t.shape, generator=rng) if t.is_floating_point() else t
+        for k, t in model.state_dict().items()
+    }
+    return Weights(state, model.yaml, BEFORE, "best.pt")
+
+
+def rows(weights: Weights, names: tuple[str, ...]) -> tuple[list[Tensor], bool]:
+    """What a model for `names` that starts from weights predicts: all but the classes, then each class."""
+    model = build_model(CONFIG, HYP, names, weights).eval()
+    first = 5 if model.head.has_objectness else 4
+    with torch.no_grad():
+        decoded, raw = model(images(1))
+    several = [decoded]
+    if len(raw) == 4:  # one-to-one branches too
+        boxes, logits = raw[2:]
+        several.append(torch.cat((boxes[..., :4], logits), -1))
+    return [t for rows in several for t in (rows[..., :first], *rows[..., first:].unbind(-1))], len(several) > 1
+
+
+@each_head
+def test_a_class_that_is_known_is_predicted_as_before_whatever_its_number(weights: Weights) -> None:
+    known, _ = rows(weights, BEFORE)
+    found, several = rows(weights, ("Dog", "fox", "bee"))
+    branches = 2 if several else 1
+    assert len(known) == 5 * branches and len(found) == 4 * branches
+    for branch in range(branches):
+        others, _, bee, _, dog = known[5 * branch : 5 * branch + 5]
+        other, first, new, last = found[4 * branch : 4 * branch + 4]
+        torch.testing.assert_close(other, others, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first, dog, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(last, bee, rtol=1e-4, atol=1e-5)
+        assert not any(torch.allclose(new, one) for one in (bee, dog)), "its outputs are those of a fresh head"
+
+
+@each_head
+def test_how_much_is_known_decides_what_follows(weights: Weights, caplog: pytest.LogCaptureFixture) -> None:
+    """All classes in any order or number are the case "known", and no layer is other than it was trained."""
+    total = len(weights.state_dict)
+    layers = 1 + max(int(name.split(".")[1]) for name in weights.state_dict)
+    for names, start, report in (
+        (("dog", "ant"), "known", "2 of 2 classes known by name (dog, ant)"),
+        (("dog", "fox"), "new", "1 of 2 classes known by name (dog), 1 reinitialised"),
+        (("fox", "hen", "pig", "rat"), "new", "0 of 4 classes known by name, 4 reinitialised"),
+    ):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            model = build_model(CONFIG, HYP, names, weights)
+        partial = 2 * len(model.head.class_layers()) if start == "new" else 0
+        loaded = f"Loaded {total - partial} of {total} tensors from best.pt"
+        assert caplog.messages == [f"{loaded}; class layer: {report}"]
+        assert kind_of_start(CONFIG, names, weights) == start
+        assert fix_norms(model, CONFIG, HYP, weights).fixed_norms == layers - (start == "new")
