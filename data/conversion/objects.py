@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from tessera.data.conversion.numbers import exact, pixel_text
-from tessera.data.source.annotations.coco import numbers
+from tessera.data.source.annotations.segmentation import numbers
 from tessera.utils.text import strict_json
 
 ANY_NAME = "-1"  # the class of a region that is about every class: label files have that number

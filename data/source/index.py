@@ -134,7 +134,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
 
 
 def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, ...]) -> str:
-    """State of the dataset: paths from its root, sizes, times, names, format. A dataset moved as it is keeps it.
+    """State of the dataset: paths from its root, states of files, names, format. A dataset moved as it is keeps it.
 
     Where a share is held out, it is that of all its images, and of which part of them this is.
     """

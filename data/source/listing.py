@@ -1,10 +1,9 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122, PTH207
+# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122
 from __future__ import annotations
 
-import glob
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,10 @@ from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
 from tessera.data.source.annotations.label_files import label_path, own_labels, unread_images
+from tessera.data.source.annotations.moved import find_moved
+from tessera.data.source.annotations.other_tools import table_of
 from tessera.data.source.annotations.voc_folder import voc_folder
-from tessera.data.source.place import base_of_list, read_list
+from tessera.data.source.place import base_of_list, expand, read_list
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
@@ -25,9 +26,9 @@ from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import DatasetSpec
 
-Stat = tuple[int, int]
-MISSING: Stat = (-1, -1)
-NOT_PLAIN: Stat = (-2, -2)  # a folder, FIFO, device or socket
+Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
+MISSING: Stat = (-1, -1, -1)
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _FILES_AT_A_TIME = 1024  # files
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
@@ -42,8 +43,7 @@ class Listing:
         root: folder of the dataset; messages name files from there.
         images: absolute paths, and addresses, which no image is read from.
         labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
-        image_stats, label_stats: int64 (N, 2), bytes and modification time in ns; -1 where there is no file, and other
-            negative sizes where it is no plain file.
+        image_stats, label_stats: int64 (N, 3), a Stat of each file.
         coco: place in `images` → COCO file, image with its annotations, category id → name.
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
@@ -120,7 +120,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}.{unread and f' {unread}.'}"
         )
-    images = sorted(collected.labels)
+    images, image_stats = collected.located()
     labels = [collected.labels[image] for image in images]
     label_stats = stats(labels)
     missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
@@ -138,7 +138,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         root=str(spec.root),
         images=images,
         labels=labels,
-        image_stats=stats(images),
+        image_stats=image_stats,
         label_stats=label_stats,
         coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
         coco_images=collected.coco_images,
@@ -151,12 +151,12 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
 
 
 def stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """(N, 2) sizes in bytes and modification times in ns, -1 where there is no file, -2 where it is no plain one."""
+    """(N, 3) of the files' states, MISSING and NOT_PLAIN among them."""
 
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
 
-    return np.concatenate([np.zeros((0, 2), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
+    return np.concatenate([np.zeros((0, 3), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
 
 
 def _stat(path: str) -> Stat:
@@ -168,7 +168,7 @@ def _stat(path: str) -> Stat:
         return MISSING
     if not stat.S_ISREG(found.st_mode):
         return NOT_PLAIN
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @dataclass
@@ -184,6 +184,8 @@ class _Collector:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
+    folders: list[str] = field(default_factory=list)  # of lists and COCO files
+    nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
     ownerless: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     repeats: int = 0
@@ -202,11 +204,34 @@ class _Collector:
             self._add_coco(path)
         elif suffix == ".txt":
             self._add_list(path)
+        elif suffix == ".csv" and (tool := table_of(str(path))):
+            raise UserError(f"{path}: it is {tool}")
         else:
             raise UserError(
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
                 "images (.txt) or a COCO file (.json)."
             )
+
+    def located(self) -> tuple[list[str], NDArray[np.int64]]:
+        """All images and their states, those that are listed by paths of another machine where they are.
+
+        Raises:
+            UserError: none of the images of a COCO file is anywhere.
+        """
+        images = sorted(self.labels)
+        states = stats(images)
+        folders = [str(self.spec.root), *self.folders]
+        places, note = find_moved(self.split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        if self.nowhere and not places:
+            raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
+        self.notes += [note] if note else []
+        for old, new in places.items():
+            label = self.labels.pop(old)
+            self.labels[new] = label_path(new) if label == label_path(old) else label
+            if old in self.coco:
+                self.coco[new] = self.coco.pop(old)
+        images = sorted(self.labels)
+        return images, stats(images) if places else states
 
     def _put(self, image: str, label: str) -> None:
         self.repeats += image in self.labels
@@ -230,7 +255,7 @@ class _Collector:
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
         """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
-        places = [folder.parent / "JPEGImages", folder.parent / "images"]
+        places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
         by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
@@ -257,6 +282,7 @@ class _Collector:
 
     def _add_list(self, file: Path) -> None:
         lines = read_list(file)
+        self.folders.append(str(file.parent))
         if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
@@ -279,6 +305,7 @@ class _Collector:
             self._put(image, f"{kit}/Annotations/{name}.xml")
 
     def _add_coco(self, file: Path) -> None:
+        self.folders.append(str(file.parent))
         state, known = _stat(str(file)), self.remembered.get(str(file))
         if known is not None and known[0] == state:
             paths, self.is_complete = known[1], False
@@ -290,6 +317,7 @@ class _Collector:
                     "an object."
                 )
             self.ownerless += content.ownerless
+            self.nowhere += [content.nowhere] if content.nowhere else []
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
@@ -301,32 +329,7 @@ class _Collector:
         """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
-        return [folder for base in bases for folder in (base, base / "images" / part, base / part, base / "images")]
-
-
-def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob, in order.
-
-    Raises:
-        UserError: there is nothing.
-    """
-    if os.path.exists(entry):
-        return [entry]
-    if glob.has_magic(str(entry)):
-        matches = sorted(glob.glob(str(entry), recursive=True))
-        paths = [
-            Path(m)
-            for m in matches
-            if os.path.isdir(m) or suffix_of(m) in IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
-        ]
-        if paths:
-            return paths
-        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
-    advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
-    raise UserError(
-        f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "
-        f"correct `path` or `{split}`.{advice}"
-    )
+        return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
 def _walk(folder: Path) -> tuple[list[str], list[str], list[str]]:

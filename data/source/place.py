@@ -24,8 +24,9 @@ from tessera.data.source.download import fetch, locked
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import is_address, open_plain, user_path
+from tessera.utils.files import is_address, open_plain, suffix_of, user_path
 from tessera.utils.flags.program import BASE
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
@@ -60,20 +61,23 @@ class Place:
     def is_in(self, root: Path, splits: Iterable[str] | None = None) -> bool:
         """Whether `root` is a folder with an entry of any of `splits` (all where None)."""
         texts = [text for split in splits or self.entries for text in self.entries.get(split, ())]
-        return os.path.isdir(root) and any(_exists(self.resolve(root, text)) for text in texts)
+        return os.path.isdir(root) and any(matches(root, self.resolve(root, text)) for text in texts)
 
     def resolve(self, root: Path, text: str) -> Path:
-        """An entry as a path. Some exports write ../train/images for a folder beside the YAML; they are understood.
+        """An entry as a path.
+
+        Some exports write ../train/images for a folder beside the YAML, some the backslashes of Windows: both are
+        understood.
 
         Raises:
             ConfigError: no file can have this path.
         """
-        path = absolute(user_path(root / user_path(text, str(self.yaml_path)), str(self.yaml_path)))
-        if text.startswith("../") and not _exists(path):
-            inside = absolute(root / text.removeprefix("../"))
-            if _exists(inside):
-                return inside
-        return path
+        slashed = text.replace("\\", "/")
+        forms = dict.fromkeys((text, slashed, slashed.removeprefix("../")))
+        paths = [
+            absolute(user_path(root / user_path(form, str(self.yaml_path)), str(self.yaml_path))) for form in forms
+        ]
+        return next((path for path in paths if matches(root, path)), paths[0])
 
     def find(self) -> Path:
         """The dataset's folder; where there is none, it is downloaded or generated.
@@ -181,10 +185,39 @@ def _list(lines: Iterable[object]) -> str:
     return "\n  ".join(map(str, lines))
 
 
-def _exists(path: Path) -> bool:
-    if os.path.exists(path) or not glob.has_magic(str(path)):
-        return os.path.exists(path)
-    return next(glob.iglob(str(path), recursive=True), None) is not None
+def matches(root: Path, entry: Path) -> list[Path]:
+    """The entry itself where it exists, else what it matches as a glob, in order.
+
+    The folders that it shares with `root`, the dataset's, are no pattern, whatever characters they have.
+    """
+    if os.path.exists(entry):
+        return [entry]
+    shared = os.path.commonpath((root, entry))
+    pattern = os.path.relpath(entry, shared)
+    if not glob.has_magic(pattern):
+        return []
+    found = sorted(glob.glob(os.path.join(glob.escape(shared), pattern), recursive=True))
+    return [Path(match) for match in found]
+
+
+def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
+    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob.
+
+    Raises:
+        UserError: there is nothing.
+    """
+    found = matches(spec.root, entry)
+    known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
+    paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
+    if paths:
+        return paths
+    if glob.has_magic(str(entry)):
+        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
+    advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
+    raise UserError(
+        f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "
+        f"correct `path` or `{split}`.{advice}"
+    )
 
 
 def _real(path: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tessera.data.source.annotations.labels import ANY_CLASS
+from tessera.data.source.annotations.other_tools import beside_images
 from tessera.data.source.listing import MISSING, Listing
 from tessera.data.source.scan import Scan
 from tessera.utils.errors import UserError, did_you_mean
@@ -26,23 +27,52 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
     if not scanned.kept.any():
-        lines = first_of(scanned.problems, _SHOWN, _NEXT_LINE)
+        lines = first_of([*listing.notes, *scanned.problems], _SHOWN, _NEXT_LINE)
         raise UserError(
             f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
         )
+    _require_pixels(listing, scanned)
     if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
         raise UserError(
             f"{spec.yaml_path}: train: no label is of a class that `classes` keeps. "
             f"{left_out_line(spec, split, scanned)}. Keep one that the labels have."
         )
     if split == "train" and not len(scanned.classes):
-        places = _label_places(listing)
-        files = sum(map(os.path.isfile, listing.labels))
+        raise UserError(_no_objects(spec, listing, scanned))
+
+
+def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
+    """What is wrong where the labels of all training images hold no object."""
+    what = f"{spec.yaml_path}: train: no labels found for {counted(len(listing.images), 'image')}"
+    if listing.coco:
+        crowds = int((scanned.ignored_classes >= 0).sum())
+        held = f"{crowds:,} crowds (iscrowd) and no object" if crowds else "no object"
+        return (
+            f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
+        )
+    if tool := beside_images(listing.images):
+        return f"{what}: {tool}"
+    labelled = sum(map(os.path.isfile, listing.labels))
+    return (
+        f"{what}: {labelled:,} of them have a label file, which holds no usable row. Looked for\n  "
+        f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
+        "suffix .txt. Correct `path`, move the labels there, or label the images."
+    )
+
+
+def _require_pixels(listing: Listing, scanned: Scan) -> None:
+    """Refuse a COCO file, or XML, whose boxes all lie in the first pixel: they are fractions of the image."""
+    file_of = {place: str(file) for place, (file, _, _) in listing.coco.items()}
+    file_of |= {at: xml.rpartition("/")[0] for at, xml in enumerate(listing.labels) if xml.endswith(".xml")}
+    files = list(dict.fromkeys(file_of.values()))
+    numbers = {file: number for number, file in enumerate(files)}
+    of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
+    of_box = np.repeat(of_image[scanned.kept], scanned.counts)
+    is_beyond = (scanned.boxes_xyxy > 1).any(1)
+    for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
-            f"{spec.yaml_path}: train: no labels found for {counted(len(listing.images), 'image')}: {files:,} of them "
-            f"have a label file, which holds no usable row. Looked for\n  {places}\n"
-            "A label has the image's path with the last /images/ replaced by /labels/ and the suffix .txt. Correct "
-            "`path`, move the labels there, or label the images."
+            f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
+            "their images: they seem to be fractions of it, expected pixels. Multiply them by its width or height."
         )
 
 
@@ -166,10 +196,9 @@ def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
 
 
 def _label_places(listing: Listing) -> str:
-    """Where labels were looked for: each folder with one file as an example, or the COCO file."""
+    """Where label files were looked for: each folder with one file as an example."""
     examples: dict[str, str] = {}
     for label in listing.labels:
         examples.setdefault(label.rpartition("/")[0], label)
     named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
-    lines = [*listing.coco_images, *named]
-    return first_of(lines, _SHOWN, _NEXT_LINE)
+    return first_of(named, _SHOWN, _NEXT_LINE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import parse_coco
-from tessera.data.source.annotations.label_files import NO_CLASS_LIMIT, AnyName
-from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, parse_labels
+from tessera.data.source.annotations.label_files import ENDLESS, NO_CLASS_LIMIT, AnyName
+from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, of_other_size, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing, list_images
-from tessera.data.source.probe import Size
+from tessera.data.source.probe import Size, read_file_header
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
@@ -191,26 +192,34 @@ def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArr
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
     """Objects of image `index`; none where it has no label file."""
+    path = listing.labels[index]
     if index in listing.coco:
         _, image, categories = listing.coco[index]
         ids = {**dict.fromkeys(categories.values(), 0), **names.ids} if names.single else names.ids
-        if 0 not in image.size_hw and image.size_hw != size_hw:
-            made_for, found = (f"{width} x {height}" for height, width in (image.size_hw, size_hw))
-            what = f"the annotations are made for {made_for} pixels, but the image has {found}"
-            return ParsedLabels([], [], problems=[(None, what)])
-        return parse_coco(image.annotations, size_hw, categories, ids)
-    length = int(listing.label_stats[index, 0])
-    if length in (0, -1):
-        return ParsedLabels([], [])
-    path = listing.labels[index]
-    try:
-        raw = _read_bytes(path, length)
-    except OSError as error:
-        return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
-    if path.endswith(".xml"):
-        return parse_voc(raw, size_hw, AnyName(names.ids) if names.single else names.ids)
-    nc = NO_CLASS_LIMIT if names.single else len(names.ids)
-    return parse_labels(raw, nc, names.numbers, names.keypoints)
+        read = partial(parse_coco, image.annotations, categories=categories, class_ids=ids)
+        parsed = read(size_hw=size_hw)._replace(stated_hw=(0, 0) if 0 in image.size_hw else image.size_hw)
+    else:
+        length = int(listing.label_stats[index, 0])
+        if length in (0, -1):
+            return ParsedLabels([], [])
+        try:
+            raw = _read_bytes(path, length)
+        except OSError as error:
+            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+        if not path.endswith(".xml"):
+            nc = NO_CLASS_LIMIT if names.single else len(names.ids)
+            return parse_labels(raw, nc, names.numbers, names.keypoints)
+        read = partial(parse_voc, raw, class_ids=AnyName(names.ids) if names.single else names.ids)
+        parsed = read(size_hw=size_hw)
+    if parsed.stated_hw in ((0, 0), size_hw):
+        return parsed
+    boxes = np.array(read(size_hw=(ENDLESS, ENDLESS)).boxes).reshape(-1, 4)
+    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)[::-1]
+    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
+    is_usable, what = of_other_size(parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5)
+    if not is_usable:
+        return ParsedLabels([], [], problems=[(None, what)])
+    return parsed._replace(remarks=[(None, what), *parsed.remarks])
 
 
 def _read_bytes(path: str, length: int) -> bytes:

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
 from tessera.data.source.annotations.coco import read_names
-from tessera.data.source.listing import expand, stats
-from tessera.data.source.place import GENERATORS, Place, absolute
+from tessera.data.source.listing import stats
+from tessera.data.source.place import GENERATORS, Place, absolute, expand
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import kept, special_kind, user_path
@@ -95,7 +95,8 @@ def _find_yaml(data: str | Path) -> Path:
     if kind := special_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
-    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)])
+    is_bare = given.name == str(given)  # a folder in front means another file than those of the repository
+    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)]) if is_bare else ""
     places = "\n  ".join(map(shown, tried))
     raise ConfigError(
         f"--data {shown(Path(data))}: no such dataset YAML.{hint} Tried\n  {places}\n"

@@ -24,6 +24,7 @@ from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
+from tessera.utils.errors import UserError
 from tessera.utils.flags.program import called
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.seeding import at_most, sample_rng
@@ -65,11 +66,20 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
     """
     world.set_activity("reading the dataset")
     with torch_distributed_zero_first(world.local_rank, world) as verified:
-        spec = load_spec(config.data)
+        spec = _read_spec(config)
         pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
     train = views_asked_for(pictures, config, show_progress=world.is_main)
     return TrainingData(spec, pictures, train, val, train.content_hash())
+
+
+def _read_spec(config: TrainConfig) -> DatasetSpec:
+    try:
+        return load_spec(config.data)
+    except UserError as error:
+        if not config.resume:
+            raise
+        raise type(error)(f"{error}\nIt is the dataset of the resumed run: if that was moved, give --data.") from error
 
 
 def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:

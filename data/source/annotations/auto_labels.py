@@ -42,24 +42,29 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
 
     Args:
         folders: that may hold such lists.
-        wrong: where lines that cannot be read are told.
+        wrong: a message for each line that cannot be read is added here.
     """
     found = dict[Path, AutoLabel]()
     for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
         weights, names = "", tuple[str, ...]()
-        with open_plain(path) as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    entry: dict[str, Any] = json.loads(line)
-                    if "schema" in entry:
-                        weights, names = str(entry["weights"]), tuple(map(str, entry["names"]))
-                    else:
-                        least = min(map(float, entry["scores"]), default=1.0)
-                        found[path.parent / entry["labels"]] = AutoLabel(weights, names, str(entry["sha256"]), least)
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    text = shown(line.decode(errors="replace").strip())
-                    wrong.append(
-                        f"{path}:{number}: found {text}, expected a line as --auto-label writes it. It is "
-                        "passed over; remove it, or write the labels again."
-                    )
+        try:
+            with open_plain(path) as file:
+                lines = file.readlines()
+        except OSError as error:
+            wrong.append(f"{path}: cannot be read ({error.strerror}).")
+            continue
+        for number, line in enumerate(lines, 1):
+            try:
+                entry: dict[str, Any] = json.loads(line)
+                if "schema" in entry:
+                    weights, names = str(entry["weights"]), tuple(map(str, entry["names"]))
+                else:
+                    least = min(map(float, entry["scores"]), default=1.0)
+                    found[path.parent / entry["labels"]] = AutoLabel(weights, names, str(entry["sha256"]), least)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+                text = shown(line.decode(errors="replace").strip())
+                wrong.append(
+                    f"{path}:{number}: found {text}, expected a line as --auto-label writes it. It is "
+                    "ignored; remove it, or write the labels again."
+                )
     return found

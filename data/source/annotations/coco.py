@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.other_tools import other_tool
+from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_address, open_plain
 from tessera.utils.text import one_line, shown
@@ -45,6 +45,7 @@ class CocoFile:
         categories: category id → name.
         has_annotations: whether there is such a key; files of images to detect on have none.
         ownerless: a message for each annotation that belongs to no image; "" beyond the first hundred.
+        nowhere: a message where none of its images is where it may be; else "".
     """
 
     path: Path
@@ -52,6 +53,7 @@ class CocoFile:
     categories: dict[int, str]
     has_annotations: bool
     ownerless: list[str]
+    nowhere: str
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
@@ -62,8 +64,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         folders: where the images may be; the one with the most of them is taken for all, the first of equals.
 
     Raises:
-        UserError: unreadable, not COCO, an id, a category's name or a file name is there twice, or the images are in
-            none of `folders`.
+        UserError: unreadable, not COCO, or an id, a category's name or a file name is there twice.
     """
     content = _load(path)
     try:
@@ -75,7 +76,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         owners = [item.get("image_id") for item in annotations]
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_coco(path, error) from error
-    places = _places(path, names, _image_folder(path, names, folders))
+    folder = _image_folder(path, names, folders)
+    places = _places(path, names, folder or folders[0])
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     ownerless: list[str] = []
     for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
@@ -84,7 +86,10 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         else:
             said = len(ownerless) < MOST_OWNERLESS
             ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}." if said else "")
-    return CocoFile(path, list(images.values()), categories, "annotations" in content, ownerless)
+    tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
+    nowhere = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
+    has_annotations = "annotations" in content
+    return CocoFile(path, list(images.values()), categories, has_annotations, ownerless, "" if folder else nowhere)
 
 
 def read_names(path: Path) -> list[str]:
@@ -128,10 +133,11 @@ def _load(path: Path) -> Any:
         raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
     except RecursionError as error:
         raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
+    is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
+    if not is_coco and (tool := other_tool(content)):
+        raise UserError(f"{path}: it is {tool}")
     if isinstance(content, list):
-        raise UserError(
-            f"{path}: found a list; is this a file of results? expected a COCO detection file with {_PARTS}."
-        )
+        raise UserError(f"{path}: found a list, expected a COCO detection file with {_PARTS}.")
     for key in ("images", "categories"):
         if isinstance(content, dict) and key not in content:
             raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
@@ -189,17 +195,18 @@ def _by_id(path: Path, key: str, content: Any) -> dict[CocoId, dict[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """The integer that a text of digits or a number without fraction is; anything else as it is."""
-    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdecimal() and len(value) < 20:
-        return int(value)
+    """The integer that a text of digits (12 or 12.0) or a number without fraction is; anything else as it is."""
+    if isinstance(value, str) and value.isascii() and len(value) < 20:
+        text = value.removesuffix(".0")
+        return int(text) if text.removeprefix("-").isdecimal() else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the images' files."""
+    """Names of the images' files; LVIS has addresses alone, whose ends are found among the dataset's images."""
     names: list[str] = []
     for number, item in enumerate(records):
-        name = str(item["file_name"])
+        name = str(item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"])
         try:
             usable = b"\0" not in os.fsencode(name)
         except UnicodeEncodeError:
@@ -228,15 +235,18 @@ def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
 
 
 def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
-    """A stated height or width; 0 where there is none."""
+    """A stated height or width; 0 where it is unknown: tools write null, 0, and -1 of an image that was not opened."""
     value = _whole(item.get(key) or 0)
-    if isinstance(value, int) and 0 <= value <= _LARGEST_SIDE:
-        return value
+    if isinstance(value, int) and -1 <= value <= _LARGEST_SIDE:
+        return max(value, 0)
     raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
 
 
-def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path:
-    """Where relative names start: the folder with the most of their files. What one stray name finds decides little."""
+def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    """Where relative names start: the folder with the most of their files. What one stray name finds decides little.
+
+    None where no name leads to a file anywhere.
+    """
     if not names:
         raise UserError(f"{path}: it lists no images.")
     files = [name for name in names if not is_address(name)]
@@ -246,12 +256,8 @@ def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> 
         if any(count for count, _ in found):
             return folders[found.index(max(found))]
     # Without a relative name that leads to a file, any folder will do for the others.
-    if not files or any(os.path.isfile(name) for name in files if name.startswith("/")):  # noqa: PTH113
-        return folders[0]
-    places = "\n  ".join(str(folder) for folder in folders)
-    raise UserError(
-        f"{path}: its images, such as {shown(files[0])}, are in none of\n  {places}\nMove them to one of these."
-    )
+    is_there = not files or any(os.path.isfile(name) for name in files if name.startswith("/"))  # noqa: PTH113
+    return folders[0] if is_there else None
 
 
 def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:
@@ -268,9 +274,9 @@ def parse_coco(
 ) -> ParsedLabels:
     """Objects of one image of a COCO file; "line" is the place in `annotations`.
 
-    Boxes (x, y, width, height in pixels) are cut to the image. Crowds, and objects of a class that is ignored, become
-    regions; the key "ignore" has no effect, as in pycocotools, which overwrites it. Polygons of several parts become
-    one, part after part; run-length masks leave the box alone.
+    Boxes (x, y, width, height in pixels) are cut to the image; one that is missing is that of the segmentation. Crowds,
+    and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in pycocotools, which
+    overwrites it. Polygons of several parts become one, part after part; run-length masks leave the box alone.
 
     Args:
         annotations: (number, record) of the image.
@@ -281,21 +287,23 @@ def parse_coco(
     rows = Rows()
     for number, record in annotations:
         name = category_of(record, categories)
-        box = _clipped_box(record.get("bbox"), size_hw)
-        if record.get("iscrowd") or (name is not None and class_ids.get(name, 0) < 0):
+        corners = corners_of(record, size_hw)
+        box = corners if isinstance(corners, str) else _clipped_box(corners, size_hw)
+        if is_crowd(record) or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
                 rows.remarks.append((number, f"{box}; the ignored region is left out"))
             elif name is not None and name in class_ids:
                 rows.ignore(class_ids[name], box)
         elif isinstance(box, str):
-            rows.problems.append((number, box))
+            rows.leave_out(number, box)
         elif name is None or name not in class_ids:
             unnamed = f"category {shown(_whole(record.get('category_id')))}"
             rows.unknown.append((number, unnamed if name is None else shown(name)))
         else:
-            polygon = _coco_polygon(record.get("segmentation"), size_hw)
-            key = (class_ids[name], *map(float, record["bbox"]), *polygon.ravel().tolist())
-            rows.add(number, key, class_ids[name], box, polygon)
+            parts = polygon_parts(record.get("segmentation"))
+            height, width = size_hw
+            polygon = np.clip(np.concatenate([np.zeros((0, 2)), *parts]) / (width, height), 0.0, 1.0)
+            rows.add(number, (class_ids[name], *corners, *polygon.ravel().tolist()), class_ids[name], box, polygon)
     return rows.parsed()
 
 
@@ -305,31 +313,24 @@ def category_of(record: Mapping[str, Any], categories: Mapping[int, str]) -> str
     return categories.get(category) if isinstance(category, int) else None
 
 
-def _clipped_box(found: Any, size_hw: Size) -> list[float] | str:
-    """Centre and size of a bbox as fractions of the image, or what is wrong with it."""
+def is_crowd(record: Mapping[str, Any]) -> bool:
+    """Whether an annotation is a crowd; text such as "0" or "false" stands for what it says."""
+    value = record.get("iscrowd")
+    return value.lower() not in ("", "0", "no", "false", "none") if isinstance(value, str) else bool(value)
+
+
+def corners_of(record: Mapping[str, Any], size_hw: Size) -> Corners | str:
+    """Corners in pixels of the bbox, or of the segmentation where there is none; or what is wrong with it."""
+    found, segmentation = record.get("bbox"), record.get("segmentation")
+    if found in (None, []) and segmentation:
+        return mask_box(segmentation, size_hw) or "there is no bbox, and the segmentation has no pixel of the image"
     box = numbers(found)
     if box is None or len(box) != 4 or box[2] < 0 or box[3] < 0:
         return f"bbox is {'null' if found is None else shown(found, 60)}, expected x, y, width, height in pixels"
-    fractions = clipped_fractions(box[0], box[1], box[0] + box[2], box[1] + box[3], size_hw)
-    return fractions or f"bbox {box} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
+    return box[0], box[1], box[0] + box[2], box[1] + box[3]
 
 
-def numbers(value: Any) -> list[float] | None:
-    """A list of finite numbers, None for anything else."""
-    if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
-        return None
-    try:
-        numbers = [float(item) for item in value]
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return numbers if all(map(math.isfinite, numbers)) else None
-
-
-def _coco_polygon(segmentation: Any, size_hw: Size) -> NDArray[np.float64]:
-    """All parts of a polygon, end to end, as fractions cut to the image; (0, 2) for a mask or nothing."""
-    parts = [numbers(part) for part in segmentation] if isinstance(segmentation, list) else []
-    points = [np.array(part).reshape(-1, 2) for part in parts if part and len(part) >= 6 and len(part) % 2 == 0]
-    if not points:
-        return np.zeros((0, 2))
-    height, width = size_hw
-    return np.clip(np.concatenate(points) / (width, height), 0.0, 1.0)
+def _clipped_box(corners: Corners, size_hw: Size) -> list[float] | str:
+    """Centre and size as fractions of the image, or what is wrong with the box."""
+    outside = f"the box {[*corners]} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
+    return clipped_fractions(*corners, size_hw) or outside

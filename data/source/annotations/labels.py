@@ -56,6 +56,7 @@ class ParsedLabels(NamedTuple):
         remarks: (line, what) of what is left out while the image is kept.
         notes: (line, what) of what costs nothing, such as a box that is cut to the image.
         lines: where each object is.
+        stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
     """
 
     classes: list[int]
@@ -65,9 +66,10 @@ class ParsedLabels(NamedTuple):
     problems: list[tuple[int | None, str]] | tuple[()] = ()
     unknown: list[tuple[int, str]] | tuple[()] = ()
     ignored: Regions | tuple[()] = ()
-    remarks: list[tuple[int, str]] | tuple[()] = ()
+    remarks: list[tuple[int | None, str]] | tuple[()] = ()
     lines: Sequence[int] = ()
     notes: list[tuple[int, str]] | tuple[()] = ()
+    stated_hw: Size = (0, 0)
 
 
 @dataclass
@@ -81,8 +83,9 @@ class Rows:
     problems: list[tuple[int | None, str]] = field(default_factory=list)
     unknown: list[tuple[int, str]] = field(default_factory=list)
     ignored: Regions = field(default_factory=lambda: Regions([], []))
-    remarks: list[tuple[int, str]] = field(default_factory=list)
+    remarks: list[tuple[int | None, str]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set)
 
@@ -107,6 +110,10 @@ class Rows:
         self.lines.append(line)
         self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
 
+    def leave_out(self, line: int, what: str) -> None:
+        """Leave out an object; with the only one goes the image, which would seem to be background."""
+        self.left_out.append((line, what))
+
     def ignore(self, class_id: int, box: Sequence[float]) -> None:
         """Add an ignored region."""
         self.ignored.classes.append(class_id)
@@ -114,6 +121,10 @@ class Rows:
 
     def parsed(self) -> ParsedLabels:
         """What was read."""
+        if self.classes:
+            self.remarks += [(line, f"{what}; the object is left out") for line, what in self.left_out]
+        else:
+            self.problems += self.left_out
         polygons = self.polygons if any(map(len, self.polygons)) else ()
         ignored = self.ignored if self.ignored.classes else ()
         return ParsedLabels(
@@ -287,3 +298,24 @@ def clipped_fractions(left: float, top: float, right: float, bottom: float, size
     if right < left or bottom < top:
         return None
     return [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
+
+
+def of_other_size(stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64], is_turned: bool) -> tuple[bool, str]:
+    """Whether labels that state another size than their image has are about it as it is, and what to say of them.
+
+    Args:
+        stated_hw: what the labels state.
+        size_hw: of the image.
+        reach_hw: how far their boxes reach.
+        is_turned: the image's EXIF orientation swaps height and width.
+    """
+    stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
+    what = f"the annotations are made for {stated} pixels, but the image has {found}"
+    if np.abs(np.subtract(stated_hw, size_hw)).max() <= 1:
+        return True, f"{what}, which is off by one; its boxes are used as they are"
+    if stated_hw != size_hw[::-1]:
+        return False, what
+    fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
+    is_usable = fits and not (is_turned and fits_stated)
+    what += " when it is turned as its EXIF orientation says" if is_turned else ": width and height are swapped"
+    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what

@@ -47,13 +47,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         return ParsedLabels([], [], problems=[(error.line, str(error))])
     if reader.root != "annotation":
         return ParsedLabels([], [], problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
-    height, width = size_hw
     rows = Rows()
-    stated = tuple(reader.size.get(side, "") for side in ("height", "width"))
-    is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in stated)
-    if is_stated and tuple(map(int, stated)) != size_hw:
-        found = f"{stated[1]} x {stated[0]}"
-        rows.problems.append((None, f"made for an image of {found} pixels, but the image has {width} x {height}"))
     for item in reader.objects:
         name = item.fields.get("name", "")
         difficult = item.fields.get("difficult", "0") == "1"
@@ -67,14 +61,16 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
             else:
                 rows.unknown.append((item.line, shown(name)))
         elif isinstance(corners, str):
-            rows.problems.append((item.line, corners))
+            rows.leave_out(item.line, corners)
         elif name not in class_ids:
             rows.unknown.append((item.line, shown(name)))
         elif isinstance(box, str):
-            rows.problems.append((item.line, box))
+            rows.leave_out(item.line, box)
         else:
             rows.add(item.line, (class_ids[name], *corners), class_ids[name], box)
-    return rows.parsed()
+    height, width = (reader.size.get(side, "") for side in ("height", "width"))
+    is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in (height, width))
+    return rows.parsed()._replace(stated_hw=(int(height), int(width)) if is_stated else (0, 0))
 
 
 def voc_objects(raw: bytes) -> list[dict[str, str]]:

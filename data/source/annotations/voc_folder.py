@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 _IMAGES = ("images", "jpegimages")
-_ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls")
+_ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 def voc_folder(folder: str, names: Sequence[str]) -> str | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco import category_of, numbers
+from tessera.data.source.annotations.coco import category_of, is_crowd
 from tessera.data.source.annotations.label_files import ENDLESS, any_labels
+from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.part import Part
 from tessera.data.source.checks.report import DatasetCheck, share
 from tessera.utils.text import counted, first_of
@@ -43,6 +44,13 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
     for place, count in zip(*np.unique(part.owners[flat(part.scanned.boxes_xyxy)], return_counts=True), strict=True):
         where = part.listing.label_place(int(place))(None)
         check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
+    turned = [place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)]
+    if turned:
+        places = [part.listing.label_place(place)(None) for place in dict.fromkeys(turned)]
+        check.problems.append(
+            f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation), trained as it was before its "
+            f"rotation, which is what bbox has: {first_of(places, 3)}. Export polygons instead"
+        )
     written = _written(part)
     corners = _corners(written)
     if corners.any():
@@ -54,7 +62,7 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
         )
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
-        number, most = share(int(beyond.sum()), len(beyond), "box"), 100 * written.excess[beyond].max()
+        number, most = share(int(beyond.sum()), len(beyond), "box"), 100 * float(written.excess[beyond].max())
         check.problems.append(
             f"{part.split}: {number} reach beyond the border of their image, by up to {most:.0f} % of its side: "
             f"{_places(part, written, beyond)}"
@@ -64,6 +72,13 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
 def _places(part: Part, written: Written, boxes: NDArray[np.bool_]) -> str:
     places = [part.listing.label_place(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
     return first_of(places, 3)
+
+
+def _turn(record: Mapping[str, Any]) -> float:
+    """Degrees from upright by which CVAT says that a box is rotated."""
+    attributes = record.get("attributes")
+    turned = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
+    return turned[0] % 180 if turned else 0.0
 
 
 def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -123,7 +138,7 @@ def _of_records(part: Part) -> BoxRows:
             records = [
                 numbers(record.get("bbox"))
                 for _, record in image.annotations
-                if not record.get("iscrowd") and category_of(record, categories) not in untrained
+                if not is_crowd(record) and category_of(record, categories) not in untrained
             ]
             rows = [row for row in records if row is not None and len(row) == 4]
             found = [[x, y, x + width, y + height] for x, y, width, height in rows]

@@ -20,7 +20,7 @@ from tessera.data.source import listing as listing_module
 from tessera.data.source import scan as scan_module
 from tessera.data.source.index import read_index, write_index
 from tessera.utils.types import DatasetIndex
-from tests.data.make import write_dataset, write_image
+from tests.data.make import replace_unseen, write_dataset, write_image
 from tests.data.source.built_index import BOX, build, same
 from tests.leftover import leave_behind
 
@@ -101,6 +101,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "image added": lambda root: write_image(root / "images/train/new.jpg"),
     "image removed": lambda root: (root / "images/train/a.jpg").unlink(),
     "label changed": change_label,
+    "label replaced": lambda root: replace_unseen(root / "labels/train/a.txt", b"0", b"1"),
+    "image replaced": lambda root: replace_unseen(root / "images/train/a.jpg", b"JFIF", b"JFXX"),
     "label added": lambda root: (root / "labels/train/b.txt").write_text(BOX),
     "label removed": lambda root: (root / "labels/train/a.txt").unlink(),
     "label fixed": lambda root: (root / "labels/train/bad.txt").write_text(BOX),
@@ -193,7 +195,7 @@ def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.Mon
     threads = set()
     stat = listing_module._stat
 
-    def noted(path: str) -> tuple[int, int]:
+    def noted(path: str) -> tuple[int, int, int]:
         threads.add(threading.get_ident())
         return stat(path)
 

@@ -98,7 +98,7 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
         ),
         (
             json.dumps([{"image_id": 7, "category_id": 17, "bbox": [1, 2, 3, 4], "score": 0.5}]),
-            r"found a list; is this a file of results\? expected a COCO detection file with images .*annotations .*cat",
+            "it is a file of results, expected the annotations that these belong to",
         ),
         (
             {key: value for key, value in coco().items() if key != "annotations"},
@@ -156,5 +156,5 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
 
 def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None:
     write_coco(tmp_path / "set", with_first(ADDRESS, coco()))
-    with pytest.raises(UserError, match=r"such as 'a\.jpg', are in none of"):
-        read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x"])
+    found = read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x"])
+    assert "such as 'a.jpg', are in none of" in found.nowhere

@@ -84,7 +84,6 @@ def test_voc_unknown_name_has_its_line(difficult: str) -> None:
         (voc(voc_object(box="5 5 20 inf")), 4, "expected a finite number"),
         (voc(voc_object(box="20 5 5 20")), 4, "xmax or ymax is smaller"),
         (voc(voc_object(box="100 5 120 20")), 4, "outside the image"),
-        (voc(size="<size><width>48</width><height>64</height></size>"), None, "made for an image of 48 x 64 pixels"),
         (b'<!DOCTYPE a [<!ENTITY x "y">]><annotation>&x;</annotation>', 1, "declares entities"),
     ],
 )

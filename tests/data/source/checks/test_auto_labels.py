@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
@@ -52,13 +55,31 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "[]\nno line\n")
     assert check_dataset(load_spec(yaml)).problems == [
         *(
-            f"{path}:{line}: found '{text}', expected a line as --auto-label writes it. It is passed "
-            "over; remove it, or write the labels again."
+            f"{path}:{line}: found '{text}', expected a line as --auto-label writes it. It is ignored; remove it, or "
+            "write the labels again."
             for line, text in ((3, "[]"), (4, "no line"))
         ),
         "val: 2 of 2 label files (100 %) as a model wrote them ('best.pt'): metrics on them tell agreement with that "
         "model",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000 + "]" * 100_000, '{"labels": ' * 100_000, '{"labels": "b.txt", "scores": [%s]}' % ("9" * 400)],
+)
+def test_hostile_lines_are_one_message(tmp_path: Path, line: str) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
+    (tmp_path / "pets/labels/train/auto_labels.jsonl").write_text(line)
+    (problem,) = check_dataset(load_spec(yaml)).problems
+    assert "auto_labels.jsonl:1: found" in problem and len(problem) < 400
+
+
+def test_a_fifo_in_place_of_the_list(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
+    os.mkfifo(tmp_path / "pets/labels/train/auto_labels.jsonl")
+    (problem,) = check_dataset(load_spec(yaml)).problems
+    assert problem.endswith("auto_labels.jsonl: cannot be read (it is a FIFO, expected a plain file).")
 
 
 def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Images listed by paths of another machine, found by the ends of these below the dataset's own folders."""
+
+# Paths are strings, as in data/source/listing.py.
+# ruff: noqa: PTH112, PTH113, PTH119, PTH120
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from tessera.utils.errors import UserError
+from tessera.utils.files import files_below, is_address
+from tessera.utils.pixels import IMAGE_SUFFIXES
+from tessera.utils.text import counted, first_of, one_line
+
+_SPLIT = re.compile("train|val|test")
+_DRIVE = re.compile("[A-Za-z]:/")
+_SHOWN, _LONGEST = 3, 120
+
+
+class Moved(NamedTuple):
+    """Where images are.
+
+    Attributes:
+        places: listed path → the image's path; {} unless there is exactly one image for each such path.
+        note: what was taken, or why nothing was; "" where nothing is like it.
+    """
+
+    places: dict[str, str]
+    note: str
+
+
+def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]) -> Moved:
+    """Look for images that are not where they are listed.
+
+    An image of a folder that is there was removed, and is not looked for: one of another folder may have its name.
+
+    Args:
+        split: whose images they are.
+        images: paths as listed, absolute, or addresses; relative ones start in one of `folders`.
+        is_missing: whether there is no such file, of each.
+        folders: that are searched, with all below.
+    """
+    missing = list(compress(images, is_missing))
+    taken = set(images).difference(missing) if missing else set[str]()
+    of_present = {os.path.dirname(path) for path in taken}
+    lost = [path for path in missing if _is_spelled_otherwise(path) or not _is_here(path, folders, of_present)]
+    if not lost:
+        return Moved({}, "")
+    by_name: dict[str, dict[str, str]] = {}  # file name → path of each such image → its path below the folder
+    try:
+        for folder in dict.fromkeys(folders):
+            for path in files_below(folder, IMAGE_SUFFIXES):
+                by_name.setdefault(os.path.basename(path), {}).setdefault(path, path[len(folder) + 1 :])
+    except UserError:  # a folder that may not be read: nobody can say that an image is there once only
+        return Moved({}, "")
+    found = {path: _by_end(path, folders, by_name) for path in lost}
+    places = {path: paths[0] for path, paths in found.items() if len(paths) == 1}
+    if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
+        pair = f"{_said(places[lost[0]], folders)} is taken for {_said(lost[0], folders)}"
+        return Moved(
+            places, f"{split}: {counted(len(lost), 'image')} not where listed, and found by the end of the path: {pair}"
+        )
+    if not any(found.values()):
+        return Moved({}, "")
+    several = {path: paths for path, paths in found.items() if len(paths) != 1} or found
+    named = [
+        f"{_said(path, folders)} ({first_of([_said(at, folders) for at in paths], _SHOWN, ' or ') or 'nowhere'})"
+        for path, paths in several.items()
+    ]
+    note = f"{split}: {counted(len(lost), 'image')} not where listed, and not each is found once by the end of its path"
+    return Moved({}, f"{note}: {first_of(named, _SHOWN)}")
+
+
+def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
+    """Whether the folder that an image is listed in is one of this machine's dataset."""
+    above = os.path.dirname(_slashed(path))
+    return above in of_present or (_inside(above, folders) is not None and os.path.isdir(above))
+
+
+def _is_spelled_otherwise(path: str) -> bool:
+    """Whether there is such a file without the backslashes of Windows or the percent signs of an address."""
+    slashed = _slashed(path)
+    return any(form != path and os.path.isfile(form) for form in (slashed, unquote(slashed)))
+
+
+def _said(path: str, folders: Sequence[str]) -> str:
+    """A path as messages name it: from the first folder."""
+    return one_line(_inside(path, folders[:1]) or path, _LONGEST)
+
+
+def _slashed(path: str) -> str:
+    return path.replace("\\", "/")
+
+
+def _inside(path: str, folders: Sequence[str]) -> str | None:
+    """The path from the longest of the folders that it is in; "" for the folder itself."""
+    above = max((folder for folder in folders if f"{path}/".startswith(f"{folder}/")), key=len, default=None)
+    return None if above is None else path[len(above) + 1 :]
+
+
+def _by_end(listed: str, folders: Sequence[str], by_name: dict[str, dict[str, str]]) -> list[str]:
+    """The images whose paths share the longest end with a listed one.
+
+    A relative path of this machine has too many folders in front, but no others: two parts must agree. Of a path of
+    another machine the name may be all that is left. What is listed for one split is not in another's folder.
+    """
+    path = _slashed(listed.partition("?")[0] if is_address(listed) else listed)
+    path = path if os.path.basename(path) in by_name else unquote(path)
+    inside = None if is_address(listed) else _inside(path, folders)
+    stated = path if inside is None else inside
+    is_foreign = inside is None or _DRIVE.match(inside) is not None
+    parts, split = stated.split("/")[::-1], _SPLIT.findall(os.path.dirname(stated))[-1:]
+    found: dict[int, list[str]] = {}
+    for place, below in by_name.get(parts[0], {}).items():
+        own = _SPLIT.findall(os.path.dirname(below))[-1:]
+        ends = below.split("/")[::-1]
+        common = next(
+            (n for n, (a, b) in enumerate(zip(parts, ends, strict=False)) if a != b), min(len(parts), len(ends))
+        )
+        if not (split and own and split != own) and common >= (1 if is_foreign else 2):
+            found.setdefault(common, []).append(place)
+    return sorted(found[max(found)]) if found else []

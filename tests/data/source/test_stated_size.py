@@ -1,0 +1,66 @@
+"""Labels that state another size than their image has: which difference it is, and whether their boxes are used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.data.source.built_index import build
+from tests.data.source.made_yaml import write
+
+WIDE, HIGH = (10, 5, 50, 25), (10, 5, 25, 50)  # corners in pixels
+SHOWN = "its boxes fit the image as it is shown, and are used"
+TURNED = "when it is turned as its EXIF orientation says"
+
+
+@pytest.mark.parametrize("form", ["coco", "voc"])
+@pytest.mark.parametrize(
+    ("stated_wh", "orientation", "corners", "is_used", "said"),
+    [
+        ((64, 40), 1, WIDE, True, ""),
+        ((65, 39), 1, WIDE, True, "made for 65 x 39 pixels, but the image has 64 x 40, which is off by one"),
+        ((40, 64), 1, WIDE, True, f"width and height are swapped; {SHOWN}"),
+        ((40, 64), 1, HIGH, False, "but the image has 64 x 40: width and height are swapped"),
+        ((32, 20), 1, WIDE, False, "made for 32 x 20 pixels, but the image has 64 x 40"),
+        ((40, 64), 6, HIGH, True, ""),
+        ((64, 40), 6, WIDE, False, TURNED),
+        ((64, 40), 6, HIGH, True, f"{TURNED}; {SHOWN}"),
+        ((64, 40), 6, (10, 5, 25, 25), False, TURNED),
+    ],
+)
+def test_stated_size(
+    tmp_path: Path,
+    form: str,
+    stated_wh: tuple[int, int],
+    orientation: int,
+    corners: tuple[int, int, int, int],
+    is_used: bool,
+    said: str,
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "images").mkdir()
+    for name, turned in (("a.jpg", exif), ("b.jpg", Image.Exif())):
+        Image.new("RGB", (64, 40)).save(tmp_path / "images" / name, exif=turned)
+    (width, height), (left, top, right, bottom) = stated_wh, corners
+    if form == "coco":
+        images = [{"id": 1, "file_name": "a.jpg", "width": width, "height": height}, {"id": 2, "file_name": "b.jpg"}]
+        boxes = [[left, top, right - left, bottom - top], [1, 2, 3, 4]]
+        records = [{"image_id": n, "category_id": 1, "bbox": box} for n, box in enumerate(boxes, 1)]
+        content = {"images": images, "annotations": records, "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / "a.json", json.dumps(content))
+    else:
+        sizes = f"<size><width>{width}</width><height>{height}</height></size>", ""
+        for name, size, box in zip("ab", sizes, ((left + 1, top + 1, right, bottom), (2, 3, 4, 6)), strict=True):
+            keys = zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+            bndbox = "".join(f"<{key}>{value}</{key}>" for key, value in keys)
+            text = f"{size}<object><name>cat</name><bndbox>{bndbox}</bndbox></object>"
+            write(tmp_path / f"images/{name}.xml", f"<annotation>{text}</annotation>")
+    entry = "a.json" if form == "coco" else "images"
+    index = build(write(tmp_path / "a.yaml", f"path: {tmp_path}\ntrain: {entry}\nnames: [cat]\n"))
+    assert [list(corners)] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
+    assert len(index.problems) == bool(said) and all(said in line for line in index.problems), index.problems
+    assert all(line.endswith("the image is left out") != is_used for line in index.problems)

@@ -1,0 +1,183 @@
+"""Datasets as tools write them, read through the index: one table of expected boxes; other formats are named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.spec import load_spec
+from tessera.utils.errors import UserError
+from tests.data.source.built_index import build
+from tests.data.source.tool_forms import (
+    EXPECTED,
+    FORMS,
+    HEIGHT,
+    NAMES,
+    STEMS,
+    WIDTH,
+    coco,
+    counts,
+    images,
+    write,
+)
+
+Boxes = dict[str, list[tuple[int, list[int]]]]
+
+
+def read(yaml: Path) -> Boxes:
+    """Stem → class and rounded corners of each object."""
+    index = build(yaml)
+    found: Boxes = {}
+    for number in range(len(index)):
+        stem = next(stem for stem in STEMS if stem in index.path(number).stem)
+        classes, boxes_xyxy = index.labels(number)
+        assert abs(boxes_xyxy - boxes_xyxy.round()).max(initial=0) < 1e-3
+        found[stem] = list(zip(classes.tolist(), boxes_xyxy.round().astype(int).tolist(), strict=True))
+    return found
+
+
+def yaml_of(root: Path, lines: str) -> Path:
+    write(root / "data.yaml", f"{lines}names: {[*NAMES]}\n")
+    return root / "data.yaml"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_boxes(tmp_path: Path, name: str) -> None:
+    yaml = yaml_of(tmp_path, FORMS[name](tmp_path))
+    assert read(yaml) == EXPECTED
+    said = build(yaml).problems
+    assert all("found by the end of the path" in line for line in said) and len(said) < 2, said
+
+
+@pytest.mark.parametrize("name", ["cvat_yolo", "absolute_coco", "windows_coco"])
+@pytest.mark.parametrize("change", ["ambiguous", "missing", "another split", "taken"])
+def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) -> None:
+    yaml = yaml_of(tmp_path, FORMS[name](tmp_path))
+    (image,) = tmp_path.rglob("p3.jpg")
+    if change == "ambiguous":
+        copy = tmp_path / "copy" / image.parent.name
+        copy.mkdir(parents=True)
+        (copy / "p3.jpg").write_bytes(image.read_bytes())
+    elif change == "missing":
+        image.unlink()
+    elif change == "taken":
+        for path in tmp_path.iterdir():
+            if path.suffix in (".txt", ".json"):
+                path.write_text(path.read_text().replace("p3.jpg", "q/p2.jpg"))
+    else:
+        for path in [tmp_path / "train.txt", tmp_path / "a.json"]:
+            if path.exists():
+                path.write_text(path.read_text().replace("p3.jpg", "val/p3.jpg"))
+        moved = image.parent / "train"
+        moved.mkdir()
+        image.rename(moved / "p3.jpg")
+    with pytest.raises(UserError) as caught:
+        build(yaml)
+    said = str(caught.value)
+    assert "not each is found once by the end of its path" in said
+    assert said.count("p3.jpg") >= 1 + (change == "ambiguous") or change == "taken", said
+
+
+def test_a_removed_image_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    """Images of another split often have the same names."""
+    yaml = yaml_of(tmp_path, FORMS["coco_itself"](tmp_path))
+    images(tmp_path / "val2017")
+    (tmp_path / "train2017/p0.jpg").unlink()
+    assert read(yaml) == {stem: boxes for stem, boxes in EXPECTED.items() if stem != "p0"}
+    for image in (tmp_path / "train2017").iterdir():
+        image.unlink()
+    with pytest.raises(UserError, match="are in none of"):
+        build(yaml)
+
+
+LABELME = {"version": "5.5.0", "shapes": [{"label": "cat", "points": [[1, 2], [3, 4]]}], "imagePath": "p0.jpg"}
+REGION = {"shape_attributes": {"name": "rect", "x": 1, "y": 2, "width": 3, "height": 4}, "region_attributes": {}}
+VIA = {"p0.jpg123": {"filename": "p0.jpg", "size": 123, "regions": [REGION], "file_attributes": {}}}
+RESULT = [{"type": "rectanglelabels", "value": {"x": 1, "y": 2, "width": 3, "height": 4}}]
+OTHERS: dict[str, tuple[str, Any]] = {
+    "labelme": ("labelme's JSON of one image", LABELME),
+    "VIA's project": ("a project of the VGG Image Annotator", {"_via_img_metadata": VIA, "_via_settings": {}}),
+    "VIA's annotations": ("annotations of the VGG Image Annotator", VIA),
+    "Label Studio": ("Label Studio's JSON", [{"id": 1, "data": {"image": "x"}, "annotations": [{"result": RESULT}]}]),
+    "Label Studio, short": ("Label Studio's short JSON", [{"image": "x", "id": 1, "label": [], "annotation_id": 2}]),
+    "CreateML": ("CreateML's JSON", [{"image": "p0.jpg", "annotations": [{"label": "cat", "coordinates": {}}]}]),
+    "FiftyOne's samples": ("FiftyOne's own JSON", {"samples": [{"filepath": "data/p0.jpg"}]}),
+    "FiftyOne's detections": ("FiftyOne's own JSON", {"classes": ["cat"], "labels": {"p0": []}}),
+    "Datumaro": ("Datumaro's own JSON", {"info": {}, "categories": {"label": {}}, "items": [{"id": "p0"}]}),
+    "Supervisely": ("Supervisely's JSON", {"description": "", "tags": [], "size": {"height": 64}, "objects": []}),
+    "BDD100K": ("Scalabel's or BDD100K's JSON", [{"name": "p0.jpg", "labels": [{"box2d": {}}]}]),
+    "results": ("a file of results", [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("place", ["given", "beside"])
+def test_other_tools_are_named(tmp_path: Path, name: str, place: str) -> None:
+    what, content = OTHERS[name]
+    images(tmp_path / "images")
+    path, entry = ("a.json", "a.json") if place == "given" else ("images/p2.json", "images")
+    write(tmp_path / path, content)
+    write(tmp_path / "data.yaml", f"train: {entry}\nnames: [cat, dog]\n")
+    with pytest.raises(UserError, match=what) as caught:
+        build(tmp_path / "data.yaml")
+    assert f"{tmp_path / path}{':' if place == 'given' else ' is not read:'} it is" in str(caught.value)
+
+
+def test_open_images_csv_is_named(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    write(tmp_path / "a.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\np0,xclick,/m/01,1,0,1,0,1\n")
+    write(tmp_path / "data.yaml", "train: a.csv\nnames: [cat, dog]\n")
+    with pytest.raises(UserError, match=r"a\.csv: it is Open Images' CSV, which is not read"):
+        build(tmp_path / "data.yaml")
+
+
+def fractions(corners: list[int]) -> dict[str, Any]:
+    left, top, right, bottom = corners
+    return {"bbox": [left / WIDTH, top / HEIGHT, (right - left) / WIDTH, (bottom - top) / HEIGHT]}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (coco(annotation=fractions), r"all boxes \(7\) lie in the first pixel of their images"),
+        ({**coco(), "annotations": []}, r"a\.json: its annotations hold no object"),
+        (
+            coco(annotation=lambda _: {"iscrowd": 1}),
+            r"a\.json: its annotations hold 7 crowds \(iscrowd\) and no object",
+        ),
+    ],
+)
+def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: str) -> None:
+    images(tmp_path / "images")
+    write(tmp_path / "a.json", content)
+    write(tmp_path / "data.yaml", "train: a.json\nval: a.json\nnames: [cat, dog]\n")
+    with pytest.raises(UserError, match=what):
+        build(tmp_path / "data.yaml")
+    assert any(re.search(what, line) for line in check_dataset(load_spec(tmp_path / "data.yaml")).errors)
+
+
+def test_rotated_boxes_are_counted(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    content = coco()
+    for record, turned in zip(content["annotations"], (90.0, 30, 0.0, 180.0, "x", None), strict=False):
+        record["attributes"] = {"occluded": False, "rotation": turned}
+    write(tmp_path / "a.json", content)
+    write(tmp_path / "data.yaml", "train: a.json\nval: a.json\nnames: [cat, dog]\n")
+    (found,) = (line for line in check_dataset(load_spec(tmp_path / "data.yaml")).problems if line.startswith("train:"))
+    assert found.startswith("train: 2 rotated boxes (attributes.rotation)") and "images/p0.jpg (a.json)" in found
+
+
+def test_compressed_masks_without_boxes(tmp_path: Path) -> None:
+    mask = pytest.importorskip("pycocotools.mask")
+
+    def annotation(corners: list[int]) -> dict[str, Any]:
+        rle = mask.frPyObjects({"size": [HEIGHT, WIDTH], "counts": counts(corners)}, HEIGHT, WIDTH)
+        return {"bbox": None, "segmentation": {**rle, "counts": rle["counts"].decode()}}
+
+    images(tmp_path / "images")
+    write(tmp_path / "a.json", coco(annotation=annotation))
+    assert read(yaml_of(tmp_path, "train: a.json\n")) == EXPECTED
