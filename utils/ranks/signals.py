@@ -251,7 +251,7 @@ def _stacks(who: str) -> str:
 
 
 def _frames() -> dict[int, FrameType]:
-    """The frame of each thread. Python 3.10 and 3.11 might collect garbage in there, at a moment when they must not."""
+    """The frame of each thread. Python 3.11 might collect garbage in there, at a moment when they must not."""
     collects = gc.isenabled()
     gc.disable()
     try:
