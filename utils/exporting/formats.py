@@ -23,7 +23,7 @@ from tessera.utils.exporting.writers.torch_files import (
 )
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.extras import explain_failures, import_extra
 from tessera.utils.text import shown
 
 
@@ -75,13 +75,15 @@ class Format:
         """Write the file beside what is there, then put it in place whole; after those that belong to it.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: it cannot be written, or a library fails.
         """
         path = job.file(self.suffix)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 staged = Path(folder) / path.name
-                self.write(job, staged)
+                modules = (*self.packages, self.quantiser) if job.config.int8 else self.packages
+                with explain_failures(f"--include {self.name}", modules, self.extra):
+                    self.write(job, staged)
                 for made, target in reversed([*zip(files_of(staged), files_of(path), strict=True)]):
                     with made.open("rb") as source, atomic_write(target) as file:
                         shutil.copyfileobj(source, file)

@@ -1,8 +1,10 @@
-"""Formats of packages that are not installed are refused before any work, and LiteRT's metadata is found again."""
+"""Packages that are missing, do not load or fail are one message each; LiteRT's metadata is found again."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tessera.commands import export
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.writers.litert import append_metadata
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.extras import MissingExtra, import_extra
 from tessera.utils.runtime.open_model import open_exported
 from tests.utils.runtime.made_files import STRINGS
 
@@ -24,6 +27,38 @@ def test_a_package_that_is_missing_is_named_with_its_extra(made_pt: Path, name: 
     with pytest.raises(UserError, match=rf"--include {name}: needs .*{package}.*uv sync --extra {name}"):
         export.run(weights=str(made_pt), include=[name], imgsz=96, device="cpu")
     assert set(made_pt.parent.iterdir()) == before
+
+
+def test_a_package_that_does_not_load_is_named_whatever_it_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_library.py").write_text("import math\nmath.no_such_function\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtra, match=r"needs the package broken-library, .* no attribute 'no_such_function'"):
+        import_extra("broken_library", "export", "--include onnx")
+
+
+def test_a_library_that_fails_is_one_message_with_its_versions(
+    made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_exporter.py").write_text(
+        "def export(*args, **options):\n    raise TypeError('no passes\\nat all')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("torch.onnx.export", importlib.import_module("broken_exporter").export)
+    with pytest.raises(UserError) as caught:
+        export.run(weights=str(made_pt), output=str(tmp_path / "files"), device="cpu")
+    said = str(caught.value)
+    assert said.startswith("--include onnx: broken_exporter failed (TypeError: no passes). Found torch ")
+    assert re.search(r"; onnx [\d.]+, needed >=\S+; onnx-ir [\d.]+, needed >=\S+;", said), said
+    assert said.endswith("install that version with: uv sync --extra export")
+    assert not any((tmp_path / "files").iterdir())
+
+
+def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.utils.exporting.writers.onnx_file._LARGEST", "a number")
+    with pytest.raises(TypeError):
+        export.run(weights=str(made_pt), output=str(tmp_path), device="cpu")
 
 
 def test_a_litert_file_without_its_runtime_or_its_metadata(tmp_path: Path) -> None:
