@@ -15,7 +15,7 @@ from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, cli
 from tessera.data.source.annotations.other_tools import other_tool
 from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_address, open_plain
+from tessera.utils.files import LONGEST_PATH, is_address, open_plain
 from tessera.utils.text import one_line, shown
 from tessera.utils.types import CocoId
 
@@ -208,7 +208,8 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     for number, item in enumerate(records):
         name = str(item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"])
         try:
-            usable = b"\0" not in os.fsencode(name)
+            encoded = os.fsencode(name)
+            usable = b"\0" not in encoded and len(encoded) <= LONGEST_PATH
         except UnicodeEncodeError:
             usable = False
         if not usable:
