@@ -59,6 +59,7 @@ from tessera.utils.inference.tracking import check_trackable
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import print_lines, setup_logging
 from tessera.utils.report.pictures import Style
@@ -231,7 +232,7 @@ def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
 def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
     """The last lines. A folder without a file is removed afterwards, and not named."""
     print_lines(*tally.lines(imgsz))
-    if folder is not None and any(path.is_file() for path in folder.rglob("*")):
+    if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
     if tally.failures:
         log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")

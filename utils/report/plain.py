@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.types import Metrics
 
 
@@ -32,5 +33,5 @@ def plain_metrics(metrics: Metrics) -> dict[str, Any]:
 
 def plain_folder(run: Path | None) -> dict[str, Any]:
     """A run's folder, and what lies in it: files, and folders with a slash; None where there is no folder."""
-    entries = sorted(run.iterdir()) if run is not None else []
+    entries = sorted(path for path in run.iterdir() if path.name != LOCK) if run is not None else []
     return {"run": run and str(run), "files": [path.name + "/" * path.is_dir() for path in entries]}

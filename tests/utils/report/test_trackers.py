@@ -152,7 +152,8 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_mlflow_without_a_server_keeps_a_projects_runs_beside_them(
     tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = install(monkeypatch, "mlflow", is_tracking_uri_set=lambda: False)
+    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
+    fake = install(monkeypatch, "mlflow", is_tracking_uri_set=lambda: False, entities=entities)
     use(["mlflow"], tmp_path / "runs" / "exp", picture)
     assert fake.named("mlflow.MlflowClient") == [((f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}",), {})]
 

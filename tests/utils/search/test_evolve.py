@@ -205,6 +205,7 @@ def test_a_search_that_is_stopped_trains_what_an_undisturbed_one_does(tmp_path: 
     assert len(table(tmp_path / "exp2")) == 16
 
 
+@pytest.mark.parts_fail
 @pytest.mark.parametrize("step", ["enqueue_trial", "tell"])
 @pytest.mark.parametrize("name", ["trial0", "again2"])
 def test_a_worker_that_is_killed_while_it_gives_a_training_back_loses_none(
