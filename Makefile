@@ -19,6 +19,7 @@ test-slow:
 
 compat:
 	uv run python -m tests.compat
+	uv run python -m tests.compat --extras
 
 build:
 	rm -rf dist
