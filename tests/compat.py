@@ -38,7 +38,7 @@ JOBS = {
 PYTEST = ("-m", "pytest", "-p", "no:xdist", "-rs", "-o", "addopts=--strict-markers --import-mode=importlib -q")
 NEWEST = 20  # the last minor version of Python 3 that is looked for
 NOT_TRIED = 77  # exit code where an interpreter or the package index is missing
-PICTURES = (
+IMAGES = (
     "results.png",
     "labels.jpg",
     "train_batch0.jpg",
@@ -93,8 +93,8 @@ def interpreter(minor: int) -> str:
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel of this clone and return its path."""
-    ran("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT))
+    """Build the wheel from a source archive, which leftovers of earlier builds are not in, and return its path."""
+    ran("uv", "build", "--quiet", "--out-dir", str(folder), str(ROOT))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -126,7 +126,7 @@ def use(programs: Path, project: Path) -> None:
     ran(*two, "train", *data, "--epochs", "1", "--name", "two", cwd=project)
     run, other = (project / "runs" / "train" / name for name in ("exp", "two"))
     best = str(run / "weights" / "best.pt")
-    if missing := [name for name in PICTURES if not (run / name).is_file()]:
+    if missing := [name for name in IMAGES if not (run / name).is_file()]:
         raise CompatError(f"{run}: without {', '.join(missing)}")
     image = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
     ran(tessera, "val", "--weights", best, "--device", "cpu", "--workers", "1", cwd=project)

@@ -195,7 +195,7 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
     """AVIF, GIF and JPEG 2000, where OpenCV was built without; HEIC where pillow-heif is installed.
 
     Raises:
-        ValueError: as `refuse_large`.
+        ValueError: as `refuse_large`, or more pixels than Pillow opens.
     """
     if READS_HEIC:
         import_module("pillow_heif").register_heif_opener()
@@ -203,7 +203,11 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
         with Image.open(BytesIO(encoded.data)) as image:
             refuse_large(Header((image.height, image.width)), len(encoded))
             levels = levels_of_image(image)
-    except OSError:  # Pillow knows no such format either, or the file is damaged
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
+    except (ValueError, MemoryError):
+        raise
+    except Exception:  # no format of Pillow's either, or damaged: its decoders raise errors of many kinds
         return None
     return levels if levels.ndim == 3 else np.repeat(levels[..., None], 3, 2)
 

@@ -18,7 +18,7 @@ from tessera.utils.types import DatasetSpec
 _SHOWN, _NEXT = 5, 3
 _NEXT_LINE = "\n  "
 _MOST_LEFT_OUT = 10  # classes to name
-_FEW, _SHARE = 16, 10  # images that may fail to decode: so many, and one in so many of a set, but never all of them
+_FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them
 MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
 
 

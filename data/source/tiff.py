@@ -63,6 +63,7 @@ class TiffDirectory(NamedTuple):
         word = "Q" if is_big else "I"
         if at is None:
             (at,) = struct.unpack_from(order + word, encoded, 8 if is_big else 4)
+        at = min(at, len(encoded))  # a place beyond the end may be too large for `struct` to say so
         (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), encoded, at)
         start, step = (at + 8, 20) if is_big else (at + 2, 12)
         entries: dict[int, bytes] = {}
@@ -84,7 +85,8 @@ class TiffDirectory(NamedTuple):
         value = self.entries[tag][4 + struct.calcsize(self.order + self.word) :]
         if struct.calcsize(numbers) <= len(value):
             return struct.unpack_from(numbers, value) or default
-        return struct.unpack_from(numbers, self.encoded, struct.unpack(self.order + self.word, value)[0])
+        (place,) = struct.unpack(self.order + self.word, value)
+        return struct.unpack_from(numbers, self.encoded, min(place, len(self.encoded))) or default
 
     def with_tags(self, changed: dict[int, tuple[int, ...]]) -> Pixels:
         """The file with a directory of its own at the end, which has these tags and those that say how to decode."""

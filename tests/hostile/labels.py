@@ -16,6 +16,7 @@ from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
+from tests.hostile.pictures import make_special
 
 CASES, FAST_CASES = 3000, 20
 IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))
@@ -98,13 +99,7 @@ def special_file(rng: random.Random, folder: Path) -> None:
     )
     path = folder / rng.choice(places)
     path.parent.mkdir(exist_ok=True)
-    kind = rng.randrange(4)
-    if kind == 0:
-        os.mkfifo(path)
-    elif kind == 1:
-        path.mkdir()
-    else:
-        path.symlink_to(("/dev/zero", path.name)[kind - 2])
+    make_special(path, rng)
 
 
 def coco_values(rng: random.Random, folder: Path) -> None:

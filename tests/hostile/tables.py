@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 from tessera.utils.report.results import ResultsTable, read_results
 from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
 from tests.hostile.expect import Message, message_or_result
+from tests.hostile.pictures import make_special
 
 CASES, FAST_CASES = 2000, 20
 TIME_LIMIT_S = 20
@@ -63,14 +63,3 @@ def other_cell(rng: random.Random, raw: bytes) -> bytes:
 
 
 _DAMAGES = named(binary, other_cell, cut, flipped, left_out, repeated, zeroed)
-
-
-def make_special(path: Path, rng: random.Random) -> None:
-    """A FIFO, a folder, a device or a link to itself."""
-    kind = rng.randrange(4)
-    if kind == 0:
-        os.mkfifo(path)
-    elif kind == 1:
-        path.mkdir()
-    else:
-        path.symlink_to(("/dev/zero", path.name)[kind - 2])

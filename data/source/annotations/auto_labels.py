@@ -51,7 +51,7 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
             with open_plain(path) as file:
                 lines = file.readlines()
         except OSError as error:
-            wrong.append(f"{path}: cannot be read ({error.strerror}).")
+            wrong.append(f"{path}: cannot be read ({error.strerror}). Remove it, or write the labels again.")
             continue
         for number, line in enumerate(lines, 1):
             try:

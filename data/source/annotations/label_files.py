@@ -1,4 +1,4 @@
-"""Label files by the names of their images: where each is looked for, under which other spelling, and whose is none."""
+"""Paths of label files: the one of each image, other spellings of its name, and label files without an image."""
 
 # Paths are strings, as in data/source/listing.py.
 # ruff: noqa: PTH119, PTH120, PTH122, PTH208
@@ -138,7 +138,7 @@ def _names(folder: str) -> list[str]:
 
 
 def unread_images(paths: Sequence[str]) -> str:
-    """What to say of images whose suffix is not read; "" where there are none."""
+    """Return the message about images whose suffix is not read; "" where there are none."""
     if not paths:
         return ""
     counts = Counter(map(suffix_of, paths))

@@ -14,7 +14,9 @@ from tessera.data.source.annotations.labels import Size
 
 _SCALE = 5  # finer grid that edges are drawn on
 _MOST_REACH = 1 << 16  # pixels that a point may lie outside its image by
+_LONGEST_OUTLINE = 1 << 20  # pixels; a longer one is no object's, and would take seconds
 _BASE, _BITS, _MORE, _SIGN = 48, 5, 0x20, 0x10  # compressed counts: text of 6 bits a character, 5 of them of a number
+_MOST_BITS = 64
 
 Corners = tuple[float, float, float, float]
 Runs = Iterable[tuple[int, int]]  # first pixel and the one after the last, column by column
@@ -41,8 +43,13 @@ def mask_box(segmentation: Any, size_hw: Size) -> Corners | None:
     """Corners in pixels of the box around the pixels of a mask, given as polygons or run lengths; None without any."""
     if isinstance(segmentation, dict):
         return _around([_runs_of_counts(segmentation, size_hw)], size_hw)
-    parts = [part for part in polygon_parts(segmentation) if np.abs(part).max() <= max(size_hw) + _MOST_REACH]
+    reach = max(size_hw) + _MOST_REACH
+    parts = [part for part in polygon_parts(segmentation) if np.abs(part).max() <= reach and _is_short(part)]
     return _around([_runs_of_polygon(part, size_hw) for part in parts], size_hw)
+
+
+def _is_short(part: NDArray[np.float64]) -> bool:
+    return bool(np.abs(part - np.roll(part, -1, 0)).max(1).sum() <= _LONGEST_OUTLINE)
 
 
 def _around(masks: Iterable[Runs], size_hw: Size) -> Corners | None:
@@ -70,13 +77,18 @@ def _runs_of_counts(segmentation: dict[str, Any], size_hw: Size) -> Runs:
 
 
 def _decoded(text: str) -> list[int]:
-    """The run lengths in compressed counts: each but the first three as the difference to the one before the last."""
+    """The run lengths in compressed counts: each but the first three as the difference to the one before the last.
+
+    [] where one has more bits than any run length.
+    """
     lengths: list[int] = []
     value = shift = 0
     for character in text:
         code = ord(character) - _BASE
         value |= (code & (_MORE - 1)) << shift
         shift += _BITS
+        if shift > _MOST_BITS:
+            return []
         if not code & _MORE:
             value -= (1 << shift) if code & _SIGN else 0
             lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))

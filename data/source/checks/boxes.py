@@ -48,8 +48,8 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
     if turned:
         places = [part.listing.label_place(place)(None) for place in dict.fromkeys(turned)]
         check.problems.append(
-            f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation), trained as it was before its "
-            f"rotation, which is what bbox has: {first_of(places, 3)}. Export polygons instead"
+            f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation); bbox is the box before "
+            f"rotation, and is used: {first_of(places, 3)}. Export polygons instead"
         )
     written = _written(part)
     corners = _corners(written)

@@ -129,7 +129,7 @@ class DatasetCheck:
 
     @property
     def exit_code(self) -> int:
-        """Of `--check-data`, by the worst of what was found; notes do not count."""
+        """Exit code of `--check-data`: 1 with errors, else 3 with problems, else 0."""
         return 1 if self.errors else PROBLEMS_CODE if self.problems else 0
 
     def verdict(self) -> str:

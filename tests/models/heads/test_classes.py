@@ -9,7 +9,7 @@ from torch import Tensor
 from tessera.utils.checkpoints.start import build_model, fix_norms, kind_of_start
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
-from tests.models.heads.made_models import each_head, images, made
+from tests.models.heads.made_models import SIZE_HW, each_head, images, made
 
 CONFIG, HYP = TrainConfig(weights="best.pt"), load_hyp("hyp.known.yaml")
 BEFORE = ("ant", "bee", "cow", "dog")
@@ -73,3 +73,27 @@ def test_how_much_is_known_decides_what_follows(weights: Weights, caplog: pytest
         assert caplog.messages == [f"{loaded}; class layer: {report}"]
         assert kind_of_start(CONFIG, names, weights) == start
         assert fix_norms(model, CONFIG, HYP, weights).fixed_norms == layers - (start == "new")
+
+
+def losses_and_gradients(weights: Weights, names: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+    """In float64: of a step of a model for `names` that starts from weights, without those of its class layers."""
+    model = build_model(CONFIG, HYP, names, weights).double().train()
+    criterion = model.head.criterion(HYP, imgsz=96)
+    objects = (("bee", 10, 10, 40, 50), ("cow", 30, 5, 90, 60), ("ant", 3, 3, 20, 30), ("dog", 0, 0, 30, 30))
+    targets = torch.tensor([[number % 2, names.index(name), *box] for number, (name, *box) in enumerate(objects)])
+    loss, parts = criterion(model(images(2).double()), criterion.assign(targets.float(), 2, SIZE_HW))
+    loss.backward()
+    of_classes = {f"model.{len(model.model) - 1}.{layer}" for layer in model.head.class_layers()}
+    parameters = [(name, p.grad) for name, p in model.named_parameters() if name.rpartition(".")[0] not in of_classes]
+    return parts.detach(), {name: grad for name, grad in parameters if grad is not None}
+
+
+@each_head
+def test_the_order_of_names_changes_a_step_by_rounding_alone(weights: Weights) -> None:
+    losses, gradients = losses_and_gradients(weights, BEFORE)
+    others, their_gradients = losses_and_gradients(weights, ("dog", "ant", "cow", "bee"))
+    torch.testing.assert_close(others, losses, rtol=1e-9, atol=0)
+    assert gradients.keys() == their_gradients.keys() and len(gradients) > 50
+    for name, gradient in gradients.items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(their_gradients[name], gradient, rtol=0, atol=1e-9 * largest)

@@ -50,7 +50,8 @@ def test_run_lengths(size_hw: tuple[int, int], seed: int, filled: float) -> None
         None, 3, "x", [], {}, [[]], [[1, 2, 3]], [[1, 1, 1, 1, 1, 1]], [[1e308, 0, 0, 0, 0, 9]],
         {"size": [8, 8], "counts": [64]}, {"size": [8, 8], "counts": [-1, 65]}, {"size": [8, 8], "counts": [1, 2]},
         {"size": [9, 8], "counts": [1, 71]}, {"size": [8, 8], "counts": "é" * 99}, {"size": 8, "counts": []},
-        {"size": [8, 8], "counts": "o" * 9999}, {"counts": None}, {"size": [8, 8], "counts": [0.5, 63.5]},
+        {"size": [8, 8], "counts": "o" * 9_999_999}, {"counts": None}, {"size": [8, 8], "counts": [0.5, 63.5]},
+        [[(-1) ** place * 6e4 if place % 2 else place for place in range(40_000)]],
     ],
 )  # fmt: skip
 def test_no_mask_of_this_image(segmentation: Any) -> None:
