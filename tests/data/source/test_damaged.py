@@ -1,4 +1,4 @@
-"""Damaged files of the formats that are read by their tags or by Pillow: one message each, whatever a decoder raises."""
+"""Damaged files of formats that are read by their tags or by Pillow: one message each, whatever a decoder raises."""
 
 from __future__ import annotations
 
