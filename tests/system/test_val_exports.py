@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tessera.commands import export, val
 from tessera.utils.errors import ConfigError, UserError
@@ -42,7 +43,27 @@ def test_flags_that_an_exported_file_does_not_take(tmp_path: Path) -> None:
             val.run(weights=str(script), **{flag: True}, **CPU)
     with pytest.raises(UserError, match=r"best\.torchscript: .*program"):
         val.run(weights=str(script), project=str(tmp_path / "val"), **CPU)
-    with pytest.raises(UserError, match=r"(?s)3 classes.*tiny\.yaml.* 6"):
-        val.run(weights=str(script), trust_file=True, project=str(tmp_path / "val"), **CPU)
+    others = tmp_path / "others.yaml"
+    content = yaml.safe_load((tmp_path / "tiny.yaml").read_text())
+    others.write_text(yaml.safe_dump({**content, "names": [f"class {name}" for name in content["names"]]}))
+    with pytest.raises(UserError, match=r"(?s)3 classes.*others\.yaml.* 6.*none of them by the same name"):
+        val.run(weights=str(script), data=str(others), trust_file=True, project=str(tmp_path / "val"), **CPU)
     with pytest.raises(UserError, match=r"gone\.onnx"):
         val.run(weights=str(tmp_path / "gone.onnx"), **CPU)
+
+
+def test_an_exported_file_is_matched_to_a_dataset_by_the_names_of_its_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three of the dataset's six classes, in another order: as the checkpoint that it was made from."""
+    data = make_data(tmp_path, train=1, val=4)
+    content = yaml.safe_load(data.read_text())
+    data.write_text(yaml.safe_dump({**content, "names": content["names"][::-1]}))
+    path = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
+    (script,) = export.run(weights=str(path), include=["torchscript"], imgsz=96, device="cpu")
+    found = []
+    for weights in (path, script):
+        caplog.clear()
+        found.append(val.run(weights=str(weights), trust_file=True, project=str(tmp_path / "val"), imgsz=96, **CPU))
+        assert sum(f"3 of 6 classes of {data} known by name" in line for line in caplog.messages) == 1
+    assert found[0].map50 > 0 and found[1].map50 == pytest.approx(found[0].map50, abs=1e-3)
