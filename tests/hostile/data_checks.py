@@ -141,7 +141,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     indexes = {split: message_or_result(lambda split=split: build_index(spec, split)) for split in ("train", "val")}
     refused = any(isinstance(index, Message) for index in indexes.values())
     # An error is what training refuses; corners alone would be trained on, wrongly.
-    assert bool(check.errors) == refused or "corners" in planted, f"{indexes}\n" + "\n".join(check.lines())
+    assert bool(check.errors) == (refused or "corners" in planted), f"{indexes}\n" + "\n".join(check.lines())
     if not refused and held_out:
         check_division(spec, indexes, check)
     return f"{kind}{', held out' if held_out else ''}, {len(planted)} kinds"
