@@ -79,7 +79,7 @@ def test_a_fifo_in_place_of_the_list(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
     os.mkfifo(tmp_path / "pets/labels/train/auto_labels.jsonl")
     (problem,) = check_dataset(load_spec(yaml)).problems
-    assert problem.endswith("auto_labels.jsonl: cannot be read (it is a FIFO, expected a plain file).")
+    assert "auto_labels.jsonl: cannot be read (it is a FIFO, expected a plain file)." in problem
 
 
 def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Path) -> None:

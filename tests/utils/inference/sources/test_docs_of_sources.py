@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "sources.md").read_text()
 
 
 def test_suffixes() -> None:
-    for what, suffixes in (("a picture", PICTURE_SUFFIXES), ("a video", VIDEO_SUFFIXES)):
+    for what, suffixes in (("an image", PICTURE_SUFFIXES), ("a video", VIDEO_SUFFIXES)):
         (row,) = re.findall(rf"\| {what}: ([\w ]+)", PAGE)
         assert set(row.split()) == {suffix[1:] for suffix in suffixes} - {"heic", "heif"}
 
