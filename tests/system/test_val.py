@@ -140,7 +140,7 @@ def test_some_classes_in_another_order_measure_as_among_all(
         with caplog.at_level(logging.INFO):
             weights = str(shared / "weights" / "yolov5n.pt")
             common = {"imgsz": 160, "max_det": 30, "workers": 0, "device": "cpu", "project": str(tmp_path)}
-            metrics = val.run(weights=weights, data=str(data), runtime="torch", **common)
+            metrics = val.run(weights=weights, data=str(data), **common)
         maps = dict(zip(metrics.names, metrics.class_maps(), strict=True))
         return {name: (maps[name], metrics.map) for name in metrics.names}, caplog.text
 
