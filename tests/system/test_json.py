@@ -174,7 +174,7 @@ def test_export(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     assert {"format", "file", *found["network"]} == {*file}
 
 
-@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare", "convert"])
+@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare"])
 def test_a_wrong_flag_is_an_object_too(command: str) -> None:
     ended = run_python("-m", "tessera", command, "--json", "--epoches", "3")
     found = said_by(ended.out, command)
