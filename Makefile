@@ -74,7 +74,6 @@ bench:
 	uv run python -m tests.benchmarks.charts
 	uv run python -m tests.benchmarks.suppression
 	uv run python -m tests.benchmarks.detect
-	uv run python -m tests.benchmarks.runtimes --data $(DATA)
 	uv run python -m tests.benchmarks.gathering
 	uv run python -m tests.benchmarks.ending
 	uv run python -m tests.benchmarks.store --ranks 512

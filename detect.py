@@ -3,7 +3,6 @@
     uv run detect.py --weights runs/train/exp/weights/best.pt --source pictures/
     uv run detect.py --weights yolov5n.pt --source street.mp4 --classes car truck --save-json
     uv run detect.py --weights best.onnx --source rtsp://camera/stream --conf-thres auto
-    uv run detect.py --weights best.pt --source unlabelled/ --label-next 50
 
 A picture is decoded, resized and padded, its boxes are suppressed and put back by the functions of val.py: at equal
 thresholds both find the same. A source that cannot be read is one line, the rest goes on, and the exit code is 3.
@@ -38,7 +37,6 @@ from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import found_ahead, read_ahead
 from tessera.utils.inference.behind import Behind
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.label_next import LabelNext, unlabelled_pictures
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
     CropFiles,
@@ -50,7 +48,6 @@ from tessera.utils.inference.outputs import (
     label_classes,
 )
 from tessera.utils.inference.places import Places
-from tessera.utils.inference.prelabels import DOCUMENTS
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.inference.sources.sources import open_sources
@@ -140,7 +137,6 @@ def detect(config: DetectConfig, world: World) -> Summary:
         tile=config.tile,
         overlap=config.overlap,
         device=config.device,
-        runtime="torch",
     )
     log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
     sources = open_sources(
@@ -150,11 +146,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         sources.origins = without_results(sources.origins, first_run(config))
     if config.track:
         check_trackable(sources.origins)
-    if config.label_next:
-        sources.origins = unlabelled_pictures(sources.origins)
     of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # files can wait
-    if not config.label_next:
-        detector.run_in(config.runtime, sources.expected, several=of_files)
     tally, places = Tally(detector.names), Places()  # its clock begins
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
@@ -162,10 +154,8 @@ def detect(config: DetectConfig, world: World) -> Summary:
         run = stack.enter_context(
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
-        labelling = LabelNext(detector, config.label_next, run, config.weights) if config.label_next else None
         written = open_outputs(config, detector, run, tally)
-        outputs = [*([Behind(written)] if written else []), *([labelling] if labelling else [])]
-        find = labelling.detect if labelling else detector.detect
+        outputs = [Behind(written)] if written else []
         stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
         for output in outputs:
             stack.callback(output.close)
@@ -176,9 +166,9 @@ def detect(config: DetectConfig, world: World) -> Summary:
         at_once = 1
         if of_files:
             items = stack.enter_context(read_ahead(items))
-            at_once = 1 if labelling else detector.pipeline.backend.compute_apart()
+            at_once = detector.pipeline.backend.compute_apart()
         found = stack.enter_context(
-            found_ahead(items, lambda item: find(item) if isinstance(item, Frame) else None, at_once)
+            found_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
         )
         for item, result in tqdm(found, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
@@ -241,7 +231,7 @@ def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
 def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tally) -> list[Output]:
     """The files that the flags ask for."""
     outputs: list[Output] = []
-    if not (config.nosave or config.label_next):
+    if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
         outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
     if config.auto_label:
@@ -254,8 +244,6 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
         outputs.append(CsvFile(run / "predictions.csv", config.track))
     if config.save_json:
         outputs.append(JsonLines(run / "predictions.jsonl", described(config, detector)))
-    for tool in dict.fromkeys(config.save_as):
-        outputs.append(DOCUMENTS[tool](run, detector.names, config.weights))
     return outputs
 
 

@@ -5,7 +5,7 @@
     uv run export.py --weights best.pt --raw --imgsz 384 640             # the bare network, at one size
     uv run export.py --weights last.pt --include pt --half               # weights alone, in float16
     uv run export.py --weights best.pt --include onnx openvino --output models
-    uv run export.py --weights best.pt --int8 --finetune 5               # in 8 bits, trained for them before
+    uv run export.py --weights best.pt --int8                            # in 8 bits
 
 Each file lies beside the checkpoint, or in the folder --output. best.onnx holds all that happens to a picture: resize,
 padding, network, suppression; docs/deploy.md shows how to run it.
@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tessera
 from tessera.utils.environment import Launch
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import called
@@ -36,7 +35,6 @@ from tessera.utils.exporting.formats import FORMATS, Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.content import size_of
 from tessera.utils.exporting.parity.verify import Verified, verify
-from tessera.utils.exporting.quantized.finetuning import trained_best, training_flags
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
@@ -45,20 +43,19 @@ from tessera.utils.report.console import setup_logging
 log = logging.getLogger(__name__)
 
 
-def export(config: ExportConfig, world: World, finetuned: Path | None = None) -> Verified:
+def export(config: ExportConfig, world: World) -> Verified:
     """Write what config.include names, and run it beside the checkpoint.
 
     Args:
         config: the flags.
         world: this process alone.
-        finetuned: what `--finetune` ended with; None without it.
 
     Raises:
         UserError: a mistake in the flags; or a file finds something else than the checkpoint.
     """
     setup_logging(world.rank, world.size)
     formats = formats_of(config)
-    job = ExportJob.read(config, finetuned)
+    job = ExportJob.read(config)
     index = job.images("val")
     make_output(job.folder)
     written = {}
@@ -110,52 +107,22 @@ def make_output(folder: Path) -> None:
         ) from error
 
 
-def finetune(config: ExportConfig) -> Path | None:
-    """`--finetune N`: train for 8 bits, or go on with it; every rank of the job. The checkpoint that is exported then.
-
-    Raises:
-        UserError: as of `train.py`, or what the export would raise after it.
-    """
-    if not config.finetune:
-        return None
-    with open_world(config.device, call=repr(config)) as world:
-        setup_logging(world.rank, world.size)
-
-        def prepare() -> dict[str, Any]:
-            formats_of(config)
-            job = ExportJob.read(config)
-            make_output(job.folder)
-            return training_flags(job, world.size)
-
-        flags = world.from_main(prepare)
-        log.info(
-            f"--finetune: trains in {flags['project']}/{flags['name']}; stopped, the same command resumes it, and "
-            "exports then. Without that folder it begins anew."
-        )
-    tessera.train(**flags)
-    return trained_best(flags)
-
-
-def start(given: dict[str, Any]) -> Verified | None:
-    """Do what the flags ask for: rank 0 exports, of several that train."""
+def start(given: dict[str, Any]) -> Verified:
+    """Do what the flags ask for."""
     config, launch = ExportConfig(**given), Launch.from_environment()
-    if launch.size > 1 and not config.finetune:
-        raise ConfigError(f"{called('export.py')} is one process without --finetune: start it without a launcher.")
-    finetuned = finetune(config)
-    if launch.rank:
-        return None
-    with open_world(config.device.partition(",")[0], launch=Launch()) as world:  # the first of the ranks' devices
-        return export(config, world, finetuned)
+    if launch.size > 1:
+        raise ConfigError(f"{called('export.py')} is one process: start it without a launcher.")
+    with open_world(config.device, launch=launch) as world:
+        return export(config, world)
 
 
 def run(**kwargs: Any) -> list[Path]:
-    """Export from Python; takes the names of the flags. Returns the files, on rank 0.
+    """Export from Python; takes the names of the flags. Returns the files.
 
     Raises:
         UserError: a mistake in the flags, the weights or the data.
     """
-    found = start(ExportConfig.named(kwargs))
-    return list(found.files.values()) if found else []
+    return list(start(ExportConfig.named(kwargs)).files.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

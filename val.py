@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,33 +30,29 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
-from tessera.data.source.place import require_new
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import Evaluation, measure, pooled
+from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.exporting.fastest import Use, in_runtime
-from tessera.utils.files import user_path
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.console import print_lines, setup_logging
+from tessera.utils.report.console import setup_logging
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.plain import plain_folder, plain_metrics
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.suspects import report_suspects
-from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
+from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.folds import Fold, part_of_index, trained_folds, training_again
 from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import DatasetIndex, Metrics
 
@@ -72,7 +68,7 @@ class Validated(NamedTuple):
 
     Attributes:
         metrics: the same on every rank.
-        interval: of mAP; None on other ranks than 0, and with `--folds`.
+        interval: of mAP; None on other ranks than 0.
         weights: what `--weights` names.
         data: the dataset's YAML.
         split: that was measured.
@@ -101,7 +97,6 @@ class Validated(NamedTuple):
 def validate(config: ValConfig, world: World) -> Validated:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    training = training_again(config, world.size)
     model = opened(config.weights, config, world)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
@@ -112,8 +107,6 @@ def validate(config: ValConfig, world: World) -> Validated:
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     class_of = classes_of(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
-    if config.corrected:
-        world.from_main(lambda: require_new(user_path(config.corrected, "--corrected"), spec, "--corrected"))
 
     imgsz = image_size(model, config)
     log.info(model.describe(imgsz))
@@ -122,13 +115,6 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-        if training is not None:
-            folds = trained_folds(config, training, spec, index, run)
-            metrics, judged = judge_by_folds(folds, index, imgsz, config, world)
-            listing = report_suspects(judged, index, spec, run, origin, config)
-            return Validated(metrics, None, config.weights, str(spec.yaml_path), split, imgsz, run, listing)
-        use = Use(imgsz, len(index)) if config.tile else Use(imgsz, len(index), config.batch_size, split=index)
-        model = in_runtime(model, config.runtime, config.weights, world, use)
         coco = CocoSink(index) if config.save_json else None
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
@@ -179,22 +165,6 @@ def measured(
     )
 
 
-def judge_by_folds(
-    folds: Iterable[Fold], index: DatasetIndex, imgsz: int, config: ValConfig, world: World
-) -> tuple[Metrics, Evidence]:
-    """Judge the labels of each fold by weights that have not seen them; both results are of all folds."""
-    judged, found, images = list[Evidence](), list[Evaluation](), []
-    for fold in folds:
-        part = part_of_index(index, fold.images)
-        evidence = EvidenceSink(part)
-        found.append(measured(opened(str(fold.weights), config, world), part, imgsz, config, world, [evidence]))
-        judged.append(evidence.evidence().of_images(fold.images))
-        images.append(fold.images)
-    metrics = pooled(found, images, tuple(index.names))
-    print_lines(table_header(), validation_line(metrics), "Each image was measured by weights that have not seen it.")
-    return metrics, Evidence.joined(len(index.names), judged)
-
-
 def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
     """What the flags ask of a validation; `class_of` as of Settings."""
     if config.task == "speed":
@@ -213,8 +183,6 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
         found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
     if config.end2end and "iou_thres" in given:
         found.append("--iou-thres: without effect, --end2end suppresses nothing.")
-    if config.folds and (config.save_txt or config.save_json):
-        found.append("--save-txt and --save-json: without effect with --folds, which judges labels alone.")
     if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
         found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
     return found

@@ -160,17 +160,6 @@ class DetectionModel(nn.Module):
                 if isinstance(module, Conv):
                     module.fixes_statistics = True
 
-    def compute_in_bytes(self) -> None:
-        """Have the convolutions compute as a file in 8 bits does, from now on.
-
-        As there, the first layer, which reads the finest picture, and the head's last convolutions, which give the
-        predictions, do not.
-        """
-        for layer in self.model[1:]:
-            for module in layer.modules():
-                if isinstance(module, Conv):
-                    module.in_bytes = True
-
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
         """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes.
 

@@ -1,4 +1,4 @@
-"""Tessera from Python: `train(data="shapes.yaml")`, `val`, `detect`, `export`, `compare`, `convert` and `Detector`.
+"""Tessera from Python: `train(data="shapes.yaml")`, `val`, `detect`, `export`, `compare` and `Detector`.
 
 The functions take the names of their command's flags. Importing this costs nothing: what a name needs, torch among it,
 is loaded when the name is first used.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tessera.commands.compare import run as compare
-    from tessera.commands.convert import run as convert
     from tessera.commands.detect import run as detect
     from tessera.commands.export import run as export
     from tessera.commands.train import run as train
@@ -22,12 +21,11 @@ if TYPE_CHECKING:
     from tessera.utils.inference.detector import Detector
 
 __version__ = "0.1.0"
-__all__ = ["Detector", "__version__", "compare", "convert", "detect", "export", "train", "val"]
+__all__ = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
 
 _HOMES = {
     "Detector": ("tessera.utils.inference.detector", "Detector"),
     "compare": ("tessera.commands.compare", "run"),
-    "convert": ("tessera.commands.convert", "run"),
     "detect": ("tessera.commands.detect", "run"),
     "export": ("tessera.commands.export", "run"),
     "train": ("tessera.commands.train", "run"),

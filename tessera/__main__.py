@@ -11,7 +11,7 @@ from tessera.utils.flags.version import version_line
 from tessera.utils.streams import keep_streams
 from tessera.utils.text import shown
 
-COMMANDS = ("train", "val", "detect", "export", "compare", "convert")
+COMMANDS = ("train", "val", "detect", "export", "compare")
 USAGE = (
     f"usage: {'python -m ' if IS_CLONE else ''}tessera {{{','.join(COMMANDS)}}} [flags]\n"
     "--help after a command lists its flags; --version says which Tessera this is."

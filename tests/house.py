@@ -24,7 +24,6 @@ ROOMS = (
     "tessera.data.source.annotations",
     "tessera.data.source",
     "tessera.data.source.checks",
-    "tessera.data.conversion",
     "tessera.data.augment",
     "tessera.data.feed",
     "tessera.utils.checkpoints",

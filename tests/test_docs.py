@@ -14,7 +14,6 @@ from tessera.data.feed.sampler import EpochOrder, EpochSampler
 from tessera.utils import environment
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.convert import ConvertConfig
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import Options
@@ -100,7 +99,7 @@ def test_files_modules_and_targets_are_there(path: Path) -> None:
 
 def test_every_command_of_the_readme_is_understood() -> None:
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^(?!`).*\b(train|val|detect|export|convert)(?:\.py)? (--[^#\n]*)", text, flags=re.MULTILINE)
+    commands = re.findall(r"^(?!`).*\b(train|val|detect|export)(?:\.py)? (--[^#\n]*)", text, flags=re.MULTILINE)
     commands += re.findall(r"^(?:uv run )?(?:tessera )?(compare)(?:\.py)? ([^#\n]*)", text, flags=re.MULTILINE)
     assert len(commands) >= 9
     for command, flags in commands:
@@ -109,7 +108,6 @@ def test_every_command_of_the_readme_is_understood() -> None:
             "val": ValConfig,
             "detect": DetectConfig,
             "export": ExportConfig,
-            "convert": ConvertConfig,
         }
         config = known.get(command, CompareConfig)
         config(**config.from_args(shlex.split(flags)))

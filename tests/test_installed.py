@@ -57,7 +57,7 @@ def test_its_code_is_that_of_the_clone(site: Path, tmp_path: Path) -> None:
 def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Path) -> None:
     assert python(tmp_path, site, "-m", "tessera", "export", "--help").stdout.startswith("usage: tessera export [-h]")
     assert python(tmp_path, site, "-m", "tessera", "-h").stdout.startswith(
-        "usage: tessera {train,val,detect,export,compare,convert}"
+        "usage: tessera {train,val,detect,export,compare}"
     )
     wrong = python(tmp_path, site, "-m", "tessera", "val", "--imgs", "-1", "--wieghts", "x")
     said = "error: tessera val: unknown argument '--wieghts'. Did you mean '--weights'? See tessera val --help.\n"

@@ -22,7 +22,6 @@ OUTSIDE = {
     "detect",
     "export",
     "compare",
-    "convert",
 }  # tessera.… is their only name
 EVERY_MODULE = """
 import importlib, sys
@@ -32,7 +31,7 @@ for folder in ("data", "models", "utils"):
     for file in (root / folder).rglob("*.py"):
         parts = file.relative_to(root).with_suffix("").parts
         importlib.import_module(".".join(("tessera", *parts)).removesuffix(".__init__"))
-for command in ("train", "val", "detect", "export", "compare", "convert"):
+for command in ("train", "val", "detect", "export", "compare"):
     importlib.import_module(f"tessera.commands.{command}")
 names = {}
 for name, module in sys.modules.items():
@@ -95,13 +94,13 @@ def test_the_door_is_light_and_says_what_is_behind_it(project: Path) -> None:
         "import sys, tessera\n"
         "print(sorted(m for m in sys.modules if m.startswith('tessera')), 'torch' in sys.modules, dir(tessera))"
     )
-    names = ["Detector", "__version__", "compare", "convert", "detect", "export", "train", "val"]
+    names = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
     assert python(project, "-c", program).stdout == f"['tessera'] False {names}\n"
     unknown = python(project, "-c", "import tessera\ntry: tessera.trian\nexcept AttributeError as error: print(error)")
     assert unknown.stdout == f"module 'tessera' has no attribute 'trian'; it has {', '.join(names)}\n"
 
 
-@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare", "convert"])
+@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare"])
 def test_a_command_by_its_file_and_by_its_name_is_the_same(project: Path, command: str) -> None:
     by_file = python(project, str(ROOT / f"{command}.py"), "--help").stdout
     assert python(project, "-m", "tessera", command, "--help").stdout == by_file
@@ -121,7 +120,7 @@ def test_a_command_that_is_none_is_an_error(project: Path, words: tuple[str, ...
         python(project, "-m", "tessera", *words)
     assert caught.value.returncode == 2
     assert caught.value.stderr.startswith(
-        f"{said}usage: python -m tessera {{train,val,detect,export,compare,convert}} [flags]\n"
+        f"{said}usage: python -m tessera {{train,val,detect,export,compare}} [flags]\n"
     )
 
 

@@ -268,7 +268,6 @@ class TrainConfig(Options):
     optimizer: OptimizerName | Literal[""] = option(
         "", "SGD, Adam or AdamW (default: as the hyperparameters say)", choices=("", *OPTIMIZERS)
     )
-    int8: bool = option(False, "round as a file in 8 bits does, and learn to lose less by it", kind=bool)
     sync_bn: bool = option(False, "BatchNorm statistics over all ranks", kind=bool)
     workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
     project: str = option("runs/train", "folder of runs")

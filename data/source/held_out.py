@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.decode import REDUCTIONS, BadImage, decode_levels, image_size
-from tessera.data.source.listing import Listing, list_images
+from tessera.data.source.listing import Listing
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import kept, open_plain
@@ -27,7 +27,7 @@ from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels, to_uint8
 from tessera.utils.seeding import HeldOut
-from tessera.utils.types import DatasetIndex, DatasetSpec
+from tessera.utils.types import DatasetSpec
 
 GRID = 9  # cells a side that a picture is averaged over
 BITS = 2 * GRID * (GRID - 1)
@@ -142,48 +142,6 @@ def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
         if 2 * int(is_val.sum()) >= max(wanted, 1):
             return Division(is_val, groups, alike)
     return None
-
-
-def folds(spec: DatasetSpec, index: DatasetIndex, count: int) -> NDArray[np.int64]:
-    """Which of `count` folds each image of train is in, int64 (N,): of nearly equal size, twins in one fold.
-
-    Args:
-        spec: the dataset.
-        index: of its train.
-        count: at least 2.
-
-    Raises:
-        UserError: there are fewer images that differ.
-    """
-    listing = list_images(spec, "train")
-    places = {path: place for place, path in enumerate(listing.images)}
-    rows = np.array([places[str(index.path(image))] for image in range(len(index))])
-    found = _fingerprints(spec, listing)
-    contents, bits = found.contents[rows], found.bits[rows]
-    copies = np.unique(contents, axis=0, return_inverse=True)[1].reshape(-1)
-    for alike in ALIKE_BITS:
-        groups = group(bits, copies, alike)
-        sizes = np.bincount(groups)
-        if len(sizes) >= count and sizes.max() <= len(index) / count:
-            break
-    if len(sizes) < count:
-        raise UserError(
-            f"--folds {count}: train has {len(sizes):,} images that differ, expected at least {count}. Give a smaller "
-            "number."
-        )
-    if alike < ALIKE_BITS[0]:
-        log.warning(
-            f"--folds {count}: too many pictures look alike to keep them in one fold; those that differ in more than "
-            f"{alike} of {BITS} bits may be in several, and errors that they share are found less."
-        )
-    filled, fold_of_group = np.zeros(count, np.int64), np.zeros(len(sizes), np.int64)
-    least: dict[int, bytes] = {}
-    for own, content in zip(groups.tolist(), contents, strict=True):
-        least[own] = min(_keyed(0, content), least.get(own, b"\xff" * 17))
-    for own in sorted(least, key=lambda own: (-sizes[own], least[own])):
-        fold_of_group[own] = filled.argmin()
-        filled[fold_of_group[own]] += sizes[own]
-    return fold_of_group[groups]
 
 
 def _keyed(seed: int, content: NDArray[np.uint8]) -> bytes:

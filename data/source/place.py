@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,43 +222,6 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
 def _real(path: Path) -> Path:
     """With links followed, as far as it exists."""
     return Path(os.path.realpath(path))
-
-
-def require_new(folder: Path, spec: DatasetSpec, flag: str) -> None:
-    """Refuse a folder that a copy of a dataset cannot be written to without touching what is there, before any work.
-
-    Args:
-        folder: not there, or empty.
-        spec: the dataset.
-        flag: that names the folder.
-
-    Raises:
-        UserError: something is in it, it cannot be made, or the dataset lists the pictures that would be.
-    """
-    where = f"{flag} {shown(folder)}"
-    try:
-        taken = any(folder.iterdir())
-    except FileNotFoundError:
-        taken = False
-    except OSError as error:
-        found = "a file" if isinstance(error, NotADirectoryError) else error.strerror
-        raise UserError(f"{where}: found {found}, expected a folder to be made. Name a new one.") from error
-    if taken:
-        raise UserError(f"{where}: it is not empty, and nothing in it is replaced. Name a new folder.")
-    for entry in (entry for entries in spec.splits.values() for entry in entries):
-        if _real(folder).is_relative_to(_real(entry)):
-            raise UserError(
-                f"{where}: it lies in {shown(entry)}, whose pictures are those of the dataset: those of the copy would "
-                "be too. Name a folder elsewhere."
-            )
-    above = next(path for path in absolute(folder).parents if os.path.isdir(path))
-    try:
-        with tempfile.TemporaryDirectory(dir=above):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{where}: it cannot be made in {shown(above)} ({error.strerror}). Name a folder elsewhere."
-        ) from error
 
 
 def absolute(path: Path) -> Path:

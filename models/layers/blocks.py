@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.layers.eight_bits import SILU_LOW, rounded_maps, rounded_weight
 from tessera.models.layers.joining import joined
 
 Size = int | tuple[int, int]  # a side, or (height, width)
@@ -51,8 +50,7 @@ class Conv(nn.Module):
     """Convolution without bias, batch normalisation, SiLU.
 
     With `fixes_statistics` set it normalises by the running statistics in training too, and leaves them as they are:
-    the normalisation is part of the convolution then, whose weight, gain and shift learn on, and takes no time. With
-    `in_bytes` set it does so too, and what it reads, its weight and what it gives are rounded to 8 bits.
+    the normalisation is part of the convolution then, whose weight, gain and shift learn on, and takes no time.
 
     Args:
         c_in, c_out: channels.
@@ -80,23 +78,15 @@ class Conv(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, kernel, stride, padding, dilation, groups, bias=False)
         self.bn: nn.Module = nn.BatchNorm2d(c_out, eps=BN_EPS, momentum=BN_MOMENTUM)
         self.act: nn.Module = SILU if act else nn.Identity()
-        self.fixes_statistics = self.in_bytes = False
+        self.fixes_statistics = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H', W')."""
-        if self.in_bytes or (self.training and self.fixes_statistics):
-            return self.convolve(x, *self.folded(self.conv.weight.dtype), self.act)
+        if self.training and self.fixes_statistics:
+            conv, (weight, bias) = self.conv, self.folded(self.conv.weight.dtype)
+            y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+            return cast(Tensor, self.act(y))
         return cast(Tensor, self.act(self.bn(self.conv(x))))
-
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor, act: nn.Module) -> Tensor:
-        """The same with another weight, (c_out, c_in / groups, kH, kW), bias and activation."""
-        conv = self.conv
-        if self.in_bytes:
-            x, weight = rounded_maps(x), rounded_weight(weight)
-        y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-        if self.in_bytes:
-            y = rounded_maps(y.clamp(min=SILU_LOW) if isinstance(act, SiLU) else y)
-        return cast(Tensor, act(y))
 
     @torch.no_grad()
     def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:

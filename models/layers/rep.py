@@ -26,8 +26,6 @@ class RepConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, H, W) to (B, c_out, H, W)."""
-        if self.cv1.in_bytes:  # as the one convolution that it becomes
-            return self.cv1.convolve(x, *self._folded(self.cv1.conv.weight.dtype), self.act)
         y = self.cv1(x)
         return cast(Tensor, self.act(y if self.cv2 is None else y + self.cv2(x)))
 

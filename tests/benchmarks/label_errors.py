@@ -2,24 +2,16 @@
 
     uv run python -m tests.benchmarks.label_errors --weights runs/train/exp/weights/best.pt --data shapes.yaml
     uv run --with cleanlab python -m tests.benchmarks.label_errors …       # cleanlab's figures too
-    uv run python -m tests.benchmarks.label_errors --data shapes.yaml --folds 3 --train "--imgsz 128 --epochs 24"
 
 A copy of the labels of `val` gets 5 % of each kind of error; the pictures are not copied. For each kind a line: which
 share of the first k suspects of that kind are planted errors of it, k being how many were planted, and how many of the
 planted errors are among all suspects. Then the same for all kinds in one ranking, and for pictures with any planted
 error, ranked by their worst suspect. cleanlab has scores for three of the kinds, and for pictures.
-
-With `--folds` errors are planted in `train`, weights are trained on it, and val.py judges it by these weights, which
-have seen the errors, and by those of its folds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -38,7 +30,7 @@ from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.suspects.evidence import Suspicion
-from tessera.utils.suspects.files import FILE, NAMES
+from tessera.utils.suspects.files import NAMES
 from tessera.utils.suspects.ranking import suspects
 from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -107,11 +99,10 @@ def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index
         if mine:
             at = found[:k].sum() / k, found.sum() / k
             print(f"{name:>10}{kind:>14}: {k:>5} planted, in the first {k} {at[0]:.2f}, found {at[1]:.2f} of them")
-    for least in (0.8, 0.5):  # those of --corrected, and those that the console counts apart
-        sure = [claim for claim in claims if claim[0] >= least]
-        found = right(sure, planted, index).sum()
-        shares = f"{found / max(len(sure), 1):.2f} of them planted, {found / len(planted):.2f} of all planted"
-        print(f"{name:>10}{f'from {least}':>14}: {len(sure):>5} suspects, {shares}")
+    sure = [claim for claim in claims if claim[0] >= 0.5]  # that the console counts apart
+    found = right(sure, planted, index).sum()
+    shares = f"{found / max(len(sure), 1):.2f} of them planted, {found / len(planted):.2f} of all planted"
+    print(f"{name:>10}{'from 0.5':>14}: {len(sure):>5} suspects, {shares}")
     worst: dict[int, float] = {}
     for score, _, image, _ in claims:
         worst[image] = max(score, worst.get(image, 0))
@@ -163,41 +154,15 @@ def cleanlabs(found: dict[int, Detections], index: DatasetIndex) -> tuple[list[C
     return claims, {i: 1 - float(score) for i, score in enumerate(of_pictures)}
 
 
-def by_folds(args: argparse.Namespace, folder: Path) -> None:
-    """Train on planted labels; judge these by the weights that have seen them, and by those of folds."""
-    data, planted = planted_copy(args.data, folder, "train", args.share, args.seed)
-    index = build_index(load_spec(data), "train")
-    own = ["--data", str(data), "--project", str(folder), "--name"]
-    subprocess.run([sys.executable, "train.py", *shlex.split(args.train), *own, "train"], check=True)
-    judging = ["val.py", "--weights", str(folder / "train/weights/best.pt"), "--task", "train", "--find-errors", *own]
-    for name, more in (("seen", []), ("folds", ["--folds", str(args.folds)])):
-        subprocess.run([sys.executable, *judging, name, *more], check=True)
-        report(name, written(folder / name / FILE, index), planted, index)
-
-
-def written(file: Path, index: DatasetIndex) -> list[Claim]:
-    """What a list of --find-errors says."""
-    numbers = {str(index.path(i)): i for i in range(len(index))}
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    boxes = [row["suggested_box" if row["kind"] == "missing" else "box"] for row in rows]
-    return [(r["score"], r["kind"], numbers[r["image"]], np.array(box)) for r, box in zip(rows, boxes, strict=True)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    judge = parser.add_mutually_exclusive_group(required=True)
-    judge.add_argument("--weights")
-    judge.add_argument("--folds", type=int, help="judge labels of train, in so many folds and by weights of --train")
+    parser.add_argument("--weights", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--train", default="", help="with --folds: flags of train.py")
     args = parser.parse_args()
     world = World()
     with tempfile.TemporaryDirectory() as folder:
-        if args.folds:
-            by_folds(args, Path(folder))
-            return
         data, planted = planted_copy(args.data, Path(folder), "val", args.share, args.seed)
         index = build_index(load_spec(data), "val")
         model = open_model(args.weights, world)

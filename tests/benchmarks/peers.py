@@ -27,12 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+import yaml
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.flags.version import version_line
-from tessera.utils.suspects.copy import write_copy
 from tests.benchmarks.rounds import machine, parser
 from tests.system.launch import ROOT
 
@@ -80,13 +81,22 @@ def rivals(yolov5: str, yolov5_python: str, yolo: str) -> list[Rival]:
 def copied(data: str, folder: Path) -> Path:
     """A copy of the dataset with its pictures, in the form that all read; its YAML."""
     spec = load_spec(data)
-    write_copy(folder, spec, [build_index(spec, split) for split in ("train", "val")], {})
-    for link in [path for path in folder.rglob("*") if path.is_symlink()]:
-        picture = link.resolve()
-        link.unlink()
-        shutil.copy(picture, link)
-    target = folder / f"{spec.name}.yaml"
-    target.write_text(target.read_text("utf-8").replace("path: .\n", f"path: {folder}\n", 1), "utf-8")
+    for split in ("train", "val"):
+        index = build_index(spec, split)
+        for image in range(len(index)):
+            target = folder / "images" / split / f"{image:06}{index.path(image).suffix}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(index.path(image), target)
+            classes, boxes = index.labels(image)
+            middles, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+            shares = np.hstack([middles, sizes]) / np.tile(index.sizes_hw[image][::-1], 2)
+            rows = [" ".join(map(str, (c, *row))) for c, row in zip(classes.tolist(), shares.tolist(), strict=True)]
+            labels = folder / "labels" / split / f"{image:06}.txt"
+            labels.parent.mkdir(parents=True, exist_ok=True)
+            labels.write_text("\n".join(rows))
+    names = dict(enumerate(spec.names))
+    text = yaml.safe_dump({"path": str(folder), "train": "images/train", "val": "images/val", "names": names})
+    (target := folder / f"{spec.name}.yaml").write_text(text, "utf-8")
     return target
 
 

@@ -1,6 +1,6 @@
 """detect.py on a folder, a video and four streams, results written, beside the network alone on the same pictures.
 
-uv run python -m tests.benchmarks.sources --weights yolov5n.pt --source pictures/ --runtime torch onnxruntime
+uv run python -m tests.benchmarks.sources --weights yolov5n.pt --source pictures/
 
 By turns, in one process. The video, 1280 x 720 pixels, is made of the pictures; the streams are Motion JPEG of its
 frames from a process of their own, 25 frames a second each, of which the newest are taken. Milliseconds are those of
@@ -82,7 +82,7 @@ class Clock:
             yield
 
 
-def command(weights: str, runtime: str, source: list[str], seconds: float = 0) -> Callable[[], tuple[Times, Clock]]:
+def command(weights: str, source: list[str], seconds: float = 0) -> Callable[[], tuple[Times, Clock]]:
     """detect.py as it is called, into a folder that is removed; after some seconds by Ctrl-C, where they are given."""
 
     def run() -> tuple[Times, Clock]:
@@ -92,7 +92,7 @@ def command(weights: str, runtime: str, source: list[str], seconds: float = 0) -
             if seconds:
                 stop.start()
             try:
-                detect.run(weights=weights, source=source, runtime=runtime, device="cpu", project=folder)
+                detect.run(weights=weights, source=source, device="cpu", project=folder)
             except (Interrupted, KeyboardInterrupt):
                 assert seconds
             stop.cancel()
@@ -101,10 +101,9 @@ def command(weights: str, runtime: str, source: list[str], seconds: float = 0) -
     return run
 
 
-def network_alone(weights: str, runtime: str, pictures: list[Pixels], several: bool) -> Rival:
+def network_alone(weights: str, pictures: list[Pixels], several: bool) -> Rival:
     """The bare network on pictures that are decoded, resized and turned to tensors before; as many at once."""
-    detector = Detector(weights, device="cpu", runtime="torch")
-    detector.run_in(runtime, several=several)
+    detector = Detector(weights, device="cpu")
     backend = detector.pipeline.backend
     at_once = backend.compute_apart() if several else 1
     images = [
@@ -183,12 +182,11 @@ def show_streams(clocks: list[Clock]) -> None:
 
 
 def main() -> None:
-    """Print the table of each runtime."""
+    """Print the table."""
     args = parser(
         __doc__,
         weights="yolov5n.pt",
         source="",
-        runtime=["torch", "onnxruntime"],
         frames=300,
         seconds=(12.0, "of the streams, the start of detect.py among them"),
         only=(["folder", "video", "streams"], "of these sources"),
@@ -207,31 +205,30 @@ def main() -> None:
         with VideoWriter(video, FPS) as writer:
             for frame in islice(panned(paths, 30), args.frames):
                 writer.write(frame)
-        for runtime in args.runtime:
-            sources = {
-                "folder": (folder_pictures, command(args.weights, runtime, [args.source])),
-                "video": (frames, command(args.weights, runtime, [str(video)])),
-                "streams": (frames, command(args.weights, runtime, urls, args.seconds)),
-            }
-            rivals = {
-                name: (network_alone(args.weights, runtime, pictures, name != "streams"), run)
-                for name, (pictures, run) in sources.items()
-                if name in args.only
-            }
-            alone, found, clocks = ({name: [] for name in rivals} for _ in range(3))  # type: ignore[var-annotated]
-            for count in range(1 + args.rounds):
-                for name, (bare, run) in rivals.items():
-                    bare_times, (times, clock) = bare(), run()
-                    if count:  # after one for caches, allocators, kernels
-                        alone[name].append(bare_times)
-                        found[name].append(times)
-                        clocks[name].append(clock)
-            print(f"{args.weights}, {runtime}, {status_kb('VmHWM') / 1024:.0f} MiB at most so far")
-            for name in rivals:
-                show(f"{name}, network alone", alone[name], alone[name])
-                show(f"{name}, detect.py", found[name], alone[name])
-            if "streams" in rivals:
-                show_streams(clocks["streams"])
+        sources = {
+            "folder": (folder_pictures, command(args.weights, [args.source])),
+            "video": (frames, command(args.weights, [str(video)])),
+            "streams": (frames, command(args.weights, urls, args.seconds)),
+        }
+        rivals = {
+            name: (network_alone(args.weights, pictures, name != "streams"), run)
+            for name, (pictures, run) in sources.items()
+            if name in args.only
+        }
+        alone, found, clocks = ({name: [] for name in rivals} for _ in range(3))  # type: ignore[var-annotated]
+        for count in range(1 + args.rounds):
+            for name, (bare, run) in rivals.items():
+                bare_times, (times, clock) = bare(), run()
+                if count:  # after one for caches, allocators, kernels
+                    alone[name].append(bare_times)
+                    found[name].append(times)
+                    clocks[name].append(clock)
+        print(f"{args.weights}, {status_kb('VmHWM') / 1024:.0f} MiB at most so far")
+        for name in rivals:
+            show(f"{name}, network alone", alone[name], alone[name])
+            show(f"{name}, detect.py", found[name], alone[name])
+        if "streams" in rivals:
+            show_streams(clocks["streams"])
     here.send(True)
     cameras.join()
 

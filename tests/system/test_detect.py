@@ -141,7 +141,7 @@ def test_real_pictures_in_threads_are_what_a_validation_in_batches_finds(shared:
 
 def test_every_kind_of_file(weights: Path, folder: Path) -> None:
     files = dict.fromkeys(("save_txt", "save_conf", "save_csv", "save_crop", "save_json"), True)
-    summary = run(weights, folder, **files, save_as=["coco", "label-studio", "cvat"])
+    summary = run(weights, folder, **files)
     results = list(detect.Detector(weights, device="cpu")(folder))
     assert summary.folder is not None and summary.detections == sum(map(len, results)) > 10
     out = summary.folder
@@ -156,9 +156,6 @@ def test_every_kind_of_file(weights: Path, folder: Path) -> None:
     with (out / "predictions.csv").open(newline="") as file:
         header, *table = csv.reader(file)
     assert header[:3] == ["Image Name", "Prediction", "Confidence"] and len(table) == summary.detections
-    assert len(json.loads((out / "predictions.coco.json").read_text())["annotations"]) == summary.detections
-    assert len(json.loads((out / "predictions.label-studio.json").read_text())) == len(results)
-    assert (out / "predictions.cvat.xml").read_text().count("<box ") == summary.detections
     assert [line["source"] for line in lines_of(summary)[1:]] == [result.source for result in results]
     assert run(weights, folder).folder == out.with_name("exp2")
 

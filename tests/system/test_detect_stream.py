@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tessera.utils.exporting.network_cache import packages
 from tests.system.jobs import Job
 from tests.system.launch import python_command
 from tests.utils.exporting.made import ANCHORED, checkpoint
@@ -23,7 +21,6 @@ def test_a_stream_until_it_is_interrupted(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED)
     flags = ["--weights", str(weights), "--project", str(tmp_path / "runs")]
     flags += ["--imgsz", "64", "--device", "cpu", "--save-json"]
-    flags += ["--runtime", "onnxruntime"] if all(map(find_spec, packages("onnxruntime"))) else []
     with mjpeg_server([50], REFUSE, [100_000], pause_s=0.01) as server:
         address = server.url.replace("://", "://me:secret@")
         path = tmp_path / "runs" / "exp" / "predictions.jsonl"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tessera
-from tessera.commands import compare, convert, detect, export, train, val
+from tessera.commands import compare, detect, export, train, val
 from tests.system.launch import ROOT, environment, run_python, torchrun
 from tests.system.tiny import flags, make_data
 
@@ -126,24 +126,16 @@ def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: P
 
 def test_val(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     data, best = trained.data, trained.best
-    errors = ("--find-errors", "--corrected", str(tmp_path / "fixed"), "--corrected-score", "0")
-    found = answered(val.main, "--weights", best, "--noreport", "--workers", "0", *errors, *where(tmp_path))
+    found = answered(val.main, "--weights", best, "--noreport", "--workers", "0", "--find-errors", *where(tmp_path))
     wanted = documented("Every command", "Metrics", "val.py") - kinds() - {"metrics", "label_errors"}
     assert keys(found, whole={}) == wanted
     suspected = found["label_errors"]
     listed = [json.loads(line)["kind"] for line in Path(suspected["file"]).read_text().splitlines()]
     assert {row["kind"]: row["suspects"] for row in suspected["kinds"]} == {kind: listed.count(kind) for kind in KINDS}
     assert all(row["likely"] <= row["suspects"] for row in suspected["kinds"]) and suspected["page"] is None
-    assert suspected["corrected"] == str(tmp_path / "fixed" / "tiny.yaml") and suspected["changes"] == len(listed)
     assert (found["weights"], found["data"], found["run"]) == (best, str(data), str(tmp_path / "exp"))
     low, high = found["interval"]["map"]
     assert low <= high and found["metrics"]["images"] == 4 and "errors.jsonl" in found["files"]
-
-
-def test_convert(trained: Trained, answered: Answered, tmp_path: Path) -> None:
-    found = answered(convert.main, "--data", str(trained.data), "--to", "coco", "--out", str(tmp_path / "coco"))
-    assert keys(found, whole={"losses": {}}) == documented("Every command", "convert.py") - kinds() - {"run", "files"}
-    assert found["images"] == 12 and Path(found["data"]) == tmp_path / "coco" / "tiny.yaml"
 
 
 def test_detect(trained: Trained, answered: Answered, tmp_path: Path) -> None:
@@ -182,7 +174,7 @@ def test_export(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     assert {"format", "file", *found["network"]} == {*file}
 
 
-@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare", "convert"])
+@pytest.mark.parametrize("command", ["train", "val", "detect", "export", "compare"])
 def test_a_wrong_flag_is_an_object_too(command: str) -> None:
     ended = run_python("-m", "tessera", command, "--json", "--epoches", "3")
     found = said_by(ended.out, command)

@@ -82,25 +82,6 @@ def test_four_images_measure_the_same_on_more_ranks(
     assert counts[0] == counts[1] and counts[0].count("\n") == 5
 
 
-@pytest.mark.slow
-def test_two_ranks_measure_the_same_in_another_runtime(trained: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    args = [*trained, "--project", str(tmp_path), "--runtime", "onnxruntime"]
-    apart = tmp_path / "apart.py"  # as on two hosts, each rank has a cache of its own
-    apart.write_text(
-        "import os, runpy\n"
-        "os.environ['TESSERA_CACHE'] += os.environ['RANK']\n"
-        f"runpy.run_path({str(VAL)!r}, run_name='__main__')\n"
-    )
-    together = torchrun(apart, *args, "--name", "together", env={"PYTHONPATH": str(ROOT)})
-    files = [{path.name for path in tmp_path.glob(f"cache{rank}/runtimes/*/*")} for rank in (0, 1)]
-    assert files[0] == files[1] == {"best-raw.onnx", "best-raw.onnx.sha256"}, together.said
-    alone = run_python(VAL, *args, "--name", "alone")
-    assert figures(together) == figures(alone), "the two ranks have half of the threads each, and measure again"
-    for outcome in (together, alone):
-        assert outcome.err.count("computed by ONNX Runtime") == 1, outcome.said
-
-
 def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
     tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]
@@ -140,7 +121,7 @@ def test_some_classes_in_another_order_measure_as_among_all(
         with caplog.at_level(logging.INFO):
             weights = str(shared / "weights" / "yolov5n.pt")
             common = {"imgsz": 160, "max_det": 30, "workers": 0, "device": "cpu", "project": str(tmp_path)}
-            metrics = val.run(weights=weights, data=str(data), runtime="torch", **common)
+            metrics = val.run(weights=weights, data=str(data), **common)
         maps = dict(zip(metrics.names, metrics.class_maps(), strict=True))
         return {name: (maps[name], metrics.map) for name in metrics.names}, caplog.text
 

@@ -169,9 +169,6 @@ def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) 
     if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
         now, was = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
         yield Difference(now, was, "its epochs would be others")
-    if before.int8 != config.int8:
-        now, was = ("--int8" if c.int8 else "no --int8" for c in (config, before))
-        yield Difference(now, was, "its epochs would be measured otherwise")
     if before.single_cls != config.single_cls:
         now, was = ("--single-cls" if c.single_cls else "classes of their own" for c in (config, before))
         yield Difference(now, was, "the model has as many outputs")

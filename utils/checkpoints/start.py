@@ -12,9 +12,7 @@ from torch import Tensor
 
 from tessera.data.source.annotations.class_names import (
     match_classes,
-    moved_classes,
     names_say_nothing,
-    renamed_classes,
 )
 from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
@@ -31,10 +29,6 @@ from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
 
-_TRAINED_FIRST = (
-    "a model learns its objects first, and 8 bits then. Train without --int8, and give the best.pt of that run as "
-    "--weights."
-)
 DEFAULT_MODEL = "tessera-n.yaml"  # the help of --cfg names it too
 
 
@@ -54,38 +48,14 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
 
 
 def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
-    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch".
-
-    Raises:
-        ConfigError: `--int8`, and the weights are not those of such a model, trained.
-    """
+    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch"."""
     if weights is None:
-        if config.int8 and not config.resume:
-            raise ConfigError(f"--int8 without --weights: {_TRAINED_FIRST}")
         return "scratch"
-    if config.int8:
-        _require_trained(config, names, weights)
-        return "known"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
     knows_all = -1 not in match_classes(weights.names, names)
     has_names = not (names_say_nothing(names) or names_say_nothing(weights.names))
     return "known" if knows_all and has_names and _of_own_model(config, weights) else "new"
-
-
-def _require_trained(config: TrainConfig, names: Sequence[str], weights: Weights) -> None:
-    """Refuse `--int8` for weights that do not know the classes `names` in their order, in their own model."""
-    if not _of_own_model(config, weights):
-        why = f"is another model than --cfg {config.cfg}"
-    elif len(weights.names) != len(names):
-        why = f"knows {counted(len(weights.names), 'class')}, expected the {len(names)} of {config.data}"
-    elif moved := moved_classes(weights.names, names):
-        why = f"knows the classes of {config.data} in another order ({moved})"
-    elif not names_say_nothing(names) and (renamed := renamed_classes(weights.names, names)):
-        why = f"knows other classes than {config.data} ({renamed})"
-    else:
-        return
-    raise ConfigError(f"--int8: {weights.source} {why}: {_TRAINED_FIRST}")
 
 
 def _of_own_model(config: TrainConfig, weights: Weights) -> bool:

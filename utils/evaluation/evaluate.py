@@ -205,23 +205,6 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors:
     return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), found.matches)
 
 
-def pooled(parts: Sequence[Evaluation], images: Sequence[NDArray[np.int64]], names: tuple[str, ...]) -> Metrics:
-    """The metrics of validations of several indexes as of one; of a single rank.
-
-    Args:
-        parts: what each found.
-        images: of each part, the number that each image of its index has among all.
-        names: of the classes.
-    """
-    last_hits = LastHits.joined([found.matches.last_hits() for found in parts])
-    states = [found.matches.state(last_hits) for found in parts]
-    moved = [dataclasses.replace(state, images=own[state.images]) for state, own in zip(states, images, strict=True)]
-    metrics = summarize(rank(moved), len(names))[0]
-    speeds, weights = zip(*((found.metrics.speed_ms, found.metrics.images) for found in parts), strict=True)
-    preparation, inference, nms = np.average(speeds, axis=0, weights=weights).tolist()
-    return dataclasses.replace(metrics, names=names, speed_ms=(preparation, inference, nms))
-
-
 def _agree(exact: Metrics, half: Metrics) -> bool:
     """Whether both precisions measure the same.
 

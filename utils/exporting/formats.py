@@ -111,7 +111,7 @@ FORMATS = (
     Format(
         "openvino",
         ".xml",
-        ("raw", "half", "int8", "finetune", "end2end"),
+        ("raw", "half", "int8", "end2end"),
         write_openvino,
         "openvino",
         ("onnx", "onnxscript", "openvino"),

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from tessera.data.source.annotations.class_names import SINGLE_CLASS
 from tessera.data.source.index import build_index
@@ -24,16 +23,9 @@ from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
-VARIANTS = ("raw", "half", "int8", "finetune", "end2end", "batched")  # flags that not every format can follow
+VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 log = logging.getLogger(__name__)
-
-
-class RawDetector(NamedTuple):
-    """A raw model on the CPU, and what else its file says."""
-
-    model: DetectionModel
-    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -41,8 +33,8 @@ class ExportJob:
     """A checkpoint that is exported.
 
     Attributes:
-        path: of the checkpoint of `--weights`, which the files are named after.
-        sha256: of the file whose weights are exported.
+        path: of the checkpoint.
+        sha256: of the checkpoint.
         model: raw, in training mode on the CPU; its head keeps what inference needs.
         weights: what else the file says.
         config: the flags.
@@ -50,8 +42,6 @@ class ExportJob:
         size_hw: the one height and width of the bare network; None = any.
         conf: the confidence that a file recommends in its metadata.
         training: the images that a quantisation is calibrated on; None without `--int8`.
-        finetuned: with `--finetune`, the checkpoint that was trained for 8 bits, which the other attributes are of.
-        before: the detector of `path` then, which the files are measured beside.
     """
 
     path: Path
@@ -63,31 +53,29 @@ class ExportJob:
     size_hw: tuple[int, int] | None
     conf: float
     training: DatasetIndex | None = None
-    finetuned: Path | None = None
-    before: RawDetector | None = None
 
     @classmethod
-    def read(cls, config: ExportConfig, finetuned: Path | None = None) -> ExportJob:
+    def read(cls, config: ExportConfig) -> ExportJob:
         """Read `--weights`, and decide sizes and thresholds.
-
-        Args:
-            config: the flags.
-            finetuned: a checkpoint that was trained from it for 8 bits, and is exported in its place.
 
         Raises:
             UserError: no such file, or none that can be exported; sizes that do not fit the model; no images to
                 calibrate on.
         """
         path = resolve_weights(config.weights)
-        read = finetuned or path
-        model, weights = _detector(read, config)
+        weights = load_weights(path)
+        model = model_of_weights(weights, str(path))
+        if model.channels != 3:
+            raise UserError(
+                f"--weights {path}: reads images of {model.channels} channels, expected 3: exports are for RGB."
+            )
+        model.head.keep_inference(end2end=config.end2end)
         size_hw = _fixed(config, model)
         asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
         imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
         asked_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
-        before = _detector(path, config) if finetuned else None
-        job = cls(path, sha256(read), model, weights, config, imgsz, size_hw, conf, finetuned=finetuned, before=before)
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         return replace(job, training=job._training_images()) if config.int8 else job
 
     @cached_property
@@ -151,22 +139,6 @@ class ExportJob:
                 "and quantisation is calibrated on its pictures. Give its YAML with --data."
             )
         return index
-
-
-def _detector(path: Path, config: ExportConfig) -> RawDetector:
-    """What a checkpoint holds; its head keeps what inference needs.
-
-    Raises:
-        UserError: it cannot be read, or not be exported.
-    """
-    weights = load_weights(path)
-    model = model_of_weights(weights, str(path))
-    if model.channels != 3:
-        raise UserError(
-            f"--weights {path}: reads images of {model.channels} channels, expected 3: exports are for RGB."
-        )
-    model.head.keep_inference(end2end=config.end2end)
-    return RawDetector(model, weights)
 
 
 def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

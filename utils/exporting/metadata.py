@@ -44,7 +44,6 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         whole: the file takes pictures, not the network's images.
     """
     weights, state = job.weights, job.weights.checkpoint or {}
-    origin = job.before.weights if job.before else weights
     values: dict[str, Any] = {
         "names": list(job.model.names),
         "format": WHOLE if whole else BARE,
@@ -66,7 +65,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "data_hash": state.get("dataset_hash", ""),
         **written_by(),
         "torch_version": torch.__version__,
-        "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(origin.family, origin.checkpoint or {})}",
+        "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
     }
     return {key: value if isinstance(value, str) else strict_json(value) for key, value in values.items()}
 

@@ -10,12 +10,9 @@ from tessera.utils.flags.options import (
     Options,
     option,
     parsed_confidence,
-    runtime_option,
     threads_option,
     trust_file_option,
 )
-
-TOOLS = ("coco", "label-studio", "cvat")
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,14 @@ class DetectConfig(Options):
     iou_thres: float = option(0.45, "IoU above which NMS drops the weaker box", "--iou", kind=float, low=0, high=1)
     max_det: int = option(1000, "detections a picture", kind=int, low=1, high=30_000)
     device: str = option("", "cpu, 0 or mps")
-    runtime: str = runtime_option()
     threads: int = threads_option()
     save_txt: bool = option(False, "write a label file for each picture", kind=bool)
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
     )
     data: str = option("", "with --auto-label: dataset YAML, by whose numbers of the classes the labels are written")
-    label_next: int = option(
-        0,
-        "choose the N pictures without labels that are most worth labelling, with labels to begin with",
-        kind=int,
-        low=1,
-    )
     save_csv: bool = option(False, "write predictions.csv", kind=bool)
     save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
-    save_as: tuple[str, ...] = option(
-        (), "write pre-labels of pictures to import: coco, label-studio, cvat", choices=TOOLS, many=True
-    )
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)
     save_crop: bool = option(False, "write each detection as a picture of its own", kind=bool)
     nosave: bool = option(False, "write no pictures and videos with boxes", kind=bool)
@@ -85,28 +72,6 @@ class DetectConfig(Options):
         if self.auto_label and (self.save_conf or self.track):
             flag = "--save-conf" if self.save_conf else "--track"
             raise ConfigError(f"--auto-label with {flag}: a row of labels has no room for it. Give one of the two.")
-        if self.label_next:
-            self._check_label_next()
-
-    def _check_label_next(self) -> None:
-        for flag, given in {"--auto-label": self.auto_label, "--save-txt": self.save_txt}.items():
-            if given:
-                raise ConfigError(
-                    f"--label-next with {flag}: it writes labels of the pictures that it chooses, as --auto-label "
-                    f"does. Leave {flag} out."
-                )
-        if self.runtime not in ("auto", "torch"):
-            raise ConfigError(
-                f"--label-next with --runtime {self.runtime}: what it compares pictures by, torch alone shows. Leave "
-                "--runtime out."
-            )
-        if self.track:
-            raise ConfigError("--label-next with --track: it chooses among pictures, and nothing moves in them.")
-        if self.agnostic_nms:
-            raise ConfigError(
-                "--label-next with --agnostic-nms: finds that are in doubt would suppress sure ones of other classes. "
-                "Leave one of them out."
-            )
 
     @property
     def confidence(self) -> float | Literal["auto"] | None:
@@ -115,6 +80,6 @@ class DetectConfig(Options):
         Raises:
             ConfigError: it is neither a number from 0 to 1 nor auto.
         """
-        if (self.conf_thres or "auto" * (self.auto_label or self.label_next > 0)).strip().lower() == "auto":
+        if (self.conf_thres or "auto" * self.auto_label).strip().lower() == "auto":
             return "auto"
         return parsed_confidence(self.conf_thres, "a number from 0 to 1, or auto")

@@ -31,12 +31,6 @@ class ExportConfig(Options):
     batched: bool = option(False, "several pictures of one size at once: images (B, H, W, 3)", kind=bool)
     half: bool = option(False, "weights and features in float16", kind=bool)
     int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
-    finetune: int = option(
-        0,
-        "with --int8: first train so many epochs to lose less in 8 bits; resumed by the same command",
-        kind=int,
-        low=1,
-    )
     end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
     conf_thres: str = option("", "confidence that the file recommends (default: where F1 is best, else 0.25)", "--conf")
     iou_thres: float = option(
@@ -45,7 +39,7 @@ class ExportConfig(Options):
     max_det: int = option(1000, "detections a picture, that it recommends", kind=int, low=1, high=30_000)
     data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
     max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
-    device: str = option("cpu", "what exports are measured and --finetune trains on: cpu, 0 or mps; 0,1 under torchrun")
+    device: str = option("cpu", "what exports are measured on: cpu, 0 or mps")
     opset: int = option(18, "version of ONNX's operators", kind=int, low=18, high=23)
     license: str = option("", "licence of the weights, for the metadata")
 
@@ -61,9 +55,4 @@ class ExportConfig(Options):
             raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
         if self.half and self.int8:
             raise ConfigError("--half --int8: a file is either. Leave one of them out.")
-        if self.finetune and not self.int8:
-            raise ConfigError(
-                f"--finetune {self.finetune} without --int8: it is a training for 8 bits. Give --int8 too, or leave it "
-                "out."
-            )
         parsed_confidence(self.conf_thres)

@@ -75,15 +75,6 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
-RUNTIMES = ("auto", "torch", "onnxruntime", "openvino")
-
-
-def runtime_option() -> Any:
-    """The field of the commands that compute with a checkpoint, and may do so by another runtime than torch."""
-    text = "what computes a checkpoint on the CPU; auto = the fastest, where that was measured or pays"
-    return option("auto", text, choices=RUNTIMES)
-
-
 def threads_option() -> Any:
     """The field of the commands that compute with a checkpoint: how many processors of the host they may keep busy."""
     text = "threads that compute on the CPU, of each process; 0 = one a processor that it has"

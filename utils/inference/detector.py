@@ -15,8 +15,6 @@ from tessera.data.source.probe import breaks_off
 from tessera.models.suppression import Suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.fastest import Use, in_runtime
-from tessera.utils.flags.options import RUNTIMES
 from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -26,7 +24,7 @@ from tessera.utils.machine.choose import choose_accelerator
 from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
-from tessera.utils.runtime.open_model import OpenModel, open_model
+from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
 from tessera.utils.text import first_of, shown
 
@@ -55,8 +53,6 @@ class Detector:
         tile: larger pictures are taken in tiles of so many pixels, and as a whole; 0 = as a whole alone.
         overlap: least share of a tile that the next one overlaps.
         device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
-        runtime: what computes a checkpoint on the CPU: torch, onnxruntime or openvino; "auto" = the fastest where that
-            was measured on this machine before, else torch.
 
     Attributes:
         names: class names by index.
@@ -85,7 +81,6 @@ class Detector:
         tile: int = 0,
         overlap: float = DEFAULT_OVERLAP,
         device: str = "",
-        runtime: str = "auto",
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
@@ -93,8 +88,8 @@ class Detector:
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
-            self._world = World(accelerator=choose_accelerator(device, Launch()))
-            model = open_model(str(weights), self._world, augment=augment, half=half, trust_file=trust_file)
+            world = World(accelerator=choose_accelerator(device, Launch()))
+            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
         self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = suppression_of(
@@ -104,8 +99,6 @@ class Detector:
         self._note = DarkNote()
         each = model.class_confidences if conf_thres == "auto" else ()
         self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
-        self._opened, self._weights = model, None if model is weights else str(weights)
-        self.run_in(runtime)
 
     def __call__(
         self,
@@ -144,32 +137,6 @@ class Detector:
         if track:
             check_trackable(sources.origins)
         return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
-
-    def run_in(self, runtime: str, pictures: float = 0, *, several: bool = False) -> None:
-        """Let a runtime compute the network of a file; a model that was given open stays as it is.
-
-        Args:
-            runtime: as of the class.
-            pictures: that are to come, about: with "auto" runtimes are measured where that pays.
-            several: threads of the caller find objects on several pictures at once.
-
-        Raises:
-            UserError: as of the class.
-            ConfigError: as of the class; or a runtime for a model that was given open.
-        """
-        if runtime not in RUNTIMES:
-            raise ConfigError(f"runtime: found {shown(runtime)}, expected one of {', '.join(RUNTIMES)}.")
-        if self._weights is not None:
-            use = Use(self.imgsz, pictures, several=several)
-            opened = cast(OpenModel, self._opened)
-            self.pipeline.backend = in_runtime(opened, runtime, self._weights, self._world, use)
-        elif runtime not in ("auto", "torch"):
-            raise ConfigError(
-                f"runtime: found {runtime} for a model that is open already, expected auto. Give the file of its "
-                "weights instead."
-            )
-        if several:
-            self.pipeline.backend.compute_apart()
 
     def tracking(self) -> Tracking:
         """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.

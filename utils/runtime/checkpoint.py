@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.models.detector import DetectionModel, round_imgsz
 from tessera.models.summary import count_parameters, summary
@@ -53,14 +52,6 @@ class TrainedNetwork(Backend):
         """As Model."""
         return summary(self._model, imgsz)
 
-    def watch(self, take: Callable[[list[Tensor]], None]) -> None:
-        """Have `take` called with what the head reads, L maps (B, channels, ny, nx), before each of its calls."""
-
-        def before(head: nn.Module, maps: tuple[list[Tensor]]) -> None:
-            take(maps[0])
-
-        self._model.head.register_forward_pre_hook(before)
-
 
 class TorchNetwork(TrainedNetwork):
     """A checkpoint: ours or a YOLOv5 .pt.
@@ -71,9 +62,6 @@ class TorchNetwork(TrainedNetwork):
         accelerator: where it computes.
         augment: test-time augmentation.
         half: the accelerator's 16 bits.
-
-    Attributes:
-        computes_as_exported: once an image, in float32, as exported files do.
     """
 
     def __init__(
@@ -93,25 +81,12 @@ class TorchNetwork(TrainedNetwork):
         self.source, self.imgsz_origin, self.data = weights.source, trained, weights.data
         self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
         self.pixels, self._augment = weights.pixels, augment
-        self.computes_as_exported = not (augment or half)
-        self._other: Backend | None = None
-
-    def computed_by(self, other: Backend) -> TorchNetwork:
-        """This network, whose predictions another runtime computes: `watch` has no effect on it."""
-        found = copy.copy(self)
-        found._other, found.has_objectness = other, other.has_objectness
-        found.divides_batches = other.divides_batches
-        return found
 
     def compute_apart(self) -> int:
         """As Model."""
-        if self._other is not None:
-            return self._other.compute_apart()
         return at_once() if self.accelerator.is_host else 1
 
     def _decoded(self, images: Tensor) -> Tensor:
-        if self._other is not None:
-            return self._other(images)
         return predict_augmented(self._model, images) if self._augment else super()._decoded(images)
 
 

@@ -129,10 +129,6 @@ class Evidence(NamedTuple):
     rows: Rows
     counts: Counts
 
-    def of_images(self, images: NDArray[np.int64]) -> Evidence:
-        """The same, where image i of these is `images[i]` of another index."""
-        return Evidence(self.rows._replace(images=images[self.rows.images]), self.counts)
-
     @classmethod
     def joined(cls, nc: int, parts: Sequence[Evidence]) -> Evidence:
         """Of the images of all parts; the same however they are divided."""

@@ -92,8 +92,6 @@ def open_run(
         by_class = class_weights(hyp, data.pictures)
         model = build_model(config, hyp, names, weights, resumed)
         hyp = fix_norms(model, config, hyp, weights)
-        if config.int8:
-            model.compute_in_bytes()
         del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = model.usable_imgsz(config.imgsz)

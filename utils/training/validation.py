@@ -155,7 +155,7 @@ class Validation:
             )
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
-            print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}{' --int8' * run.config.int8}")
+            print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         if run.world.is_main:
             report_errors(found, listed, index, run.folder)

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from tessera.data.source.index import build_index
-from tessera.data.source.place import GENERATORS, require_new
+from tessera.data.source.place import GENERATORS
 from tessera.data.source.shapes import write_shapes
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import Archive
 from tests.at_once import at_once
-from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
 
 
@@ -171,18 +170,3 @@ def test_a_file_where_the_dataset_should_be(tmp_path: Path) -> None:
 def test_the_folder_of_datasets_of_an_unknown_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATASETS", "~nobody-here/data")
     refuse(tmp_path, f"path: pets\n{BODY}", "TESSERA_DATASETS: found '~nobody-here/data', but the home folder")
-
-
-def test_a_new_folder_touches_nothing_that_is_there(tmp_path: Path) -> None:
-    spec = load_spec(write_dataset(tmp_path / "set", {"train/a": "0 0.5 0.5 1 1\n", "val/a": ""}))
-    (tmp_path / "empty").mkdir()
-    require_new(tmp_path / "empty", spec, "--corrected")
-    require_new(tmp_path / "new" / "er", spec, "--corrected")
-    with pytest.raises(UserError, match=r"--corrected .*not empty.* Name a new folder"):
-        require_new(tmp_path / "set", spec, "--corrected")
-    with pytest.raises(UserError, match=r"--corrected .*lies in .*images/val"):
-        require_new(tmp_path / "set" / "images" / "val" / "copy", spec, "--corrected")
-    with pytest.raises(UserError, match="found a file, expected a folder"):
-        require_new(spec.yaml_path, spec, "--corrected")
-    with pytest.raises(UserError, match=r"/proc/no/where: it cannot be made in /proc \("):
-        require_new(Path("/proc/no/where"), spec, "--corrected")

@@ -1,4 +1,4 @@
-"""data_report.html and label_next.html in a browser without a network: silent, and legible for everyone."""
+"""data_report.html in a browser without a network: silent, and legible for everyone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tessera.data.source.checks.report import DatasetCheck
 from tessera.utils.report.albums.data_page import data_page
-from tessera.utils.report.albums.queue_page import Queued, queue_page
 from tessera.utils.types import DatasetSpec
 from tests.browser import NODE_MODULES, Tab, opened
 from tests.utils.report.test_data_page import made_check
@@ -26,21 +24,10 @@ def data(folder: Path) -> str:
     return data_page(check, DatasetSpec("made", folder / "made.yaml", folder, {}, ()))
 
 
-def queue(folder: Path) -> str:
-    """A page of pictures to label."""
-    paths = [twins.paths[0] for twins in made_check(folder / "pictures", 6, HOSTILE).twins]
-    box = np.array([[10, 20, 200, 250]], np.float32)
-    queued = [
-        Queued(path, 0.5, f"unsure of 2 {name}", box, (300, 300)) for path, name in zip(paths, HOSTILE, strict=True)
-    ]
-    weights = [(name, 1.0) for name in HOSTILE]
-    return queue_page(queued, weights=HOSTILE[0], pictures=9, class_weights=weights, rule=None)
-
-
-@pytest.fixture(params=[data, queue], ids=["data", "queue"])
-def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
-    """A page; it may not have said or asked for anything when a test ends."""
-    (tmp_path / "page.html").write_text(request.param(tmp_path))
+@pytest.fixture
+def tab(tmp_path: Path) -> Iterator[Tab]:
+    """The page; it may not have said or asked for anything when a test ends."""
+    (tmp_path / "page.html").write_text(data(tmp_path))
     with opened(tmp_path / "page.html") as tab:
         yield tab
         assert tab.said == [] and tab.requested == []

@@ -29,23 +29,21 @@ _BATCH = 16
 
 
 class Verified(NamedTuple):
-    """What an export ends with, and what was found of all: the network, what `--finetune` made of it, the files."""
+    """What an export ends with, and what was found of all: the network, the files."""
 
     checkpoint: Path
     files: dict[str, Path]
     rows: list[Row]
-    finetuned: Row | None
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        network, *rows = (row.as_dict() for row in self.rows if row is not self.finetuned)
+        network, *rows = (row.as_dict() for row in self.rows)
         files = [
             {"format": name, "file": str(path), **row}
             for (name, path), row in zip(self.files.items(), rows, strict=True)
         ]
-        finetuned = self.finetuned and self.finetuned.as_dict()
-        return {"weights": str(self.checkpoint), "network": network, "finetuned": finetuned, "files": files}
+        return {"weights": str(self.checkpoint), "network": network, "files": files}
 
 
 def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetIndex | None) -> Verified:
@@ -63,11 +61,10 @@ def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetI
     """
     samples = gather(index, job.imgsz)
     judge = Judge(job, samples, world, index)
-    finetuned = judge.finetuned()
-    rows = [judge.network(), *([finetuned] if finetuned else []), *(judge.file(path) for path in files.values())]
+    rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {samples.origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
-    verified = Verified(job.path, files, rows, finetuned)
+    verified = Verified(job.path, files, rows)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
         raise UserError(
             "\n".join(refused) + "\nDo not use what is named here: it does not find what the checkpoint finds.",
@@ -96,27 +93,17 @@ class Judge:
     def __init__(self, job: ExportJob, samples: Samples, world: World, index: DatasetIndex | None) -> None:
         self._job, self._pictures, self._world, self._index = job, samples.pictures, world, index
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
-        self._before = TorchNetwork(*job.before, world.accelerator) if job.before else self._network
-        self._references: dict[tuple[TorchNetwork, tuple[int, int] | None], Measured] = {}
+        self._references: dict[tuple[int, int] | None, Measured] = {}
 
     def network(self) -> Row:
         """The network of `--weights`."""
-        return self._float_row(self._job.path, self._before)
-
-    def finetuned(self) -> Row | None:
-        """What `--finetune` made of it, computed in float32; None without."""
-        read = self._job.finetuned
-        return self._float_row(read, self._network) if read else None
-
-    def _float_row(self, path: Path, network: TorchNetwork) -> Row:
-        (findings, evaluation), before = self._reference(network, None), self._reference(self._before, None).evaluation
-        measured = None if evaluation is None or before is None else accuracy(evaluation, before)
-        name = path.name if network is self._before else f"{path.parent.parent.name}/{path.name}"
+        path, (findings, evaluation) = self._job.path, self._reference(None)
+        measured = None if evaluation is None else accuracy(evaluation, evaluation)
         broken = self._broken(findings)
-        return Row(name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=broken)
+        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=broken)
 
     def file(self, path: Path) -> Row:
-        """A file that was made of it, or of what it became in 8 bits."""
+        """A file that was made of it."""
         megabytes, precision = size_of(path) / 1e6, precision_of(path)
         try:
             backend = self._open(path)
@@ -125,18 +112,17 @@ class Judge:
         size_hw = backend.size_hw if isinstance(backend, Backend) else None
         allowed = tolerance_of(precision)
         try:
-            reference = self._reference(self._network, size_hw)
-            before = self._reference(self._before, size_hw).evaluation
+            reference = self._reference(size_hw)
             found = self._measure(backend, reference.findings.rounds)
         except UserError as error:  # what it finds is nothing that a detector finds
             return Row(path.name, megabytes, precision, failures=str(error))
-        network, made_of = _at_size(self._network, size_hw), self._job.finetuned or self._job.path
+        network = _at_size(self._network, size_hw)
         apart = difference_of(
             reference.findings, found.findings, self._pictures, self._imgsz(network), allowed, network
         )
         failures, measured = [apart.exceeds(allowed), self._broken(found.findings)], None
-        if found.evaluation is not None and before is not None:
-            measured, most = accuracy(found.evaluation, before), self._job.config.max_drop
+        if found.evaluation is not None and reference.evaluation is not None:
+            measured, most = accuracy(found.evaluation, reference.evaluation), self._job.config.max_drop
             if measured.drop > most:
                 failures.append(f"loses {measured.drop:.4f} of mAP50-95, at most {most:g} may be lost (--max-drop)")
         return Row(
@@ -147,24 +133,23 @@ class Judge:
             measured,
             apart,
             "; ".join(filter(None, failures)),
-            "" if apart.detections else f"on these pictures neither it nor {made_of.name} finds anything",
+            "" if apart.detections else f"on these pictures neither it nor {self._job.path.name} finds anything",
         )
 
     def _open(self, path: Path) -> Backend | PictureBackend:
         end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
         return open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
 
-    def _reference(self, of: TorchNetwork, size_hw: tuple[int, int] | None) -> Measured:
-        """What a network itself finds, at one size or at any."""
-        key = of, size_hw
-        if key not in self._references:
-            network = _at_size(of, size_hw)
+    def _reference(self, size_hw: tuple[int, int] | None) -> Measured:
+        """What the network itself finds, at one size or at any."""
+        if size_hw not in self._references:
+            network = _at_size(self._network, size_hw)
             found = self._measure(network, ROUNDS)
             if found.findings.is_empty:
                 findings = try_out(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
                 found = found._replace(findings=findings)
-            self._references[key] = found
-        return self._references[key]
+            self._references[size_hw] = found
+        return self._references[size_hw]
 
     def _measure(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Measured:
         """What a network or a file finds.

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tessera.models.layers.eight_bits import SILU_LOW
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.quantized.calibration import calibration_images, calibration_pictures, quantized_weights
 from tessera.utils.exporting.quiet import quiet
@@ -25,6 +24,7 @@ from tessera.utils.machine.extras import import_extra
 BETWEEN = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})
 _CONTRIBUTED, _SILU = "com.microsoft", "QuickGelu"  # the domain of ONNX Runtime's own operators, and one of them
 _PRODUCER_KEYS = ("onnx.infer",)  # that the quantiser leaves in the metadata
+SILU_LOW = -8.0  # where SiLU is −0.003: what lies below is no reason for coarser steps
 _WARNINGS, _ERRORS = 2, 3  # severities from which ONNX Runtime prints; the first is its default
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
-from tessera.models.layers.eight_bits import rounded_weight
 from tessera.utils.exporting.bare_network import BareNetwork
 
 PICTURES = 4
@@ -59,7 +58,7 @@ def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
     weights = {module: module.conv.weight.data for module in convolutions}
     hooks: list[Any] = []
     for module, weight in weights.items():
-        module.conv.weight.data = rounded_weight(weight)
+        module.conv.weight.data = _rounded_weight(weight)
         hooks.append(module.register_forward_pre_hook(_round_input))
         hooks.append(module.register_forward_hook(_round_output))
     try:
@@ -77,6 +76,12 @@ def _round_input(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
 
 def _round_output(_: nn.Module, given: Any, made: Tensor) -> Tensor:
     return _rounded(made)
+
+
+def _rounded_weight(weight: Tensor) -> Tensor:
+    """(O, I, kH, kW) to multiples of 1/127 of the largest of each output."""
+    steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127
+    return (weight / steps).round() * steps
 
 
 def _rounded(values: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Pages that show pictures of a dataset: what `--check-data` found, and what to label next."""
+"""Pages that show pictures of a dataset: what `--check-data` found, and labels that are likely wrong."""

@@ -13,7 +13,6 @@ import torch
 from markupsafe import Markup
 
 from tessera.utils.checkpoints.provenance import written_by
-from tessera.utils.config import TrainConfig
 from tessera.utils.diagnosis.files import EXPLAINED, NAMES
 from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
@@ -173,9 +172,8 @@ def _usage(facts: Facts) -> list[tuple[str, str]]:
     weights, data = (readable(shlex.quote(text), 200) for text in (facts.origin.weights, facts.origin.config.data))
     given = f" --data {data}" if facts.origin.config.data else ""
     tiles = f" --tile {facts.origin.config.tile}" if facts.origin.config.tile else ""
-    int8 = " --int8" if isinstance(facts.origin.config, TrainConfig) and facts.origin.config.int8 else ""
     return [
         ("Find objects", f"{started('detect.py')} --weights {weights} --source your/pictures{tiles}"),
         ("Measure again", f"{started('val.py')} --weights {weights}{given}{tiles} --verbose"),
-        ("Export", f"{started('export.py')} --weights {weights} --include onnx{int8}"),
+        ("Export", f"{started('export.py')} --weights {weights} --include onnx"),
     ]
