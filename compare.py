@@ -100,7 +100,10 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
     opened = [
-        [run._replace(class_of=classes_of(run.model, spec, run.called, single_cls=config.single_cls)) for run in side]
+        [
+            run._replace(class_of=classes_of(run.model.names, spec, run.called, single_cls=config.single_cls))
+            for run in side
+        ]
         for side in opened
     ]
     for run in everyone:

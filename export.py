@@ -56,7 +56,7 @@ def export(config: ExportConfig, world: World) -> Verified:
     setup_logging(world.rank, world.size)
     formats = formats_of(config)
     job = ExportJob.read(config)
-    index = job.images("val")
+    index, class_of = job.images("val")
     make_output(job.folder)
     written = {}
     for one in formats:
@@ -64,7 +64,7 @@ def export(config: ExportConfig, world: World) -> Verified:
         path = one.export(job)
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
         written[one.name] = path
-    return verify(job, written, world, index)
+    return verify(job, written, world, index, class_of)
 
 
 def formats_of(config: ExportConfig) -> list[Format]:

@@ -105,7 +105,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
-    class_of = classes_of(model, spec, f"--weights {config.weights}", single_cls=config.single_cls)
+    class_of = classes_of(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
     imgsz = image_size(model, config)

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 import torch
 
+from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.formats import Format, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.samples import gather
@@ -144,7 +145,7 @@ def main() -> None:
         rates = rounds({baseline: plain(raw, samples.pictures, given.imgsz), **rivals}, given.rounds)
         show(rates, baseline, unit="pictures/s")
         if given.accuracy:
-            judge = Judge(job(), samples, world, index)
+            judge = Judge(job(), samples, world, index, Settings())
             print("\n".join(table([judge.network(), *map(judge.file, files.values())])))
 
 

@@ -19,8 +19,8 @@ from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_la
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.runtime.dataset import classes_of
 from tessera.utils.runtime.model import DEFAULT_CONF
-from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
 VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
@@ -96,30 +96,29 @@ class ExportJob:
         size = [] if self.size_hw is None else ["{}x{}".format(*self.size_hw)]
         return self.folder / ("-".join((self.path.stem, *variants, *size)) + suffix)
 
-    def images(self, split: str) -> DatasetIndex | None:
+    def images(self, split: str) -> tuple[DatasetIndex | None, tuple[int, ...]]:
         """A split of `--data`, or else of the dataset that was trained on, where it is there: it is not downloaded.
 
+        With the class of val for each of the model's, as `classes_of` returns them; a calibration needs none.
+
         Raises:
-            UserError: of `--data` alone: it is not there, has a mistake, or other classes than the model.
+            UserError: of `--data` alone: it is not there, has a mistake, or none of the model's classes.
         """
-        given = self.config.data
+        given, single_cls = self.config.data, self.weights.names == (SINGLE_CLASS,)
+        class_of: tuple[int, ...] = ()
         if not (given or self.weights.data):
-            return None
+            return None, ()
         try:
             spec = load_spec(given or self.weights.data, obtain=bool(given))
-            index = build_index(spec, split, single_cls=self.weights.names == (SINGLE_CLASS,))
+            index = build_index(spec, split, single_cls=single_cls)
+            if split == "val":
+                class_of = classes_of(self.model.names, spec, f"--weights {self.path}", single_cls=single_cls)
         except UserError as error:
             if given:
                 raise
             log.warning(f"{error} It is what the weights were trained on; give another with --data.")
-            return None
-        fits = len(index.names) == self.model.nc
-        if given and not fits:
-            raise ConfigError(
-                f"--data {given}: names {counted(len(index.names), 'class')}, but {self.path.name} knows "
-                f"{self.model.nc}. Give the YAML that it was trained with."
-            )
-        return index if fits else None
+            return None, ()
+        return index, class_of
 
     def _training_images(self) -> DatasetIndex:
         """What a quantisation is calibrated on.
@@ -132,11 +131,11 @@ class ExportJob:
                 f"--int8: no --data given, and {self.config.weights} does not say which dataset it was trained on. "
                 "Give its YAML, such as --data coco128.yaml: quantisation is calibrated on the training pictures."
             )
-        index = self.images("train")
+        index, _ = self.images("train")
         if index is None:
             raise UserError(
-                f"--int8: the dataset that {self.path.name} was trained on is not here, or names other classes now, "
-                "and quantisation is calibrated on its pictures. Give its YAML with --data."
+                f"--int8: the dataset that {self.path.name} was trained on is not here, and "
+                "quantisation is calibrated on its pictures. Give its YAML with --data."
             )
         return index
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from tessera.data.source.annotations.class_names import match_classes, renamed_classes
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.measuring import MeasuringConfig
+from tessera.utils.flags.program import called
 from tessera.utils.runtime.model import Model
 from tessera.utils.text import counted, first_of, printable
 from tessera.utils.types import DatasetSpec
@@ -40,14 +42,14 @@ def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
         raise UserError(f"{error} It is what {weights} was trained on; give another with --data.") from error
 
 
-def classes_of(model: Model, spec: DatasetSpec, given: str, *, single_cls: bool) -> tuple[int, ...]:
+def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cls: bool) -> tuple[int, ...]:
     """Return the dataset's class for each class of a model, by name; -1 for one that the dataset lacks.
 
     A line says which are left out, and which classes of the dataset the model does not know. Where no name is known and
     there are as many classes, they are taken by number, with a warning.
 
     Args:
-        model: opened.
+        names: of the model's classes.
         spec: the dataset.
         given: what named the model, for messages, such as "--weights best.pt".
         single_cls: all classes are one.
@@ -56,30 +58,33 @@ def classes_of(model: Model, spec: DatasetSpec, given: str, *, single_cls: bool)
         UserError: no class is known by name, and the numbers of classes differ.
     """
     if single_cls:
-        return (0,) * model.nc
-    found = match_classes(spec.names, model.names)
+        return (0,) * len(names)
+    found = match_classes(spec.names, names)
     known = set(found) - {-1}
-    if not known and model.nc == spec.nc:
-        renamed = renamed_classes(model.names, spec.names)
+    if not known and len(names) == spec.nc:
+        renamed = renamed_classes(names, spec.names)
         log.warning(f"{given}: {spec.yaml_path} has as many classes, but others ({renamed}): taken by number.")
-        return tuple(range(model.nc))
+        return tuple(range(len(names)))
     if not known:
         kept, remedy = f"names {spec.nc}", "Give the YAML that the weights were trained with"
         if spec.parts:
             kept = f"has {spec.nc} of {len(spec.label_names)} by `classes`"
             remedy += " (with `classes` or without it as it was there)"
         raise UserError(
-            f"{given} knows {counted(model.nc, 'class')}, but {spec.yaml_path} {kept}, none of them by the same name. "
-            f"{remedy}, or --single-cls to ignore classes."
+            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} {kept}, none of them by the same "
+            f"name. {remedy}, or ignore classes with --single-cls ({called('val.py')}, {called('compare.py')})."
         )
     if found != tuple(range(spec.nc)):
-        left_out, unknown = model.nc - len(known), [name for c, name in enumerate(spec.names) if c not in known]
+        left_out, unknown = len(names) - len(known), [name for c, name in enumerate(spec.names) if c not in known]
         report = f"{given}: {len(known)} of {spec.nc} classes of {spec.yaml_path} known by name"
+        if not (left_out or unknown):
+            report += ", in another order"
         if left_out:
             report += f"; detections of the model's other {left_out} are left out"
         if unknown:
-            named = printable(first_of(unknown, 5))
-            report += f"; unknown, with an AP of 0 that counts in the mean: {named}"
+            report += (
+                f"; unknown, with an AP of 0 in the mean for each that has labels: {printable(first_of(unknown, 5))}"
+            )
         log.log(logging.WARNING if unknown else logging.INFO, f"{report}.")
     return found
 

@@ -46,7 +46,13 @@ class Verified(NamedTuple):
         return {"weights": str(self.checkpoint), "network": network, "files": files}
 
 
-def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetIndex | None) -> Verified:
+def verify(
+    job: ExportJob,
+    files: dict[str, Path],
+    world: World,
+    index: DatasetIndex | None,
+    class_of: tuple[int, ...] = (),
+) -> Verified:
     """Run every file beside the network, and print the table.
 
     Args:
@@ -54,13 +60,14 @@ def verify(job: ExportJob, files: dict[str, Path], world: World, index: DatasetI
         files: that were made of it, by format.
         world: this process.
         index: images to compare and measure on; None = compare on drawn ones.
+        class_of: as of Settings.
 
     Raises:
         UserError: of files that find something else than the network, or lose more than `--max-drop`: what, and by how
             much.
     """
     samples = gather(index, job.imgsz)
-    judge = Judge(job, samples, world, index)
+    judge = Judge(job, samples, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {samples.origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
@@ -88,10 +95,14 @@ class Judge:
         samples: to compare on.
         world: this process.
         index: to measure mAP on; None = not measured.
+        settings: of that measurement.
     """
 
-    def __init__(self, job: ExportJob, samples: Samples, world: World, index: DatasetIndex | None) -> None:
+    def __init__(
+        self, job: ExportJob, samples: Samples, world: World, index: DatasetIndex | None, settings: Settings
+    ) -> None:
         self._job, self._pictures, self._world, self._index = job, samples.pictures, world, index
+        self._settings = settings
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Measured] = {}
 
@@ -161,7 +172,7 @@ class Judge:
         findings = try_out(backend, self._pictures, imgsz, rounds)
         if self._index is None:
             return Measured(findings, None)
-        found = measure(backend, self._index, self._world, imgsz, Settings(), batch_size=_BATCH, workers=0)
+        found = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
         return Measured(findings, found)
 
     def _imgsz(self, backend: Backend | PictureBackend) -> int:

@@ -17,12 +17,13 @@ import yaml
 from tessera.commands import export
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
 from tessera.utils.exporting.parity.accuracy import Accuracy
 from tessera.utils.exporting.parity.content import precision_of
 from tessera.utils.exporting.parity.samples import ASPECTS, gather
-from tessera.utils.exporting.parity.verify import verify
+from tessera.utils.exporting.parity.verify import Judge, verify
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tessera.utils.ranks.world import World
@@ -86,7 +87,7 @@ def test_on_drawn_pictures_a_sound_file_passes_and_one_with_other_weights_is_ref
 def test_map_and_what_is_lost_are_in_the_table_and_a_file_that_loses_too_much_is_refused(
     job: ExportJob, made_onnx: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = with_flags(job, data=str(data)).images("val")
+    index, _ = with_flags(job, data=str(data)).images("val")
     verify(job, {"onnx": made_onnx}, World(), index)
     first, _, network, file = capsys.readouterr().out.splitlines()
     assert "6 pictures of val, and 7 crops" in first
@@ -98,11 +99,35 @@ def test_map_and_what_is_lost_are_in_the_table_and_a_file_that_loses_too_much_is
         verify(job, {"onnx": made_onnx}, World(), index)
 
 
-def test_data_of_other_classes_is_a_mistake(job: ExportJob, data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "names": ["a", "b", "c", "d"]}))
-    with pytest.raises(UserError, match=r"--data .*other\.yaml: names 4 classes, but best\.pt knows 3"):
-        with_flags(job, data=str(other)).images("val")
+def test_classes_of_the_data_are_those_of_the_same_names(
+    job: ExportJob, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    described, other = yaml.safe_load(data.read_text()), tmp_path / "other.yaml"
+
+    def with_keys(**keys: Any) -> ExportJob:
+        other.write_text(yaml.safe_dump({**described, **keys}))
+        return with_flags(job, data=str(other))
+
+    def class_maps(job: ExportJob) -> dict[str, float]:
+        index, class_of = job.images("val")
+        assert index is not None
+        settings = Settings(class_of=class_of)
+        evaluation = Judge(job, gather(index, IMGSZ), World(), index, settings)._reference(None).evaluation
+        assert evaluation is not None
+        return dict(zip(index.names, evaluation.metrics.class_maps(), strict=True))
+
+    every, some = class_maps(with_keys()), class_maps(with_keys(classes=["star", "circle"]))
+    assert class_maps(with_keys(classes=["star", "square", "circle"])) == every
+    assert "3 of 3 classes" in caplog.messages[-1] and caplog.messages[-1].endswith("by name, in another order.")
+    assert some == {name: every[name] for name in ("star", "circle")} and min(some.values()) > 0
+    strange = with_keys(names=["a", "b", "c", "d"])
+    message = rf"--weights {job.path} knows 3 classes, but .*other\.yaml names 4, none of them by the same name"
+    with pytest.raises(UserError, match=message):
+        strange.images("val")
+    index, _ = strange.images("train")  # a calibration needs no classes
+    assert index is not None
+    own = dataclasses.replace(with_flags(job, data=""), weights=job.weights._replace(data=str(other)))
+    assert own.images("val") == (None, ()) and "none of them by the same name" in caplog.text
 
 
 def test_two_networks_that_predict_no_number_do_not_agree(
