@@ -27,7 +27,11 @@ from tessera.utils.text import shown
 
 @contextmanager
 def new_run(
-    flags: TrainConfig | MeasuringConfig | DetectConfig, world: World, files: Iterable[str | Path] = ()
+    flags: TrainConfig | MeasuringConfig | DetectConfig,
+    world: World,
+    files: Iterable[str | Path] = (),
+    *,
+    waits: bool = True,
 ) -> Iterator[Path]:
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank enters this.
 
@@ -40,6 +44,7 @@ def new_run(
         flags: that name it, and say whether `project/name` is taken though it exists.
         world: the ranks.
         files: that the run reads, and that its results could replace.
+        waits: for another process that writes there, as of `hold_run`.
 
     Raises:
         UserError: on every rank, where the folder cannot be made or written to, or another process writes there.
@@ -49,7 +54,7 @@ def new_run(
     with ExitStack() as stack:
         if flags.exist_ok:
             world.from_main(lambda: require_apart(first, files))
-            run = stack.enter_context(hold_run(first, world))
+            run = stack.enter_context(hold_run(first, world, waits=waits))
         else:
             run = world.from_main(lambda: stack.enter_context(_make_new(first)).run)
         world.from_main(lambda: _remove_leftovers(first.parent))

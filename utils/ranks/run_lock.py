@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from io import FileIO
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 LOCK = ".lock"
 _ENDING = "a process that is ending"
 _ROUND_S, _POLL_S = 1.0, 0.1
+# Lock files that are open here, as (process, device, inode): a record lock does not refuse the process that has it.
+_HELD: set[tuple[int, int, int]] = set()
 
 
 class RunTakenError(UserError):
@@ -44,10 +46,11 @@ class RunLock:
 
     Args:
         run: the directory.
+        reads: whether one that is there and cannot be written to may be read without a lock, with a warning.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run, self._path = run, run / LOCK
+    def __init__(self, run: Path, *, reads: bool = False) -> None:
+        self.run, self._path, self._reads = run, run / LOCK, reads
         self._file: FileIO | None = None
         self._made = False
 
@@ -67,12 +70,21 @@ class RunLock:
                 self.run.mkdir(parents=True)
                 self._made = True
             except FileExistsError:
+                _require_targets(self.run.parents if new else (self.run, *self.run.parents))
                 if new:
                     return "an earlier run"
+            with contextlib.suppress(FileNotFoundError):  # it is made below
+                if _key(self._path.stat()) in _HELD:
+                    return "this process"
             try:
                 file = FileIO(self._path, "a+")
             except FileNotFoundError:
                 return _ENDING
+            except OSError as error:
+                if not self._reads or error.errno not in (errno.EACCES, errno.EROFS) or os.access(self.run, os.W_OK):
+                    raise
+                log.warning(f"{self.run}: cannot be written to ({error.strerror}), so it is read without its lock.")
+                return None
             with ExitStack() as stack:
                 stack.enter_context(file)
                 if holder := self._refusal(file):
@@ -80,12 +92,15 @@ class RunLock:
                 file.truncate(0)
                 since = datetime.now().astimezone().isoformat(" ", "seconds")
                 file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
+                with contextlib.suppress(OSError):  # a file of another user, or a file system without modes
+                    os.fchmod(file.fileno(), 0o600 | self.run.stat().st_mode & 0o666)  # who may write there may lock
                 self._file = file
+                _HELD.add(_key(os.fstat(file.fileno())))
                 stack.pop_all()
         except OSError as error:
             raise UserError(
-                f"Run directory {self.run}: cannot be made or written to ({error}). Expected a folder where this user "
-                "may write. Choose another with --project and --name, or change its permissions."
+                f"Run directory {self.run}: cannot be made or written to ({error.strerror}). Expected a folder where "
+                "this user may write. Choose another with --project and --name, or change its permissions."
             ) from error
         return None
 
@@ -110,11 +125,24 @@ class RunLock:
         """Release the lock; remove a directory that was made here and stayed empty, of a run that has not begun."""
         if self._file is None:
             return
-        if is_at(self._path, self._file):
-            self._path.unlink()
-        self._file.close()
+        _HELD.discard(_key(os.fstat(self._file.fileno())))
+        # A disk that fails has ended the run by an error of its own, and a lock file that is left there locks nothing.
+        with contextlib.suppress(OSError), self._file:
+            if is_at(self._path, self._file):
+                self._path.unlink()
         if self._made:
             remove_if_empty(self.run)
+
+
+def _key(found: os.stat_result) -> tuple[int, int, int]:
+    return os.getpid(), found.st_dev, found.st_ino
+
+
+def _require_targets(paths: Iterable[Path]) -> None:
+    """Raise OSError where one of the paths is a link to what is not there."""
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise FileNotFoundError(errno.ENOENT, f"the link {path} leads to {path.readlink()}, which is not there")
 
 
 def remove_if_empty(run: Path) -> None:
@@ -127,20 +155,34 @@ def remove_if_empty(run: Path) -> None:
 
 
 @contextmanager
-def hold_run(run: Path, world: World) -> Iterator[Path]:
+def hold_run(
+    run: Path,
+    world: World,
+    *,
+    waits: bool = True,
+    reads: bool = False,
+    instead: str = "give another --name",
+) -> Iterator[Path]:
     """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
 
-    It waits for another process that has the lock, whose job may be about to be replaced by this one. What was read of
+    Another process that has the lock is waited for: its job may be about to be replaced by this one. What was read of
     the run before may be out of date then.
 
+    Args:
+        run: the directory.
+        world: the ranks.
+        waits: for TESSERA_LOCK_TIMEOUT; else another process is an error at once.
+        reads: as of RunLock.
+        instead: a remedy, for the message.
+
     Raises:
-        RunTakenError: on every rank, where the other process has not ended within TESSERA_LOCK_TIMEOUT.
+        RunTakenError: on every rank, where the other process has not ended.
         UserError: on every rank, where the directory cannot be made or written to.
     """
     world.set_activity("waiting for the run directory")
-    timeout_s = lock_timeout_s()
+    timeout_s = lock_timeout_s() if waits else 0.0
     end, warned = time.monotonic() + timeout_s, False
-    with RunLock(run) as lock:
+    with RunLock(run, reads=reads) as lock:
 
         def wait() -> str | None:
             """A round of waiting: after each the other ranks get a control message, whose timeout may be shorter."""
@@ -148,10 +190,12 @@ def hold_run(run: Path, world: World) -> Iterator[Path]:
             while (holder := lock.take()) and time.monotonic() < until:
                 time.sleep(_POLL_S)
             if holder and time.monotonic() >= end:
+                after, longer = "", ""
+                if waits:
+                    after, longer = f", after {timeout_s:g} s", "; TESSERA_LOCK_TIMEOUT (seconds) waits longer"
                 raise RunTakenError(
-                    f"{shown(run)} is still being written by {holder}, after {timeout_s:g} s; expected no other "
-                    "writer. Wait for its end or stop it, or give another --name; TESSERA_LOCK_TIMEOUT (seconds) "
-                    "waits longer."
+                    f"{shown(run)} is still being written by {holder}{after}; expected no other writer. Wait for its "
+                    f"end or stop it, or {instead}{longer}."
                 )
             return holder
 

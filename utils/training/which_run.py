@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.utils.checkpoints.folder import first_run, newest_last_checkpoint
+from tessera.utils.checkpoints.folder import first_run, new_run, newest_last_checkpoint
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
@@ -81,12 +81,13 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
     restarted = found is not None
     auto = asked.resume == AUTO and not restarted
     if auto:
-        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world))
+        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world, reads=True))
         found = _whole_or_none(folder, given, asked, world)
     elif found is None and asked.resume:
         last = _asked_for(given, asked.resume, world)
         if folder != last.parent.parent:
-            folder = stack.enter_context(hold_run(last.parent.parent, world))
+            instead = f"begin a new run from it with --weights {shown(last)}"
+            folder = stack.enter_context(hold_run(last.parent.parent, world, instead=instead))
         found = Resumable(last, world.from_main(lambda: load_checkpoint(last)))
     if found is not None:
         config, hyp, resumed = run_of_checkpoint(
@@ -111,6 +112,8 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
         asked = dataclasses.replace(asked, resume="", exist_ok=True)
     if earlier and folder:
         asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
+    if asked.exist_ok and folder is None:  # to wait would end in writing over what the other process leaves
+        folder = stack.enter_context(new_run(asked, world, waits=False))
     return Begun(asked, load_hyp(asked.hyp) if asked.hyp else None, None, folder)
 
 

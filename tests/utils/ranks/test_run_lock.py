@@ -22,7 +22,7 @@ from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import run_lock
 from tessera.utils.ranks.run_lock import LOCK, RunLock, RunTakenError, hold_run
 from tessera.utils.ranks.world import World
-from tests.data.feed.another_process import another_process
+from tests.data.feed.another_process import another_process, in_another_process
 
 
 def holding(run: Path) -> Callable[[Connection], None]:
@@ -88,6 +88,7 @@ def test_a_directory_that_its_holder_removes_meanwhile_is_made_again(
     """The lock counts that is on the file which the directory has, not on one that was removed."""
     first, second = RunLock(tmp_path / "night"), RunLock(tmp_path / "night")
     assert first.take() is None
+    monkeypatch.setattr(run_lock, "_HELD", set())  # as in two processes
     lockf = fcntl.lockf
 
     def late(*given: Any) -> None:
@@ -130,6 +131,79 @@ def test_a_file_system_without_locks_is_a_warning(
 
 def test_a_directory_that_cannot_be_written_to_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "night").write_text("no directory")
-    message = r"Run directory .*night: cannot be made or written to.*--project"
+    message = r"Run directory .*night: cannot be made or written to \(Not a directory\).*--project"
     with pytest.raises(UserError, match=message), hold_run(tmp_path / "night", World()):
         pass
+
+
+@pytest.mark.parametrize("name", ["run", "project"])
+def test_a_link_to_a_disk_that_is_not_there_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "project").symlink_to(tmp_path / ("unmounted" if name == "project" else "."))
+    (tmp_path / "night").symlink_to(tmp_path / "unmounted" / "night")
+    message = r"night: cannot be made or written to \(the link .* leads to .*unmounted.*, which is not there\)"
+    with pytest.raises(UserError, match=message), hold_run(tmp_path / "project" / "night", World()):
+        pass
+    if name == "project":  # where a new run looks for a free name
+        with (
+            pytest.raises(UserError, match="which is not there"),
+            new_run(TrainConfig(project=str(tmp_path / "project")), World()),
+        ):
+            pass
+
+
+def test_a_directory_that_cannot_be_written_to_is_read_without_its_lock_where_that_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    run = tmp_path / "night"
+    run.mkdir()
+    monkeypatch.setattr(run_lock, "FileIO", refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with hold_run(run, World(), reads=True):
+        pass
+    assert caplog.messages == [f"{run}: cannot be written to (Read-only file system), so it is read without its lock."]
+    with (
+        pytest.raises(UserError, match=r"cannot be made or written to \(Read-only file system\)"),
+        hold_run(run, World()),
+    ):
+        pass
+
+
+def test_a_failing_disk_at_the_end_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(KeyError, match="the run's own"), hold_run(tmp_path / "night", World()):
+        monkeypatch.setattr(run_lock, "is_at", broken)
+        raise KeyError("the run's own")
+    monkeypatch.undo()
+    with hold_run(tmp_path / "night", World()):
+        pass
+
+
+@pytest.mark.usefixtures("short")
+def test_a_process_does_not_get_a_lock_that_it_has(tmp_path: Path) -> None:
+    with hold_run(tmp_path / "night", World()):
+        with pytest.raises(RunTakenError, match="by this process"), hold_run(tmp_path / "night", World()):
+            pass
+        assert in_another_process(lambda _: RunLock(tmp_path / "night").take()).startswith(f"process {os.getpid()} ")
+
+
+def test_who_may_write_into_a_directory_may_lock_it_after_another_user(tmp_path: Path) -> None:
+    for mode in (0o770, 0o755):
+        (tmp_path / "night").mkdir(exist_ok=True)
+        (tmp_path / "night").chmod(mode)
+        with hold_run(tmp_path / "night", World()) as run:
+            assert (run / LOCK).stat().st_mode & 0o777 == mode & 0o666
+
+
+def test_what_cannot_help_is_no_remedy(tmp_path: Path) -> None:
+    with (
+        hold_run(tmp_path / "night", World()),
+        pytest.raises(RunTakenError, match=r"stop it, or give --weights\.$") as error,
+        hold_run(tmp_path / "night", World(), waits=False, instead="give --weights"),
+    ):
+        pass
+    assert "TIMEOUT" not in str(error.value) and " after " not in str(error.value)

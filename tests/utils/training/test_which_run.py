@@ -17,7 +17,7 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.ranks.run_lock import hold_run
+from tessera.utils.ranks.run_lock import RunTakenError, hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.report.journal import Journal
 from tessera.utils.training.which_run import Begun, start_of_run
@@ -157,6 +157,21 @@ def test_a_run_is_read_once_the_process_that_trains_it_has_ended(data: Path, run
         assert pipe.recv() == "begun"
         begun = begin(given, World())
     assert begun.resumed is not None and begun.resumed.checkpoint["epoch"] == 2 and begun.folder == run
+
+
+def test_a_second_start_neither_waits_for_a_run_to_replace_it_nor_is_told_what_cannot_help(
+    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_LOCK_TIMEOUT", "0.2")
+    files = sorted(run.rglob("*"))
+    with hold_run(run, World()):
+        for given, remedy in (
+            (command(data, run.parent, resume="", exist_ok=True), r"by this process; .* or give another --name\.$"),
+            ({"resume": str(run)}, r"after 0\.2 s; .* or begin a new run from it with --weights .*last\.pt;"),
+        ):
+            with pytest.raises(RunTakenError, match=remedy):
+                begin(given, World())
+    assert sorted(run.rglob("*")) == files
 
 
 @pytest.mark.parametrize("left", ["damaged", "missing", "best.pt alone", "of YOLOv5", "YOLOv5's best.pt alone"])
