@@ -122,7 +122,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
     if config.save_conf and not config.save_txt:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
     if config.data and not config.auto_label:
-        log.warning("--data: without effect here but with --auto-label.")
+        log.warning("--data: has an effect only together with --auto-label.")
     detector = Detector(
         config.weights,
         trust_file=config.trust_file,

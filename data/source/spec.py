@@ -59,9 +59,7 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
         UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.
     """
     yaml_path = _find_yaml(data)
-    found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
-    _refuse_misspelled(found)
-    in_coco = found.values.get("names") is None and _is_coco(found)
+    found, in_coco = _read(yaml_path)
     classes = Classes() if in_coco else classes_of(found)
     held_out, keypoints = _held_out(found), _keypoints(found)
     entries = _entries(found, held_out)
@@ -83,6 +81,26 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     if in_coco:
         classes = classes_of_coco(found, _names_of_coco(spec))
     return dataclasses.replace(spec, **classes._asdict())
+
+
+def load_label_names(data: str | Path) -> tuple[str, ...]:
+    """Return the names that a dataset YAML gives the numbers in labels.
+
+    The dataset need not be there, unless its COCO files have the names; it is not obtained.
+
+    Raises:
+        UserError: no such YAML, a mistake in it, or it has no names.
+    """
+    found, in_coco = _read(_find_yaml(data))
+    classes = load_spec(data, obtain=False) if in_coco else classes_of(found)
+    return classes.label_names or classes.names
+
+
+def _read(yaml_path: Path) -> tuple[YamlMapping, bool]:
+    """A dataset YAML, and whether its COCO files have the names of its classes."""
+    found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
+    _refuse_misspelled(found)
+    return found, found.values.get("names") is None and _is_coco(found)
 
 
 def _find_yaml(data: str | Path) -> Path:

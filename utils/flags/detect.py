@@ -42,7 +42,7 @@ class DetectConfig(Options):
     auto_label: bool = option(
         False, "write label files to train with: each class above its best confidence, noted as a model's", kind=bool
     )
-    data: str = option("", "with --auto-label: dataset YAML, by whose numbers of the classes the labels are written")
+    data: str = option("", "with --auto-label: dataset YAML whose class numbers the labels get")
     save_csv: bool = option(False, "write predictions.csv", kind=bool)
     save_json: bool = option(False, "write predictions.jsonl, a line for each picture and event", kind=bool)
     save_conf: bool = option(False, "with confidences in the label files", kind=bool)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera.data.source.annotations import auto_labels
 from tessera.data.source.annotations.class_names import match_classes
-from tessera.data.source.spec import load_spec
+from tessera.data.source.spec import load_label_names
 from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import save_txt
@@ -285,8 +285,7 @@ def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple
     """
     if not data:
         return names, ()
-    spec = load_spec(data)
-    wanted = spec.label_names or spec.names
+    wanted = load_label_names(data)
     class_of = match_classes(wanted, names)
     left_out = [name for name, number in zip(names, class_of, strict=True) if number < 0]
     if len(left_out) == len(names):

@@ -165,8 +165,8 @@ def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> N
 
 
 def test_auto_labels_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
+    """Whose folder need not be there."""
     data = tmp_path / "data.yaml"
-    (tmp_path / "a").mkdir()
     text = "path: .\ntrain: a\nval: a\nclasses: [Car]\nnames: "
     data.write_text(f"{text}[tree, Car]\n")
     for names, rows, listed in ((["car"], 1, ("tree", "Car")), (["cat", "car"], 0, ("tree", "Car"))):
