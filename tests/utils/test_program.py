@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 import tessera
 from tessera.utils.config import TrainConfig
 from tessera.utils.flags import program, version
-from tessera.utils.flags.program import git_revision, version_of
+from tessera.utils.flags.program import git_revision
 from tessera.utils.machine.choose import device_by_itself
 
 
@@ -55,20 +54,3 @@ def test_the_device_that_a_run_takes_by_itself(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_by_itself() == "cuda (2 present)"
-
-
-def test_a_version_is_given_with_those_that_are_needed() -> None:
-    """They are declared in pyproject.toml alone."""
-    assert re.fullmatch(r"numpy [\d.]+, needed >=\S+", version_of("numpy"))
-    assert re.fullmatch(r"onnx-ir [\d.]+, needed >=\S+|onnx-ir is not installed, needed >=\S+", version_of("onnx-ir"))
-    assert re.fullmatch(r"pytest [\d.]+", version_of("pytest"))
-    assert version_of("no-such-package") == "no-such-package is not installed"
-
-
-def test_an_installed_program_knows_them_by_its_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = ["torch<2.15,>=2.6", 'onnx>=1.17; extra == "export"', "Some.Name", "torch>=2.14.1; extra == 'litert'"]
-    monkeypatch.setattr(program, "IS_CLONE", False)
-    monkeypatch.setattr(program.metadata, "packages_distributions", lambda: {"tessera": ["tessera-detect"]})
-    monkeypatch.setattr(program.metadata, "requires", {"tessera-detect": declared}.__getitem__)
-    found = program._needed_versions.__wrapped__()
-    assert found == {"torch": "<2.15,>=2.6", "onnx": ">=1.17", "Some.Name": ""}

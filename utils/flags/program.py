@@ -5,11 +5,8 @@ It runs from a clone, or as a package that was installed.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import tomllib
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -37,38 +34,12 @@ def installed_by(extra: str) -> str:
     """What installs the packages of an extra of pyproject.toml."""
     if IS_CLONE:
         return f"uv sync --extra {extra}"
-    return f"pip install '{_distribution() or '.'}[{extra}]'"
+    return f"pip install '{distribution() or '.'}[{extra}]'"
 
 
-def version_of(package: str) -> str:
-    """Return the version of a package that is installed, and the versions that are needed where these are declared."""
-    try:
-        found = f"{package} {metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        found = f"{package} is not installed"
-    needed = _needed_versions().get(package)
-    return f"{found}, needed {needed}" if needed else found
-
-
-def _distribution() -> str | None:
+def distribution() -> str | None:
     """The package that was installed; None in a source archive that was only unpacked."""
     return next(iter(metadata.packages_distributions().get("tessera", ())), None)
-
-
-@cache
-def _needed_versions() -> dict[str, str]:
-    """The versions of each package that the program depends on, such as ">=2.6,<2.15", with those of its extras."""
-    if IS_CLONE:
-        project = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    else:
-        name = _distribution()
-        groups = [(name and metadata.requires(name)) or []]
-    found: dict[str, str] = {}
-    for requirement in (one for group in groups for one in group):
-        if match := re.match(r"([\w.-]+?)([<>=!~].*?)?(?:;|$)", requirement.replace(" ", "")):
-            found.setdefault(match[1], match[2] or "")
-    return found
 
 
 def git_revision() -> str | None:

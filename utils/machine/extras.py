@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import logging
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tessera.utils.environment import forbid_telemetry
 from tessera.utils.errors import UserError, explained
-from tessera.utils.flags.program import installed_by, version_of
+from tessera.utils.flags.program import HOME, IS_CLONE, distribution, installed_by
 from tessera.utils.text import first_line
 
+log = logging.getLogger(__name__)
+
 _TELEMETRY = "openvino_telemetry"
+_DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # another OSError is that of a library
 
 
 class MissingExtra(UserError):
@@ -43,7 +54,7 @@ def import_extra(module: str, extra: str, what: str) -> Any:
         package = _package(module)
         raise MissingExtra(
             f"{what}: needs the package {package}, which does not load here ({first_line(error)}; found "
-            f"{version_of(package)}). Install it with: {installed_by(extra)}"
+            f"{version_of(package, extra)}). Install it with: {installed_by(extra)}"
         ) from error
 
 
@@ -51,7 +62,7 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[None]:
     """Turn an exception that a library raises into one message with the versions found and needed.
 
-    Exceptions of this program's own code, and those that `explained` knows, stay as they are.
+    Exceptions of this program's own code, those that `explained` knows and those of a disk stay as they are.
 
     Args:
         what: is done, for the message, such as "--include onnx".
@@ -63,18 +74,67 @@ def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[
     """
     try:
         yield
-    except (UserError, OSError):
+    except UserError:
         raise
     except Exception as error:
         library = _raised_in(error)
-        if library is None or explained(error) is not None:
+        of_disk = isinstance(error, OSError) and error.errno in _DISK
+        if library is None or of_disk or explained(error) is not None:
             raise
-        versions = "; ".join(version_of(_package(name)) for name in ("torch", *modules))
-        remedy = f" with: {installed_by(extra)}" if extra else ""
+        log.debug(f"{what}: {library} failed", exc_info=error)
+        packages = [_package(name) for name in ("torch", *modules)]
+        remedy = "All are as needed: please report it."
+        if not all(_is_as_needed(package, extra) for package in packages):
+            remedy = f"Install what is needed with: {installed_by(extra)}" if extra else "Install what is needed."
         raise UserError(
-            f"{what}: {library} failed ({type(error).__name__}: {first_line(error)}). Found {versions}. Where one is "
-            f"not what is needed, install that version{remedy}"
+            f"{what}: {library} failed ({type(error).__name__}: {first_line(error)}). Found "
+            f"{'; '.join(version_of(package, extra) for package in packages)}. {remedy}"
         ) from error
+
+
+def version_of(package: str, extra: str = "") -> str:
+    """Return the version of a package that is installed, and the versions that are needed where these are declared.
+
+    Args:
+        package: as a registry calls it.
+        extra: whose bounds count beside those of the core.
+    """
+    found = _installed(package)
+    needed = str(_needed(package, extra))
+    return (f"{package} {found}" if found else f"{package} is not installed") + (f", needed {needed}" if needed else "")
+
+
+def _is_as_needed(package: str, extra: str) -> bool:
+    found = _installed(package)
+    return found is not None and _needed(package, extra).contains(found, prereleases=True)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _needed(package: str, extra: str) -> SpecifierSet:
+    """The versions that the core and an extra need; where neither needs the package, those that another extra does."""
+    declared = {of: requirement.specifier for of, requirement in _requirements() if requirement.name == package}
+    joined = SpecifierSet()
+    for specifier in [declared[of] for of in ("", extra) if of in declared] or declared.values():
+        joined &= specifier
+    return joined
+
+
+@cache
+def _requirements() -> list[tuple[str, Requirement]]:
+    """What the program depends on, each with the extra that adds it; "" of the core."""
+    if IS_CLONE:
+        project = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        groups = {"": project["dependencies"], **project["optional-dependencies"]}
+        return [(extra, Requirement(text)) for extra, texts in groups.items() for text in texts]
+    name = distribution()
+    texts = [text.partition("extra ==") for text in (name and metadata.requires(name)) or []]
+    return [(extra.strip(" \"'"), Requirement(text.rpartition(";")[0] or text)) for text, _, extra in texts]
 
 
 def _raised_in(error: Exception) -> str | None:

@@ -17,7 +17,7 @@ from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Toleran
 from tessera.utils.exporting.parity.samples import Samples, gather
 from tessera.utils.exporting.parity.table import Row, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Findings, Round, difference_of, try_out
-from tessera.utils.machine.extras import MissingExtra
+from tessera.utils.machine.extras import MissingExtra, explain_failures
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import MissingDevice
@@ -115,7 +115,8 @@ class Judge:
 
     def file(self, path: Path) -> Row:
         """A file that was made of it."""
-        megabytes, precision = size_of(path) / 1e6, precision_of(path)
+        with explain_failures(str(path), (), ""):
+            megabytes, precision = size_of(path) / 1e6, precision_of(path)
         try:
             backend = self._open(path)
         except (MissingExtra, MissingDevice) as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,21 +40,62 @@ def test_a_package_that_does_not_load_is_named_whatever_it_raises(
         import_extra("broken_library", "export", "--include onnx")
 
 
-def test_a_library_that_fails_is_one_message_with_its_versions(
-    made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_exporter.py").write_text(
-        "def export(*args, **options):\n    raise TypeError('no passes\\nat all')\n"
-    )
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A library whose functions raise its `error`."""
+    (tmp_path / "broken_exporter.py").write_text("def export(*args, **options):\n    raise error\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("torch.onnx.export", importlib.import_module("broken_exporter").export)
-    with pytest.raises(UserError) as caught:
-        export.run(weights=str(made_pt), output=str(tmp_path / "files"), device="cpu")
-    said = str(caught.value)
-    assert said.startswith("--include onnx: broken_exporter failed (TypeError: no passes). Found torch ")
-    assert re.search(r"; onnx [\d.]+, needed >=\S+; onnx-ir [\d.]+, needed >=\S+;", said), said
-    assert said.endswith("install that version with: uv sync --extra export")
+    return importlib.reload(importlib.import_module("broken_exporter"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TypeError("no passes\nat all"), "(TypeError: no passes)"),
+        (OSError("libfoo.so.3: cannot open shared object file"), "(OSError: libfoo.so.3: cannot open"),
+    ],
+)
+def test_a_library_that_fails_is_one_message_with_its_versions(
+    made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: ModuleType, error: Exception, said: str
+) -> None:
+    monkeypatch.setattr("torch.onnx.export", broken.export)
+    monkeypatch.setattr(broken, "error", error, raising=False)
+
+    def message() -> str:
+        with pytest.raises(UserError) as caught:
+            export.run(weights=str(made_pt), output=str(tmp_path / "files"), device="cpu")
+        return str(caught.value)
+
+    found = message()
+    assert found.startswith(f"--include onnx: broken_exporter failed {said}") and ". Found torch " in found
+    assert re.search(r"; onnx [\d.]+, needed >=\S+; onnx-ir [\d.]+, needed >=\S+;", found), found
+    assert found.endswith("All are as needed: please report it.")
+    monkeypatch.setattr("tessera.utils.machine.extras._installed", lambda package: "0.1")
+    assert message().endswith("onnxscript 0.1, needed >=0.7. Install what is needed with: uv sync --extra export")
     assert not any((tmp_path / "files").iterdir())
+
+
+def test_a_library_that_fails_in_the_proof_is_one_message(
+    made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: ModuleType
+) -> None:
+    monkeypatch.setattr("torch.jit.load", broken.export)
+    monkeypatch.setattr(broken, "error", RuntimeError("no archive"), raising=False)
+    message = (
+        r"best-raw-96x96\.torchscript: broken_exporter failed \(RuntimeError: no archive\)\. Found torch .*report it\.$"
+    )
+    with pytest.raises(UserError, match=message):
+        export.run(
+            weights=str(made_pt), include=["torchscript"], raw=True, output=str(tmp_path), imgsz=96, device="cpu"
+        )
+
+
+def test_a_full_disk_is_no_failure_of_a_library(
+    made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: ModuleType
+) -> None:
+    monkeypatch.setattr("torch.onnx.export", broken.export)
+    monkeypatch.setattr(broken, "error", OSError(errno.ENOSPC, "No space left on device"), raising=False)
+    with pytest.raises(UserError, match=r"best\.onnx: cannot write the export: No space left on device\. Make room"):
+        export.run(weights=str(made_pt), output=str(tmp_path), device="cpu")
 
 
 def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
