@@ -118,7 +118,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         coco = CocoSink(index) if config.save_json else None
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
-        evidence = EvidenceSink(index) if config.find_errors else None
+        evidence = EvidenceSink(index, class_of) if config.find_errors else None
         sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
 
         found = measured(model, index, imgsz, config, world, sinks, class_of)

@@ -166,7 +166,7 @@ def main() -> None:
         data, planted = planted_copy(args.data, Path(folder), "val", args.share, args.seed)
         index = build_index(load_spec(data), "val")
         model = open_model(args.weights, world)
-        evidence, kept = EvidenceSink(index), Kept()
+        evidence, kept = EvidenceSink(index, range(len(index.names))), Kept()
         sinks = [evidence, kept]
         found = measure(model, index, world, model.usable_imgsz(0), Settings(), batch_size=16, workers=0, sinks=sinks)
         print(f"{args.weights} on {args.data}: mAP50 {found.metrics.map50:.3f} against labels with planted errors")

@@ -35,7 +35,8 @@ def report_suspects(
     listed = suspects(evidence, index)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
     said: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
-    print_lines(*suspect_table(listed, len(index.classes), len(index)))
+    judged = int(evidence.counts.supports.sum())
+    print_lines(*suspect_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
     with tolerate("lines of the labels"):
         labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))

@@ -75,19 +75,23 @@ def counts(suspects: Sequence[Suspect]) -> list[tuple[Suspicion, str, int, int]]
     return found
 
 
-def suspect_table(suspects: Sequence[Suspect], labels: int, images: int) -> list[str]:
+def suspect_table(suspects: Sequence[Suspect], labels: int, images: int, left_out: int = 0) -> list[str]:
     """Lines for the console: how many suspects of each kind, and of how many the score is above one half.
 
     Args:
         suspects: all of them.
         labels, images: how many there are.
+        left_out: more labels, of classes that the weights do not know.
     """
+    among = f"among {counted(labels, 'label')} of {counted(images, 'image')}"
+    if left_out:
+        among += f" (left out: {counted(left_out, 'label')} of classes that the weights do not know)"
     if not suspects:
-        return [f"Label errors: none is suspected among {counted(labels, 'label')} of {counted(images, 'image')}."]
+        return [f"Label errors: none is suspected {among}."]
     rows = counts(suspects)
     lines = [
-        f"Label errors: {counted(len(suspects), 'suspect')} among {counted(labels, 'label')} of "
-        f"{counted(images, 'image')}, {sum(likely for *_, likely in rows):,} with a score of {LIKELY:g} and more:",
+        f"Label errors: {counted(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "
+        f"score of {LIKELY:g} and more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]
     return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]

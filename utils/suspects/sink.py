@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.suspects.evidence import MOST, Evidence, Rows
 from tessera.utils.suspects.judging import Labels, judge
@@ -15,10 +17,11 @@ class EvidenceSink(Sink):
 
     Args:
         index: the whole split.
+        class_of: as of Settings; labels of classes that the model lacks are taken for ignored regions.
     """
 
-    def __init__(self, index: DatasetIndex) -> None:
-        self._index = index
+    def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:
+        self._index, self._known = index, np.isin(np.arange(len(index.names)), class_of)
         self._found, self._waiting = Evidence.joined(len(index.names), []), list[Rows]()
         self._count = 0
 
@@ -26,9 +29,15 @@ class EvidenceSink(Sink):
         """Judge the labels of a batch."""
         for image, detections in zip(batch.indices.tolist(), in_original, strict=True):
             classes, boxes = self._index.labels(image)
-            labels = Labels(classes, boxes, self._index.ignored(image), tuple(self._index.sizes_hw[image].tolist()))
+            of_regions, regions = self._index.ignored(image)
+            known = self._known[classes]
+            of_regions = np.append(of_regions, np.full((~known).sum(), -1, np.int32))
+            regions = np.concatenate((regions, boxes[~known]))
+            size_hw = tuple(self._index.sizes_hw[image].tolist())
+            labels = Labels(classes[known], boxes[known], (of_regions, regions), size_hw)
             rows = judge(image, detections, labels, self._found.counts)
-            self._waiting.append(rows)
+            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays
+            self._waiting.append(rows._replace(objects=places[rows.objects], others=places[rows.others]))
             self._count += len(rows.kinds)
         if self._count > MOST:
             self.evidence()

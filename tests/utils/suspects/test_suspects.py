@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from tessera.utils.suspects.evidence import Counts, Evidence, Rows, Suspicion
 from tessera.utils.suspects.files import suspect_table
 from tessera.utils.suspects.judging import Labels, judge
 from tessera.utils.suspects.ranking import Suspect, suspects
+from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
 
@@ -124,6 +126,29 @@ def test_what_lies_in_an_ignored_region_is_no_suspect() -> None:
     everywhere = np.array([-1], np.int32), np.array([[0, 0, SIZE, SIZE]], np.float32)
     assert len(listed(labelled, true)) == 1
     assert listed(labelled, true, everywhere) == []
+
+
+def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
+    """What is found there is no missing label either, and those of other classes keep their places."""
+    true = scenes()
+    kinds = (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
+    labelled = [*(with_error(scene, kind) for scene, kind in zip(true, kinds, strict=False)), *true[2:]]
+    index, rng = index_of(labelled), np.random.default_rng(1)
+    unknown = int(true[2].classes[0])
+    found = [seen(scene, rng) for scene in true]
+    for detections in found:  # the weights take such an object for one of the next class
+        detections.classes[detections.classes == unknown] = (unknown + 1) % NC
+    sink = EvidenceSink(index, [c for c in range(NC) if c != unknown])
+    batch = SimpleNamespace(indices=torch.arange(len(true)))
+    sink.add(batch, found, found)  # type: ignore[arg-type]
+    evidence = sink.evidence()
+    left_out = int((index.classes == unknown).sum())
+    assert evidence.counts.supports.sum() == len(index.classes) - left_out
+    planted = [scene.classes[-1] for scene in labelled[:2]]
+    expected = [(n, kind, 6) for n, kind in enumerate(kinds) if planted[n] != unknown]
+    assert expected and [(s.image, s.kind, s.object) for s in suspects(evidence, index)] == expected
+    (line,) = suspect_table([], 5, 2, 1)
+    assert line.endswith("among 5 labels of 2 images (left out: 1 label of classes that the weights do not know).")
 
 
 def test_a_class_that_is_often_found_falsely_counts_for_less() -> None:
