@@ -159,7 +159,8 @@ def for_classes_of(model: DetectionModel, weights: Weights) -> _Offered:
     if not layers:
         return _Offered(weights.state_dict, {}, "")
     names = [name for name, number in zip(model.names, known, strict=True) if number >= 0]
-    by = "number" if names_say_nothing(weights.names) or names_say_nothing(model.names) else "name"
+    by_number = names and (names_say_nothing(weights.names) or names_say_nothing(model.names))
+    by = "number" if by_number else "name"
     listed = f" ({printable(first_of(names, 5))})" if names and by == "name" else ""
     report = f"; class layer: {len(names)} of {model.nc} classes known by {by}{listed}"
     if len(names) == model.nc:

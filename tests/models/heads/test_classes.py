@@ -64,6 +64,7 @@ def test_how_much_is_known_decides_what_follows(weights: Weights, caplog: pytest
         (("dog", "ant"), "known", "2 of 2 classes known by name (dog, ant)"),
         (("dog", "fox"), "new", "1 of 2 classes known by name (dog), 1 reinitialised"),
         (("fox", "hen", "pig", "rat"), "new", "0 of 4 classes known by name, 4 reinitialised"),
+        (("item",), "new", "0 of 1 classes known by name, 1 reinitialised"),
     ):
         caplog.clear()
         with caplog.at_level("INFO"):
