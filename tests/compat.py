@@ -1,7 +1,7 @@
 """The wheel with the lowest and the highest versions that it allows, each in an environment of its own.
 
     python -m tests.compat            # minutes; downloads what uv's cache lacks
-    python -m tests.compat --extras   # the lowest versions of all extras, by the tests that need them
+    python -m tests.compat --extras   # the lowest versions of each extra but litert, by its tests
 
 The oldest Python of pyproject.toml gets `--resolution lowest-direct`, the newest one at hand the highest versions. From
 an empty folder each trains on one rank and on two, validates, predicts, exports with its proof and compares. The exit
@@ -44,6 +44,8 @@ IMAGES = (
     "train_batch0.jpg",
     "val_batch0_labels.jpg",
     "val_batch0_pred.jpg",
+    "confusion_matrix.png",
+    *(f"{curve}_curve.png" for curve in ("P", "R", "F1", "PR")),
     "report.html",
 )
 _SMALL = ("--imgsz", "64", "--workers", "1", "--loggers", "none", "--device", "cpu")
@@ -58,14 +60,16 @@ def main() -> int:
     """Try both environments; return the exit code."""
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     oldest = int(required.removeprefix(">=3."))
-    lowest, highest = interpreter(oldest), next(filter(None, map(interpreter, range(NEWEST, oldest, -1))), "")
-    if not (lowest and highest):
-        print(f"Not tried: needs Python 3.{oldest} and a newer one; found {lowest or highest or 'neither'}.")
+    of_extras, lowest = "--extras" in sys.argv, interpreter(oldest)
+    highest = "" if of_extras else next(filter(None, map(interpreter, range(NEWEST, oldest, -1))), "")
+    if not (lowest and (highest or of_extras)):
+        newer = "" if of_extras else " and a newer one"
+        print(f"Not tried: needs Python 3.{oldest}{newer}; found {lowest or highest or 'none'}.")
         return NOT_TRIED
     try:
         with tempfile.TemporaryDirectory(prefix="tessera-compat-") as folder:
             environment = Path(folder) / "environment"
-            if "--extras" in sys.argv:
+            if of_extras:
                 for extras, tests in JOBS.items():
                     install(extras, lowest, "lowest-direct", environment, "pytest", "hypothesis")
                     print(ran(str(environment / "bin" / "python"), *PYTEST, *tests).out, flush=True)
