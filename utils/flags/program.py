@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from functools import cache
 from importlib import metadata
@@ -26,11 +25,6 @@ def called(program: str) -> str:
 def started(program: str) -> str:
     """What starts a command: `uv run train.py` in a clone, else `tessera train`."""
     return f"uv run {program}" if IS_CLONE else called(program)
-
-
-def started_again(program: str) -> list[str]:
-    """What starts a command in a process of its own, with this Python."""
-    return [sys.executable, *([str(HOME / program)] if IS_CLONE else ["-m", "tessera", program.removesuffix(".py")])]
 
 
 def installed_by(extra: str) -> str:
