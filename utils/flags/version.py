@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from importlib import import_module
 
-from tessera import __version__
 from tessera.utils.environment import quieten_torch
 from tessera.utils.flags.program import git_revision
+from tessera.utils.version import __version__
 
 
 def version_line() -> str:
