@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tessera.utils.version import __version__
+from tessera.utils.flags.version import __version__
 
 if TYPE_CHECKING:
     from tessera.commands.compare import run as compare

@@ -97,7 +97,7 @@ def test_the_door_is_light_and_says_what_is_behind_it(project: Path) -> None:
     names = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
     assert (
         python(project, "-c", program).stdout
-        == f"['tessera', 'tessera.utils', 'tessera.utils.version'] False {names}\n"
+        == f"['tessera', 'tessera.utils', 'tessera.utils.flags', 'tessera.utils.flags.version'] False {names}\n"
     )
     unknown = python(project, "-c", "import tessera\ntry: tessera.trian\nexcept AttributeError as error: print(error)")
     assert unknown.stdout == f"module 'tessera' has no attribute 'trian'; it has {', '.join(names)}\n"

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tqdm import tqdm
+from urllib3 import BaseHTTPResponse
 
 from tessera.utils import network
 from tessera.utils.errors import UserError
@@ -30,9 +31,6 @@ from tessera.utils.network import (
     stated_length,
 )
 from tessera.utils.text import shown
-
-if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 _LONGEST_VALIDATOR = 256

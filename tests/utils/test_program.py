@@ -41,7 +41,7 @@ def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version_names_what_runs(
     revision: str | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(version, "git_revision", lambda: revision)
+    monkeypatch.setattr(options, "git_revision", lambda: revision)
     with pytest.raises(SystemExit, match="0"):
         TrainConfig.from_args(["--version"])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"

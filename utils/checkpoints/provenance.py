@@ -9,9 +9,9 @@ from typing import Any
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import FORMAT
 from tessera.utils.flags.program import git_revision
+from tessera.utils.flags.version import __version__
 from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Metrics
-from tessera.utils.version import __version__
 
 
 def describe_run(

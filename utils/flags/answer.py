@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tessera.utils.flags.version import __version__
 from tessera.utils.text import strict_json
-from tessera.utils.version import __version__
 
 FLAG = "--json"
 SCHEMA = 1  # rises where a key of an object changes its meaning or goes

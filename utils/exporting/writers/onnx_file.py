@@ -12,7 +12,7 @@ from tessera.utils.exporting.quantized.calibration import calibration_images, qu
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.utils.exporting.quantized.rounding import PICTURES, round_weights
 from tessera.utils.exporting.whole import whole_graph
-from tessera.utils.version import __version__
+from tessera.utils.flags.version import __version__
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf
 # What a viewer of the file shows.
