@@ -12,7 +12,7 @@ import torch
 
 import tessera
 from tessera.utils.config import TrainConfig
-from tessera.utils.flags import program, version
+from tessera.utils.flags import options, program
 from tessera.utils.flags.program import git_revision, version_of
 from tessera.utils.machine.choose import device_by_itself
 
