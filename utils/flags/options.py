@@ -238,9 +238,9 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
         if isinstance(m["default"], (int, float)) and low is not None and m["default"] < low:
             allowed += f", or {m['default']:g}"
-        raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
+        raise ConfigError(f"{flag}: found {number}, allowed is {allowed}.")
     if high is None and number > LARGEST_NUMBER:
-        raise ConfigError(f"{flag}: found {number:g}, allowed is at most {LARGEST_NUMBER:,}.")
+        raise ConfigError(f"{flag}: found {number}, allowed is at most {LARGEST_NUMBER:,}.")
     return number
 
 
