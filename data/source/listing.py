@@ -221,7 +221,9 @@ class _Collector:
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
-        places, note = find_moved(self.split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        splits = self.spec.splits
+        split = next(own for own in splits if splits[own] == splits[self.split])  # val may be of train's entries
+        places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
         if self.nowhere and not places:
             raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
         self.notes += [note] if note else []

@@ -82,6 +82,31 @@ def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) 
     assert said.count("p3.jpg") >= 1 + (change == "ambiguous") or change == "taken", said
 
 
+def test_the_split_decides_which_image_is_meant(tmp_path: Path) -> None:
+    """Paths that name no split are of the split that is listed, never of another."""
+    images(tmp_path / "images/train")
+    write(tmp_path / "val.json", coco(r"C:\data\{}.jpg"))
+    write(tmp_path / "val.txt", "".join(f"/data/{stem}.jpg\n" for stem in STEMS))
+    for entry in ("val.json", "val.txt"):
+        yaml = yaml_of(tmp_path, f"train: images/train\nval: {entry}\n")
+        with pytest.raises(UserError, match=r"\(only images/train/p0\.jpg, in the folder of another split\)"):
+            build(yaml, "val")
+    images(tmp_path / "images/valid")
+    for split, folder in (("train", "train"), ("val", "valid")):
+        index = build(yaml_of(tmp_path, "train: [val.json]\nval: val.json\n"), split)
+        assert {index.path(number).parent.name for number in range(len(index))} == {"train"}, "one list for both"
+        write(tmp_path / "train.json", coco(r"C:\data\{}.jpg"))
+        index = build(yaml_of(tmp_path, "train: train.json\nval: val.json\n"), split)
+        assert {index.path(number).parent.name for number in range(len(index))} == {folder}
+        assert f"images/{folder}/p0.jpg is used instead of C:" in index.problems[0]
+
+
+def test_words_that_hold_a_split_are_none(tmp_path: Path) -> None:
+    images(tmp_path / "latest/test_rig_3")
+    write(tmp_path / "a.json", coco("/home/valentin/{}.jpg"))
+    assert read(yaml_of(tmp_path, "train: a.json\n")) == EXPECTED
+
+
 def test_a_removed_image_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
     """Images of another split often have the same names."""
     yaml = yaml_of(tmp_path, FORMS["coco_itself"](tmp_path))
