@@ -20,7 +20,6 @@ _SPLIT = re.compile(  # a folder's whole name, such as val2017, valid, images_tr
     r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
     re.IGNORECASE,
 )
-_DRIVE = re.compile("[A-Za-z]:/")
 _SHOWN, _LONGEST = 3, 120
 
 
@@ -111,15 +110,13 @@ def _by_end(
 ) -> tuple[list[str], list[str]]:
     """The images whose paths share the longest end with a listed one, and those in the folder of another split.
 
-    A relative path of this machine has too many folders in front, but no others: two parts must agree. Of a path of
-    another machine the name may be all that is left. The split is that of the listed path, else the one that is listed;
-    of equal ends the one in its own folder counts.
+    The name may be all that is left of a path. The split is that of the listed path, else the one that is listed; of
+    equal ends the one in its own folder counts.
     """
     path = _slashed(listed.partition("?")[0] if is_address(listed) else listed)
     path = path if os.path.basename(path) in by_name else unquote(path)
     inside = None if is_address(listed) else _inside(path, folders)
     stated = path if inside is None else inside
-    is_foreign = inside is None or _DRIVE.match(inside) is not None
     parts, wanted = stated.split("/")[::-1], _split_of(stated) or split
     found: dict[tuple[int, bool], list[str]] = {}
     of_others: list[str] = []
@@ -128,8 +125,7 @@ def _by_end(
         common = next(
             (n for n, (a, b) in enumerate(zip(parts, ends, strict=False)) if a != b), min(len(parts), len(ends))
         )
-        if common >= (1 if is_foreign else 2):
-            (of_others if own not in ("", wanted) else found.setdefault((common, own == wanted), [])).append(place)
+        (of_others if own not in ("", wanted) else found.setdefault((common, own == wanted), [])).append(place)
     return sorted(found[max(found)]) if found else [], sorted(of_others)
 
 
