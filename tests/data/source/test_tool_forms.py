@@ -22,6 +22,7 @@ from tests.data.source.tool_forms import (
     coco,
     counts,
     images,
+    labels,
     write,
 )
 
@@ -183,6 +184,29 @@ def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: st
     with pytest.raises(UserError, match=what):
         build(tmp_path / "data.yaml")
     assert any(re.search(what, line) for line in check_dataset(load_spec(tmp_path / "data.yaml")).errors)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"bbox": [1, 2, 3]}, r"annotations\[0\]: bbox is \[1, 2, 3\], expected x, y, width, height in pixels"),
+        ({"bbox": None, "segmentation": [1, 2, 3, 4, 5, 6]}, r"annotations\[0\]: there is no bbox"),
+    ],
+)
+def test_annotations_that_are_all_refused_are_not_called_missing(tmp_path: Path, change: Any, what: str) -> None:
+    images(tmp_path / "images")
+    write(tmp_path / "a.json", coco(annotation=lambda _: change))
+    with pytest.raises(UserError, match=rf"7 annotations for 6 images, none usable:\n  a\.json: {what}"):
+        build(yaml_of(tmp_path, "train: a.json\n"))
+
+
+def test_label_files_in_pixels_beside_background(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    labels(tmp_path / "labels", lambda stem: "".join(f"{label} 48 32 10 10\n" for label, _ in EXPECTED[stem]))
+    with pytest.raises(
+        UserError, match=r"6 label files for 6 images, none usable:\n  labels/p0\.txt:1: x is 48, expected at most 1"
+    ):
+        build(yaml_of(tmp_path, "train: images\n"))
 
 
 def test_rotated_boxes_are_counted(tmp_path: Path) -> None:
