@@ -121,10 +121,14 @@ def unused_labels(labels: Mapping[str, str], known: Collection[str]) -> dict[str
     unused: dict[str, list[str]] = {}
     for (folder, suffix), of_images in sorted(folders.items()):
         found = [name for name in _names(folder) if suffix_of(name) == suffix and f"{folder}/{name}" not in used]
-        images = (name for place in of_images if found for name in _names(place))  # other splits' images have theirs
-        own = {os.path.splitext(name)[0] + suffix for name in images if suffix_of(name) in IMAGE_SUFFIXES}
+        others = {  # images of other splits, which have theirs, as they may spell it
+            _plain(os.path.splitext(name)[0] + suffix)
+            for place in of_images
+            for name in (_names(place) if found else ())
+            if suffix_of(name) in IMAGE_SUFFIXES and f"{place}/{name}" not in labels
+        }
         # Only what holds an object: others are lists of classes, and texts about the dataset.
-        found = [name for name in found if name not in own and any_labels(f"{folder}/{name}").classes]
+        found = [name for name in found if _plain(name) not in others and any_labels(f"{folder}/{name}").classes]
         if found:
             unused[folder] = found
     return unused

@@ -62,6 +62,16 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     )
 
 
+def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a+b.jpg": "a%2Bb.txt", "c+d.jpg": "c%2Bd.txt"})
+    for split, image in (("train", "a+b"), ("val", "c+d")):
+        (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
+        yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
+    for split in ("train", "val"):
+        (said,) = build_index(load_spec(yaml), split).problems
+        assert said.startswith("1 label file spelled otherwise than the image, and used")
+
+
 def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
     (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
