@@ -34,9 +34,17 @@ from tessera.data.source.probe import (
 )
 from tessera.data.source.tiff import TIFF_STARTS, read_tiff
 from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import is_address, open_plain
+from tessera.utils.files import is_address, open_plain, suffix_of
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import READS_HEIC, PixelRule, Pixels, levels_of_image, to_uint8
+from tessera.utils.pixels import (
+    READS_HEIC,
+    UNREAD_SUFFIXES,
+    PixelRule,
+    Pixels,
+    levels_of_image,
+    to_uint8,
+    unread_images,
+)
 from tessera.utils.streams import words_of_libraries
 
 log = logging.getLogger(__name__)
@@ -184,6 +192,8 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
             raise ValueError(LFS_POINTER)
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
+    if levels is None and suffix_of(name) in UNREAD_SUFFIXES:
+        raise RefusedImage(f"{name}: {unread_images([name])}.")
     if levels is None:
         raise UndecodableImage(
             f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."

@@ -13,12 +13,15 @@ import pytest
 from PIL import Image
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.decode import _read_by_pillow, read_image
+from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.data.source.index import build_index, problem_report
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.origins import find_origins
 from tessera.utils.pixels import READS_HEIC
+from tests.data.source.tool_forms import STEMS, coco, voc, write
+from tests.data.source.tool_forms import images as tool_images
+from tests.data.source.tool_forms import labels as tool_labels
 
 BOX = "0 0.5 0.5 0.25 0.5\n"
 PIXELS = np.full((40, 60, 3), 90, np.uint8)
@@ -115,7 +118,7 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
     images = tmp_path / "set" / "images"
     for name in ("b.jxl", "c.JXL", "d.psd", "notes.md"):
         (images / name).write_bytes(b"what")
-    said = "3 images not read for the suffix: 2 .jxl, 1 .psd. Convert them to PNG or JPEG"
+    said = "3 images not read because of their suffix: 2 .jxl, 1 .psd. Convert them to PNG or JPEG"
     assert problems(yaml) == [f"train: {said}"]
     for source in (images, images / "*"):
         caplog.clear()
@@ -123,8 +126,53 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
         assert "--source " in caplog.text and f": {said}." in caplog.text
     (images / "a.jpg").unlink()
     for read in (lambda: build_index(load_spec(yaml), "train"), lambda: find_origins([images])):
-        with pytest.raises(UserError, match=r"3 images not read for the suffix: 2 \.jxl, 1 \.psd"):
+        with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
+
+
+@pytest.mark.parametrize("form", ["list", "coco", "voc", "kit"])
+def test_images_that_are_not_read_are_counted_wherever_they_are_listed(tmp_path: Path, form: str) -> None:
+    """Once, their labels with them."""
+    root, entry = tmp_path / "set", {"coco": "a.json", "voc": "Annotations", "kit": "ImageSets/Main/train.txt"}
+    content = coco()
+    tool_images(root / ("images" if form in ("list", "coco") else "JPEGImages"))
+    for stem, record in zip(STEMS[:2], content["images"], strict=False):
+        (path,) = root.rglob(f"{stem}.jpg")
+        path.rename(path.with_suffix(".jxl"))
+        record["file_name"] = f"{stem}.jxl"
+    write(root / "a.json", content)
+    if form == "list":
+        tool_labels(root / "labels")
+    else:
+        tool_labels(root / "Annotations", voc, "{}.xml")
+    write(root / "ImageSets/Main/train.txt", "\n".join(STEMS))
+    write(root / "list.txt", "".join(f"./images/{record['file_name']}\n" for record in content["images"]))
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text(f"path: {root}\ntrain: {entry.get(form, 'list.txt')}\nnames: [cat, dog]\n")
+    assert [*objects(yaml)] == [f"{stem}.jpg" for stem in STEMS[2:]]
+    assert problems(yaml) == ["train: 2 images not read because of their suffix: 2 .jxl. Convert them to PNG or JPEG"]
+
+
+def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "b.jxl").write_bytes(b"\xff\x0a1234")
+    (tmp_path / "list.txt").write_text("./b.jxl\n")
+    said = "1 image not read because of its suffix: 1 .jxl. Convert it to PNG or JPEG."
+    with pytest.raises(UserError, match=said):
+        find_origins([tmp_path / "b.jxl"])
+    assert [origin.why for origin in find_origins([tmp_path / "list.txt"])] == [f"{tmp_path / 'b.jxl'}: {said}"]
+    if not READS_HEIC:
+        with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
+            decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
+
+
+def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
+    (tmp_path / "set" / "a.txt").write_text("https://x/a?sig=a/b\n")
+    with pytest.raises(UserError, match=r"no image found in\n.*\n.*'https://x/a\?sig=a/b' is not the path of an image"):
+        build_index(load_spec(yaml), "train")
+    (tmp_path / "set" / "a.txt").write_text("https://x/a.jpg?sig=a/b\n")
+    assert objects(yaml) == {"a.jpg": 1}
 
 
 def test_git_lfs_pointers_are_named(tmp_path: Path) -> None:
