@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco import CocoImage, read_coco
 from tessera.data.source.annotations.label_files import label_path, own_labels
 from tessera.data.source.annotations.moved import find_moved
-from tessera.data.source.annotations.other_tools import table_of
+from tessera.data.source.annotations.other_tools import tool_of
 from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.place import base_of_list, expand, read_list
 from tessera.utils.errors import UserError
@@ -205,8 +205,8 @@ class _Collector:
             self._add_coco(path)
         elif suffix == ".txt":
             self._add_list(path)
-        elif suffix == ".csv" and (tool := table_of(str(path))):
-            raise UserError(f"{path}: it is {tool}")
+        elif suffix in (".csv", ".xml") and (tool := tool_of(str(path))):
+            raise UserError(f"{path} is not read: it is {tool}")
         else:
             raise UserError(
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "

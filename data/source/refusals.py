@@ -57,7 +57,7 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
-    if tool := beside_images(listing.images):
+    if tool := beside_images(listing.images, listing.root):
         return f"{what}: {tool}"
     return (
         f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "

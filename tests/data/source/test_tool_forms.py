@@ -153,12 +153,30 @@ def test_other_tools_are_named(tmp_path: Path, name: str, place: str) -> None:
     assert f"{tmp_path / path}{':' if place == 'given' else ' is not read:'} it is" in str(caught.value)
 
 
-def test_open_images_csv_is_named(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    write(tmp_path / "a.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\np0,xclick,/m/01,1,0,1,0,1\n")
-    write(tmp_path / "data.yaml", "train: a.csv\nnames: [cat, dog]\n")
-    with pytest.raises(UserError, match=r"a\.csv: it is Open Images' CSV, which is not read"):
-        build(tmp_path / "data.yaml")
+OPEN_IMAGES = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\np0,xclick,/m/01,1,0,1,0,1\n"
+CVAT = "<?xml version='1.0'?>\n<annotations><version>1.1</version></annotations>\n"
+LAYOUTS: dict[str, tuple[str, str, Any, str]] = {  # folder of images, file, its content, whose it is
+    "Supervisely": ("ds/img", "ds/ann/p0.jpg.json", OTHERS["Supervisely"][1], "Supervisely's JSON of one image"),
+    "FiftyOne": ("data", "labels.json", OTHERS["FiftyOne's detections"][1], "FiftyOne's own JSON"),
+    "Roboflow's CreateML": ("train", "train/_annotations.createml.json", OTHERS["CreateML"][1], "CreateML's JSON"),
+    "Roboflow's CSV": ("train", "train/_annotations.csv", "filename,class,xmin,ymin,xmax,ymax\n", "TensorFlow's CSV"),
+    "VIA": ("images", "images/via_region_data.json", VIA, "annotations of the VGG Image Annotator"),
+    "Open Images": ("data", "data/train.csv", OPEN_IMAGES, "Open Images' CSV. Convert it"),
+    "Open Images from FiftyOne": ("data", "labels/detections.csv", OPEN_IMAGES, "Open Images' CSV. Convert it"),
+    "CVAT": ("images", "annotations.xml", CVAT, "CVAT's own XML. Export COCO"),
+    "COCO": ("train", "train/_annotations.coco.json", coco(), "COCO. Write `train: train/_annotations.coco.json`"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_other_tools_are_named(tmp_path: Path, name: str) -> None:
+    folder, file, content, what = LAYOUTS[name]
+    images(tmp_path / folder)
+    write(tmp_path / file, content)
+    entries = [folder, *([file] if not file.endswith(".json") else [])]
+    for entry in entries:
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / file} is not read: it is {what}")):
+            build(yaml_of(tmp_path, f"train: {entry}\n"))
 
 
 def fractions(corners: list[int]) -> dict[str, Any]:
