@@ -54,8 +54,8 @@ class TiffDirectory(NamedTuple):
     following: int
 
     @classmethod
-    def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int | None = None) -> TiffDirectory:
-        """The directory at `at`, or the first one; with `most`, that many of its entries, which ascend by tag.
+    def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
+        """The directory at `at`, or the first one, and the first `most` of its entries, which ascend by tag.
 
         Raises:
             struct.error: the file ends before.
@@ -68,9 +68,9 @@ class TiffDirectory(NamedTuple):
         (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), encoded, at)
         start, step = (at + 8, 20) if is_big else (at + 2, 12)
         entries: dict[int, bytes] = {}
-        for place in range(start, start + step * count, step)[:most]:
+        for place in range(start, start + step * min(count, most), step):
             entries[struct.unpack_from(order + "H", encoded, place)[0]] = bytes(encoded[place : place + step])
-        (following,) = struct.unpack_from(order + word, encoded, start + step * count)
+        (following,) = struct.unpack_from(order + word, encoded, min(start + step * count, len(encoded)))
         return cls(encoded, at, order, word, entries, following)
 
     def numbers(self, tag: int, *default: int, most: int = 1 << 62) -> tuple[int, ...]:
