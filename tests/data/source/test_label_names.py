@@ -59,7 +59,7 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
-    assert problems(yaml)[-1] == (
+    assert build_index(load_spec(yaml), "train").notes[-1] == (
         f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         f"labels/c.TXT for c.txt, labels/{apart}.txt for {composed}.txt"
     )
@@ -71,8 +71,9 @@ def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Pa
         (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
         yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
     for split in ("train", "val"):
-        (said,) = build_index(load_spec(yaml), split).problems
-        assert said.startswith("1 label file spelled otherwise than the image, and used")
+        index = build_index(load_spec(yaml), split)
+        (said,) = index.notes
+        assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
 
 
 def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:

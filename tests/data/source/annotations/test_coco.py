@@ -272,7 +272,7 @@ def test_files_whose_ids_meet(tmp_path: Path) -> None:
     )
     index = build_index(load_spec(yaml), "train")
     assert len(index) == 4 and index.coco_ids() is None
-    assert "one id is two images" in index.problems[0]
+    assert "one id is two images" in index.notes[0]
 
 
 def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> None:
