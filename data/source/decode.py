@@ -46,6 +46,7 @@ from tessera.utils.pixels import (
     unread_images,
 )
 from tessera.utils.streams import words_of_libraries
+from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,8 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
             levels = _read_by_pillow(encoded)
         if is_lfs_pointer(head):
             raise ValueError(LFS_POINTER)
+    except ConfigError:  # of the whole run
+        raise
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
     if levels is None and suffix_of(name) in UNREAD_SUFFIXES:
@@ -206,9 +209,16 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
 
     Raises:
         ValueError: as `refuse_large`, or more pixels than Pillow opens.
+        ConfigError: pillow-heif is installed and does not load.
     """
     if READS_HEIC:
-        import_module("pillow_heif").register_heif_opener()
+        try:
+            import_module("pillow_heif").register_heif_opener()
+        except (ImportError, OSError) as error:
+            raise ConfigError(
+                f"pillow-heif: found the package, but it does not load ({first_line(error)}). Install it anew, or "
+                "uninstall it to do without HEIC: pip uninstall pillow-heif."
+            ) from error
     try:
         with Image.open(BytesIO(encoded.data)) as image:
             refuse_large(Header((image.height, image.width)), len(encoded))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tessera.data.source import decode
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.data.source.index import build_index, problem_report
@@ -164,6 +166,17 @@ def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
             decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
+
+
+def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pillow_heif.py").write_text("raise ImportError('libheif.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(decode, "READS_HEIC", True)
+    monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    with pytest.raises(UserError, match=r"^pillow-heif: found the package, but it does not load \(libheif\.so\.1"):
+        build_index(load_spec(yaml), "train")
 
 
 def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
