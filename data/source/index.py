@@ -84,7 +84,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     if listing.ownerless:
         raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
     listing = part_of(spec, split, listing)
-    logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
+    logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
     ids = _coco_ids(listing, scanned, spec, names, single_cls)

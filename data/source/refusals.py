@@ -148,8 +148,8 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
         f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
-        f"{sum(objects):,} objects in {int(of_images.sum()):,} images, {emptied:,} of which are background without "
-        f"them: {first_of(by_class, _MOST_LEFT_OUT)}"
+        f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
+        f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
     )
 
 
@@ -170,8 +170,9 @@ def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
     images = len(scanned.counts)
     if not MANY_MISSING * images < len(missing) < images:
         return []
+    have, are = ("has", "is") if len(missing) == 1 else ("have", "are")
     return [
-        f"{split}: {len(missing):,} of {images:,} images have no label file and are used as background, "
+        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background, "
         f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
         "for each says so); else restore their labels"
     ]

@@ -74,7 +74,10 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert build(made(tmp_path / "all", "")).left_out == ""
     yaml = write_dataset(tmp_path / "dogs", {"train/a": ROWS[3], "val/a": ""}, NAMES)
     yaml.write_text(f"{yaml.read_text()}classes: [car]\n")
-    with pytest.raises(UserError, match=r"no label is of a class that `classes` keeps\. .* 1 objects .*: 'dog' 1"):
+    with pytest.raises(
+        UserError,
+        match=r"no label is of a class that `classes` keeps\. .* 1 object in 1 image, 1 of which is .*: 'dog' 1",
+    ):
         build(yaml)
 
 

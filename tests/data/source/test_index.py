@@ -38,7 +38,7 @@ def test_contents(tmp_path: Path) -> None:
     assert index.segments(0) == [] and len(index.segment_offsets) == 0
     assert (index.names, index.split) == (("cat", "dog"), "train")
     assert index.problems == (
-        "train: 1 of 4 images have no label file and are used as background, without objects: images/train/c.jpg. "
+        "train: 1 of 4 images has no label file and is used as background, without objects: images/train/c.jpg. "
         "If they are background, all is well (an empty label file for each says so); else restore their labels",
     )
     assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
