@@ -14,6 +14,7 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
+from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,7 +221,9 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
                 "uninstall it to do without HEIC: pip uninstall pillow-heif."
             ) from error
     try:
-        with Image.open(BytesIO(encoded.data)) as image:
+        with catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # it names no file
+            image = Image.open(BytesIO(encoded.data))
+        with image:
             refuse_large(Header((image.height, image.width)), len(encoded))
             levels = levels_of_image(image)
     except Image.DecompressionBombError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, own_labels
+from tessera.data.source.annotations.label_files import label_path, own_labels, plain_stem
 from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.other_tools import tool_of
 from tessera.data.source.annotations.voc_folder import voc_folder
@@ -265,18 +265,24 @@ class _Collector:
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
         by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
         by_stem.update((_stem(image), image) for image in images)
-        orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
+        annotated = {_stem(xml) for xml in xmls}
+        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        orphans = []
+        for xml in xmls:
+            if (stem := _stem(xml)) in by_stem:
+                self._put(by_stem[stem], xml)
+            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+                annotated.add(stem)
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+            else:
+                orphans.append(xml)
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
             looked = ", ".join(map(self.shown, (folder, *places)))
             count = counted(len(orphans), "XML file")
             self.problems.append(f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}")
             self.orphans.update(orphans)
-        for xml in xmls:
-            if _stem(xml) in by_stem:
-                self._put(by_stem[_stem(xml)], xml)
         # Images beside annotations, but without one of their own, show background.
-        annotated = {_stem(xml) for xml in xmls}
         for image in images:
             if _stem(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")

@@ -102,7 +102,12 @@ def other_spellings(missing: Sequence[str], known: Collection[str]) -> dict[str,
 def _plain(path: str) -> str:
     """The name of a label file as others may spell it."""
     stem, suffix = os.path.splitext(os.path.basename(path))
-    return unicodedata.normalize("NFC", unquote(stem)) + suffix.lower()
+    return plain_stem(stem) + suffix.lower()
+
+
+def plain_stem(stem: str) -> str:
+    """The name of an image, without its suffix, with escapes decoded and accents composed."""
+    return unicodedata.normalize("NFC", unquote(stem))
 
 
 def unused_labels(labels: Mapping[str, str], known: Collection[str]) -> dict[str, list[str]]:

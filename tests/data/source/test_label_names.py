@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import unicodedata
@@ -65,6 +66,25 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
         f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         f"labels/c.TXT for c.txt, labels/{apart}.txt for {composed}.txt"
     )
+
+
+@pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])
+def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) -> None:
+    tool_images(tmp_path / folder, "a+{}.jpg")
+    tool_labels(tmp_path / ("set" if folder == "set" else "Annotations"), voc, "a%2B{}.xml")
+    (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
+    assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
+    (note,) = build_index(load_spec(tmp_path / "a.yaml"), "train").notes
+    assert note.startswith("6 label files spelled otherwise than the image, and used: ")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
+    content = io.BytesIO()
+    Image.new("L", (10_000, 9_000)).save(content, "GIF")
+    with pytest.raises(ValueError, match=r"^90,000,000 pixels, expected at most"):
+        _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
 
 
 def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
