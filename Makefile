@@ -62,24 +62,12 @@ bench:
 	uv run python -m tests.benchmarks.loader --data $(DATA)
 	uv run python -m tests.benchmarks.step --data $(DATA)
 	uv run python -m tests.benchmarks.step --data $(DATA) --cfg tessera-n.yaml
-	uv run python -m tests.benchmarks.family --data $(DATA)
 	uv run python -m tests.benchmarks.val --data $(DATA)
 	uv run python -m tests.benchmarks.startup --data $(DATA)
 	uv run python -m tests.benchmarks.memory --data $(DATA)
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
-	uv run python -m tests.benchmarks.busy --data $(DATA)
-	uv run python -m tests.benchmarks.start_and_end
-	uv run python -m tests.benchmarks.overhead --data $(DATA)
 	uv run python -m tests.benchmarks.scaling
-	uv run python -m tests.benchmarks.charts
-	uv run python -m tests.benchmarks.suppression
 	uv run python -m tests.benchmarks.detect
-	uv run python -m tests.benchmarks.gathering
-	uv run python -m tests.benchmarks.ending
-	uv run python -m tests.benchmarks.store --ranks 512
-	uv run python -m tests.benchmarks.start_ranks --images 100000 --ranks 4
-	uv run python -m tests.benchmarks.coco_scale
-	uv run python -m tests.benchmarks.whole_run
 
 # Beside YOLOv5 and Ultralytics where they are installed; each is named by hand.
 YOLOV5 =

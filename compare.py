@@ -41,7 +41,6 @@ from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigure
 from tessera.utils.evaluation.comparison.differences import differences
 from tessera.utils.evaluation.comparison.finds import FindSink
 from tessera.utils.evaluation.comparison.flips import find_flips
-from tessera.utils.evaluation.comparison.swaps import all_matches
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.parity.content import size_of
@@ -115,7 +114,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         a, b = ([measure_run(run, index, config, world) for run in side] for side in opened)
         matches = None
         if len(a) == len(b) == 1:
-            matches = all_matches(a[0].evaluation.matches, world), all_matches(b[0].evaluation.matches, world)
+            matches = a[0].evaluation.matches, b[0].evaluation.matches
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
         finds_a, finds_b = one_a.finds.gathered(world), one_b.finds.gathered(world)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from tessera.models.heads.find import find_heads
 from tessera.models.heads.head import Head
+from tessera.models.heads.kinds import HEADS
 from tessera.models.layers.arguments import Reader, checked, count, is_whole, positive
 from tessera.models.layers.blocks import SiLU
 from tessera.utils.errors import ConfigError, did_you_mean
@@ -135,9 +135,8 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
         plain.setdefault("name", path.stem)
     plain.update({key: value for key, value in (overrides or {}).items() if value is not None})
 
-    heads = find_heads()
-    named = heads.get(_last_module(plain))
-    every = {key for head in heads.values() for key in head.yaml_keys}
+    named = HEADS.get(_last_module(plain))
+    every = {key for head in HEADS.values() for key in head.yaml_keys}
     required = (*_REQUIRED, *(named.yaml_keys if named else ()))
     _check_keys(source, plain, required, _OPTIONAL if named else (*_OPTIONAL, *every))
     readers: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
@@ -149,7 +148,7 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
     return ModelSpec(
         name=str(plain.get("name", "model")),
         nc=plain["nc"],
-        head=_head(layers, heads),
+        head=_head(layers),
         head_keys={key: plain[key] for key in head_readers},
         channels=plain["ch"],
         width=plain["width_multiple"],
@@ -184,18 +183,18 @@ def _check_keys(
             raise ConfigError(f"{source.name}: the key '{key}' is missing. Add it; models/yolov5n.yaml is an example.")
 
 
-def _head(layers: tuple[LayerSpec, ...], heads: Mapping[str, type[Head]]) -> type[Head]:
+def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
     """The head that the last layer names, and no other layer."""
     *body, last = layers
-    if last.module not in heads:
+    if last.module not in HEADS:
         raise ConfigError(
-            f"{last.where}: the last layer must be a detection head: {', '.join(heads)}."
-            f"{did_you_mean(last.module, heads)}"
+            f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
+            f"{did_you_mean(last.module, HEADS)}"
         )
     for layer in body:
-        if layer.module in heads:
+        if layer.module in HEADS:
             raise ConfigError(f"{layer.where}: a detection head must be the last layer.")
-    return heads[last.module]
+    return HEADS[last.module]
 
 
 def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, ...]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tessera.utils.flags.version import __version__
+
 if TYPE_CHECKING:
     from tessera.commands.compare import run as compare
     from tessera.commands.detect import run as detect
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from tessera.commands.val import run as val
     from tessera.utils.inference.detector import Detector
 
-__version__ = "0.1.0"
 __all__ = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
 
 _HOMES = {

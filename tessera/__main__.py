@@ -6,8 +6,8 @@ import runpy
 import sys
 
 from tessera.utils.errors import did_you_mean
+from tessera.utils.flags.options import version_line
 from tessera.utils.flags.program import IS_CLONE
-from tessera.utils.flags.version import version_line
 from tessera.utils.streams import keep_streams
 from tessera.utils.text import shown
 

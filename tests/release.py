@@ -21,7 +21,7 @@ LICENCES = ("LICENSE", "NOTICE")
 
 def version_of(root: Path) -> str:
     """The version that the source says."""
-    text = (root / "tessera" / "__init__.py").read_text()
+    text = (root / "utils" / "flags" / "version.py").read_text()
     (version,) = re.findall(r'^__version__ = "(.+)"$', text, flags=re.MULTILINE)
     return str(version)
 
@@ -32,13 +32,13 @@ def source_problems(root: Path) -> list[str]:
     tags = _git(root, "tag", "--points-at", "HEAD")
     if f"v{version}" not in tags:
         found.append(
-            f"the commit has {', '.join(map('the tag {}'.format, tags)) or 'no tag'}, but tessera/__init__.py says "
+            f"the commit has {', '.join(map('the tag {}'.format, tags)) or 'no tag'}, but utils/flags/version.py says "
             f"{version}. Tag it v{version}, or change the version."
         )
     unreleased, newest = _changelog(root)
     if newest != version:
         found.append(
-            f"CHANGELOG.md: its newest section is {newest}, but tessera/__init__.py says {version}. Give the section "
+            f"CHANGELOG.md: its newest section is {newest}, but utils/flags/version.py says {version}. Give it "
             f"the heading `## [{version}] - ` with a date."
         )
     if unreleased:

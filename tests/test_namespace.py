@@ -95,7 +95,10 @@ def test_the_door_is_light_and_says_what_is_behind_it(project: Path) -> None:
         "print(sorted(m for m in sys.modules if m.startswith('tessera')), 'torch' in sys.modules, dir(tessera))"
     )
     names = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
-    assert python(project, "-c", program).stdout == f"['tessera'] False {names}\n"
+    assert (
+        python(project, "-c", program).stdout
+        == f"['tessera', 'tessera.utils', 'tessera.utils.flags', 'tessera.utils.flags.version'] False {names}\n"
+    )
     unknown = python(project, "-c", "import tessera\ntry: tessera.trian\nexcept AttributeError as error: print(error)")
     assert unknown.stdout == f"module 'tessera' has no attribute 'trian'; it has {', '.join(names)}\n"
 

@@ -29,8 +29,8 @@ def git(root: Path, *words: str) -> None:
 def clone(tmp_path: Path) -> Path:
     """A repository whose commit is to be released."""
     root = tmp_path / "clone"
-    (root / "tessera").mkdir(parents=True)
-    (root / "tessera" / "__init__.py").write_text('"""Doc."""\n\n__version__ = "1.2.0"\n')
+    (root / "utils" / "flags").mkdir(parents=True)
+    (root / "utils" / "flags" / "version.py").write_text('"""Doc."""\n\n__version__ = "1.2.0"\n')
     (root / "CHANGELOG.md").write_text(CHANGELOG)
     for name in LICENCES:
         (root / name).write_text(f"{name} of the clone\n")
@@ -53,11 +53,11 @@ def test_a_tagged_clean_commit_is_to_be_released(clone: Path) -> None:
 def test_a_commit_without_the_tag_of_its_version(clone: Path) -> None:
     git(clone, "tag", "-d", "v1.2.0")
     assert source_problems(clone) == [
-        "the commit has no tag, but tessera/__init__.py says 1.2.0. Tag it v1.2.0, or change the version."
+        "the commit has no tag, but utils/flags/version.py says 1.2.0. Tag it v1.2.0, or change the version."
     ]
     git(clone, "tag", "v1.3.0")
     (problem,) = source_problems(clone)
-    assert problem.startswith("the commit has the tag v1.3.0, but tessera/__init__.py says 1.2.0.")
+    assert problem.startswith("the commit has the tag v1.3.0, but utils/flags/version.py says 1.2.0.")
 
 
 @pytest.mark.parametrize(

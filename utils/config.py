@@ -202,7 +202,7 @@ def load_hyp(hyp: str | Path) -> Hyp:
         ConfigError: no such file, not YAML, or a key or value that is not allowed.
     """
     given = user_path(hyp, "--hyp")
-    tried = [given, HYPS_DIR / given]
+    tried = list(dict.fromkeys((given, HYPS_DIR / given)))
     path = next((p for p in tried if os.path.isfile(p)), None)  # noqa: PTH113 - pathlib's raises where it may not look
     if path is None:
         choices = sorted(p.name for p in HYPS_DIR.glob("*.yaml"))

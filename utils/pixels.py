@@ -8,7 +8,8 @@ Pictures of 8 bits stay as they are. Without a rule of the user's, 16-bit levels
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.text import shown
+from tessera.utils.files import suffix_of
+from tessera.utils.text import counted, shown
 
 Pixels = NDArray[np.uint8]
 Unit = Literal["range", "percentile"]
@@ -37,6 +39,19 @@ UNREAD_SUFFIXES = _HEIC - IMAGE_SUFFIXES | {
 }  # images that are not read
 DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
+
+
+def unread_images(paths: Sequence[str]) -> str:
+    """Return the message about images whose suffix is not read; "" where there are none."""
+    if not paths:
+        return ""
+    counts = Counter(map(suffix_of, paths))
+    each = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
+    their, them = ("its", "it") if len(paths) == 1 else ("their", "them")
+    remedy = f"Convert {them} to PNG or JPEG"
+    if {".heic", ".heif"} & counts.keys():
+        remedy += "; the package pillow-heif reads HEIC: pip install pillow-heif"
+    return f"{counted(len(paths), 'image')} not read because of {their} suffix: {each}. {remedy}"
 
 
 @dataclass(frozen=True)

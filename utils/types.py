@@ -114,7 +114,7 @@ class DatasetIndex:
         segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
         segment_points: float32 (K, 2), xy pixels of the original image.
         digest: changes with images, labels, names, and times of files: the key of caches, on this machine alone.
-        problems: what the scan found, one line each: "file:line: what".
+        problems, notes: what the scan found, one line each: "file:line: what"; notes cost nothing.
         ignored_offsets: int64 (N + 1,), where each image's ignored regions start; (0,) where there are none.
         ignored_classes: int32 (R,), the class that a region is about; -1 for any.
         ignored_boxes_xyxy: float32 (R, 4). Nothing is learnt from what is inside, neither that it is an object nor that
@@ -137,6 +137,7 @@ class DatasetIndex:
     segment_points: NDArray[np.float32]
     digest: str
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     ignored_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))

@@ -150,6 +150,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 first = seen.setdefault(_MERGE if key.tag == _MERGE else self.construct_object(key), key)
+                self.constructed_objects.pop(key, None)  # the key may yet become text
                 if first is not key:
                     raise ConfigError(
                         f"{self._name}:{key.start_mark.line + 1}: the key {shown(key.value)} is already on line "

@@ -165,6 +165,7 @@ def view_index(
         segment_points=np.concatenate(outlines) if outlines else pictures.segment_points,
         digest=_hash(f"{pictures.digest} {key}"),
         problems=pictures.problems,
+        notes=pictures.notes,
         ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else pictures.ignored_offsets,
         ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
         ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),

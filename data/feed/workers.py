@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -55,8 +56,10 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         world: this rank.
         memory: the node's account.
     """
+    if workers and multiprocessing.current_process().daemon:
+        _warn_of_pool()
+        workers = 0
     for needed, place, attempt, remedy in (
-        ("child processes", "This process", _require_no_daemon, "Start the command in a process of its own"),
         ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
         ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
     ):
@@ -94,9 +97,13 @@ def _refusal_of(attempt: Callable[[], object]) -> str:
     return ""
 
 
-def _require_no_daemon() -> None:
-    if multiprocessing.current_process().daemon:
-        raise OSError("it is a worker of multiprocessing.Pool, Celery or the like, and may have no children")
+@cache
+def _warn_of_pool() -> None:
+    """Once in a process, for all its loaders."""
+    log.warning(
+        "This process is a worker of multiprocessing.Pool or Celery, which may not start processes: batches are loaded "
+        "in the process itself (workers=0), which is slower."
+    )
 
 
 def _bind_socket() -> None:

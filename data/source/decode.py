@@ -14,6 +14,7 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
+from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +35,19 @@ from tessera.data.source.probe import (
 )
 from tessera.data.source.tiff import TIFF_STARTS, read_tiff
 from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import is_address, open_plain
+from tessera.utils.files import is_address, open_plain, suffix_of
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import READS_HEIC, PixelRule, Pixels, levels_of_image, to_uint8
+from tessera.utils.pixels import (
+    READS_HEIC,
+    UNREAD_SUFFIXES,
+    PixelRule,
+    Pixels,
+    levels_of_image,
+    to_uint8,
+    unread_images,
+)
 from tessera.utils.streams import words_of_libraries
+from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +192,12 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
             levels = _read_by_pillow(encoded)
         if is_lfs_pointer(head):
             raise ValueError(LFS_POINTER)
+    except ConfigError:  # of the whole run
+        raise
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
+    if levels is None and suffix_of(name) in UNREAD_SUFFIXES:
+        raise RefusedImage(f"{name}: {unread_images([name])}.")
     if levels is None:
         raise UndecodableImage(
             f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
@@ -196,11 +210,20 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
 
     Raises:
         ValueError: as `refuse_large`, or more pixels than Pillow opens.
+        ConfigError: pillow-heif is installed and does not load.
     """
     if READS_HEIC:
-        import_module("pillow_heif").register_heif_opener()
+        try:
+            import_module("pillow_heif").register_heif_opener()
+        except (ImportError, OSError) as error:
+            raise ConfigError(
+                f"pillow-heif: found the package, but it does not load ({first_line(error)}). Install it anew, or "
+                "uninstall it to do without HEIC: pip uninstall pillow-heif."
+            ) from error
     try:
-        with Image.open(BytesIO(encoded.data)) as image:
+        with catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # it names no file
+            image = Image.open(BytesIO(encoded.data))
+        with image:
             refuse_large(Header((image.height, image.width)), len(encoded))
             levels = levels_of_image(image)
     except Image.DecompressionBombError as error:

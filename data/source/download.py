@@ -6,23 +6,23 @@ A download goes to `<target>.part` and is renamed when it is whole, so an interr
 from __future__ import annotations
 
 import fcntl
-import http.client
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
+from urllib3 import BaseHTTPResponse
 
+from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_at
 from tessera.utils.network import (
-    Pace,
-    TooSlowError,
     TransientError,
     check_address,
     open_address,
@@ -126,60 +126,57 @@ class _Download:
     def complete(self, file: IO[bytes]) -> None:
         """Repeat transfers into `file` until it is whole."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
-        pace = Pace()
         while True:
             try:
-                return self._transfer(file, pace)
+                return self._transfer(file)
             except TransientError as error:
                 # Only bytes never reached before count: a server that always starts over must not keep us for ever.
                 size = file.seek(0, os.SEEK_END)
-                failures = 1 if size > furthest and not isinstance(error, TooSlowError) else failures + 1
+                failures = 1 if size > furthest else failures + 1
                 furthest = max(furthest, size)
-                if failures >= pace.limits.attempts or pace.is_over:
+                if failures >= network.LIMITS.attempts:
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
                         f"again (what has arrived is kept), or download the file by other means to "
                         f"{shown(self.target)}."
                     ) from error
-                pace.limits.wait(failures)
+                network.LIMITS.wait(failures)
 
-    def _transfer(self, file: IO[bytes], pace: Pace) -> None:
+    def _transfer(self, file: IO[bytes]) -> None:
         """One request: the whole file, or what `file` lacks of it."""
         offset = file.seek(0, os.SEEK_END)
         known = _recall(self.state_file, self.url) if offset else None
         if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
             return
+        headers = {}
         if known is None or offset > known["total"]:
             offset = 0
-        headers = {}
-        if offset and known is not None:
+        else:
             headers["Range"] = f"bytes={offset}-"
             if known["validator"]:
                 headers["If-Range"] = known["validator"]
-        pace.start(known["total"] if known else self.max_bytes)
-        with open_address(self.url, pace, headers) as response:
+        with open_address(self.url, headers) as answer:
             total: int | None
-            if response.status == 206 and offset:
+            if answer.status == HTTPStatus.PARTIAL_CONTENT and offset and known is not None:
                 match = re.fullmatch(
-                    r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", response.headers.get("Content-Range", "")
+                    r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", answer.headers.get("Content-Range", "")
                 )
-                if match is None or int(match[1]) != offset or int(match[2]) != (known or {}).get("total"):
+                if match is None or int(match[1]) != offset or int(match[2]) != known["total"]:
                     file.truncate(0)
                     raise TransientError("the file changed on the server during the download")
                 total = int(match[2])
-            elif response.status == 200:
+            elif answer.status == HTTPStatus.OK:
                 offset = 0
                 file.truncate(0)
-                total = self._remember(response.headers)
-                pace.expect(self.max_bytes if total is None else total)
+                total = self._remember(answer)
             else:
                 file.truncate(0)
-                raise TransientError(f"the server answered {response.status}, expected 200 or 206")
-            self._receive(response, file, offset, total)
+                raise TransientError(f"the server answered {answer.status}, expected 200 or 206")
+            self._receive(answer, file, offset, total)
 
-    def _remember(self, headers: http.client.HTTPMessage) -> int | None:
+    def _remember(self, answer: BaseHTTPResponse) -> int | None:
         """Write down which file the server is sending; return its length, where it says so."""
-        total = stated_length(headers)
+        total, headers = stated_length(answer), answer.headers
         etag = headers.get("ETag", "")
         # A weak ETag says "much the same", which is not enough to join two halves.
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
@@ -188,12 +185,12 @@ class _Download:
         self.state_file.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
         return total
 
-    def _receive(self, response: http.client.HTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
+    def _receive(self, answer: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
         """Append the body to `file`, which has `offset` bytes."""
         title = self.target.name
         with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
             try:
-                for block in read_blocks(response, self.url, total, self.max_bytes, offset):
+                for block in read_blocks(answer, self.url, total, self.max_bytes, offset):
                     file.write(block)
                     bar.update(len(block))
             except UserError:  # it is too large

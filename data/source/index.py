@@ -31,8 +31,8 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 8  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\3"  # its last byte counts the layouts of the file
+_FORMAT = 9  # raise it when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\4"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
@@ -46,7 +46,7 @@ def build_index(
     """Index a split, from the cache where nothing has changed.
 
     With `single_cls` every class becomes 0 and `names` is one name: the dataset's own if it has but one, else "item".
-    Left-out images and removed duplicates are in `problems`; `problem_report` formats them for the console.
+    Left-out images are in `problems`, removed duplicates in `notes`; `problem_report` formats both for the console.
 
     Args:
         spec: the dataset.
@@ -84,7 +84,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     if listing.ownerless:
         raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
     listing = part_of(spec, split, listing)
-    logger.info("Scanning %s images and labels of %s …", f"{len(listing.images):,}", split)
+    logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
     ids = _coco_ids(listing, scanned, spec, names, single_cls)
@@ -110,13 +110,14 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
 
 
 def problem_report(index: DatasetIndex) -> str:
-    """A warning about what the scan found: a count, the first lines and where to see all; "" where all is well."""
-    if not index.problems:
-        return ""
-    count = len(index.problems)
-    lines = first_of(index.problems, _SHOWN, "\n  ")
-    where = "prints them all" if count > _SHOWN else "says more"
-    return f"{index.split}: {counted(count, 'problem')} with images or labels:\n  {lines}; --check-data {where}"
+    """A warning about what the scan found: counts, the first lines and where to see all; "" where all is well."""
+    said = []
+    for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
+        if found:
+            lines, where = first_of(found, _SHOWN, "\n  "), "prints them all" if len(found) > _SHOWN else "says more"
+            count = counted(len(found), noun)
+            said.append(f"{index.split}: {count} {about} images or labels:\n  {lines}; --check-data {where}")
+    return "\n".join(said)
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
@@ -215,9 +216,8 @@ def _assemble(
             *shared_labels([listing]),
             *missing_labels(split, listing, scanned),
             *scanned.problems,
-            *listing.notes,
-            *scanned.notes,
         ),
+        notes=(*listing.notes, *scanned.notes),
         left_out=left_out,
         stored_hash="",
         pixels=None,
@@ -258,6 +258,7 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
             "names": index.names,
             "digest": index.digest,
             "problems": index.problems,
+            "notes": index.notes,
             "left_out": index.left_out,
             "content_hash": index.content_hash(),
             "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
@@ -311,6 +312,7 @@ def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
         names=tuple(header["names"]),
         digest=header["digest"],
         problems=tuple(header["problems"]),
+        notes=tuple(header["notes"]),
         left_out=header["left_out"],
         stored_hash=header["content_hash"],
         pixels=None,

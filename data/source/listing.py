@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, own_labels, unread_images
+from tessera.data.source.annotations.label_files import label_path, own_labels, plain_stem
 from tessera.data.source.annotations.moved import find_moved
-from tessera.data.source.annotations.other_tools import table_of
+from tessera.data.source.annotations.other_tools import tool_of
 from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.place import base_of_list, expand, read_list
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
-from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import DatasetSpec
 
@@ -30,7 +30,9 @@ Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, an
 MISSING: Stat = (-1, -1, -1)
 NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device or socket
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
+_PROBLEMS = 3  # to name where there is no image
 _FILES_AT_A_TIME = 1024  # files
+_IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
@@ -112,13 +114,14 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
             collected.add(path)
-    unread = unread_images(collected.unread)
+    unread = unread_images([*dict.fromkeys(collected.unread)])
     collected.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
+        found = first_of(collected.problems, _PROBLEMS, "\n") + "\n" * bool(collected.problems)
         raise UserError(
-            f"{spec.yaml_path}: {split}: no image found in\n  {places}\nExpected files that end in "
-            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}.{unread and f' {unread}.'}"
+            f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
+            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
     images, image_stats = collected.located()
     labels = [collected.labels[image] for image in images]
@@ -196,16 +199,14 @@ class _Collector:
         suffix = path.suffix.lower()
         if os.path.isdir(path):
             self._add_folder(path)
-        elif suffix in IMAGE_SUFFIXES:
+        elif suffix in _IMAGES:
             self._put(str(path), label_path(str(path)))
-        elif suffix in UNREAD_SUFFIXES:
-            self.unread.append(str(path))
         elif suffix == ".json":
             self._add_coco(path)
         elif suffix == ".txt":
             self._add_list(path)
-        elif suffix == ".csv" and (tool := table_of(str(path))):
-            raise UserError(f"{path}: it is {tool}")
+        elif suffix in (".csv", ".xml") and (tool := tool_of(str(path))):
+            raise UserError(f"{path} is not read: it is {tool}")
         else:
             raise UserError(
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
@@ -221,7 +222,9 @@ class _Collector:
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
-        places, note = find_moved(self.split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        splits = self.spec.splits
+        split = next(own for own in splits if splits[own] == splits[self.split])  # val may be of train's entries
+        places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
         if self.nowhere and not places:
             raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
         self.notes += [note] if note else []
@@ -234,12 +237,14 @@ class _Collector:
         return images, stats(images) if places else states
 
     def _put(self, image: str, label: str) -> None:
+        if _suffix(image) in UNREAD_SUFFIXES:
+            self.unread.append(image)
+            return
         self.repeats += image in self.labels
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls, unread = _walk(folder)
-        self.unread += unread
+        images, xmls = _walk(folder)
         # XML beside images that have text labels is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
@@ -260,18 +265,24 @@ class _Collector:
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
         by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
         by_stem.update((_stem(image), image) for image in images)
-        orphans = [xml for xml in xmls if _stem(xml) not in by_stem]
+        annotated = {_stem(xml) for xml in xmls}
+        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        orphans = []
+        for xml in xmls:
+            if (stem := _stem(xml)) in by_stem:
+                self._put(by_stem[stem], xml)
+            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+                annotated.add(stem)
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+            else:
+                orphans.append(xml)
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
             looked = ", ".join(map(self.shown, (folder, *places)))
             count = counted(len(orphans), "XML file")
             self.problems.append(f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}")
             self.orphans.update(orphans)
-        for xml in xmls:
-            if _stem(xml) in by_stem:
-                self._put(by_stem[_stem(xml)], xml)
         # Images beside annotations, but without one of their own, show background.
-        annotated = {_stem(xml) for xml in xmls}
         for image in images:
             if _stem(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
@@ -283,7 +294,7 @@ class _Collector:
     def _add_list(self, file: Path) -> None:
         lines = read_list(file)
         self.folders.append(str(file.parent))
-        if "ImageSets" in file.parts and lines and Path(lines[0].split()[0]).suffix.lower() not in IMAGE_SUFFIXES:
+        if "ImageSets" in file.parts and lines and suffix_of(lines[0].split()[0]) not in _IMAGES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
         base = base_of_list(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
@@ -291,7 +302,7 @@ class _Collector:
             text = line if is_address(line) else line.replace("\\", "/")
             start = file.parent if text.startswith("./") else base
             path = text if is_address(line) else os.path.normpath(os.path.join(start, text))
-            if suffix_of(path) in IMAGE_SUFFIXES:
+            if _suffix(path) in _IMAGES:
                 self._put(path, label_path(path))
             else:
                 self.problems.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
@@ -332,12 +343,19 @@ class _Collector:
         return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
-def _walk(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Images, XML files and images that are not read below `folder`."""
-    found: dict[bool | None, list[str]] = {True: [], None: [], False: []}
-    for path in files_below(folder, IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".xml"}):
-        found[None if (suffix := suffix_of(path)) == ".xml" else suffix in IMAGE_SUFFIXES].append(path)
-    return found[True], sorted(found[None]), found[False]
+def _walk(folder: Path) -> tuple[list[str], list[str]]:
+    """Images below `folder`, first those whose suffix is not read, and XML files."""
+    images: dict[bool, list[str]] = {False: [], True: []}
+    xmls: list[str] = []
+    for path in files_below(folder, _IMAGES | {".xml"}):
+        suffix = suffix_of(path)
+        (xmls if suffix == ".xml" else images[suffix in IMAGE_SUFFIXES]).append(path)
+    return images[False] + images[True], sorted(xmls)
+
+
+def _suffix(path: str) -> str:
+    """The suffix of an image, of an address that of its path."""
+    return suffix_of(path.partition("?")[0] if is_address(path) else path)
 
 
 def _stem(path: str) -> str:

@@ -27,7 +27,7 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
     if not scanned.kept.any():
-        lines = first_of([*listing.notes, *scanned.problems], _SHOWN, _NEXT_LINE)
+        lines = first_of([*listing.notes, *listing.problems, *scanned.problems], _SHOWN, _NEXT_LINE)
         raise UserError(
             f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
         )
@@ -43,18 +43,24 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
 
 def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
     """What is wrong where the labels of all training images hold no object."""
-    what = f"{spec.yaml_path}: train: no labels found for {counted(len(listing.images), 'image')}"
+    images = counted(len(listing.images), "image")
+    what = f"{spec.yaml_path}: train: no labels found for {images}"
+    crowds = int((scanned.ignored_classes >= 0).sum())
+    annotations = sum(len(image.annotations) for _, image, _ in listing.coco.values())
+    labelled = sum(map(os.path.isfile, listing.labels))
+    if scanned.problems and not crowds and annotations + labelled:
+        found = counted(annotations, "annotation") if annotations else counted(labelled, "label file")
+        problems = first_of([*scanned.problems, *listing.problems], _SHOWN, _NEXT_LINE)
+        return f"{spec.yaml_path}: train: {found} for {images}, none usable:\n  {problems}"
     if listing.coco:
-        crowds = int((scanned.ignored_classes >= 0).sum())
-        held = f"{crowds:,} crowds (iscrowd) and no object" if crowds else "no object"
+        held = f"{counted(crowds, 'crowd')} (iscrowd) and no object" if crowds else "no object"
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
-    if tool := beside_images(listing.images):
+    if tool := beside_images(listing.images, listing.root):
         return f"{what}: {tool}"
-    labelled = sum(map(os.path.isfile, listing.labels))
     return (
-        f"{what}: {labelled:,} of them have a label file, which holds no usable row. Looked for\n  "
+        f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "
         f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
         "suffix .txt. Correct `path`, move the labels there, or label the images."
     )
@@ -142,8 +148,8 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
         f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
-        f"{sum(objects):,} objects in {int(of_images.sum()):,} images, {emptied:,} of which are background without "
-        f"them: {first_of(by_class, _MOST_LEFT_OUT)}"
+        f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
+        f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
     )
 
 
@@ -164,8 +170,9 @@ def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
     images = len(scanned.counts)
     if not MANY_MISSING * images < len(missing) < images:
         return []
+    have, are = ("has", "is") if len(missing) == 1 else ("have", "are")
     return [
-        f"{split}: {len(missing):,} of {images:,} images have no label file and are used as background, "
+        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background, "
         f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
         "for each says so); else restore their labels"
     ]

@@ -215,7 +215,8 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
 
 def _keypoints(found: YamlMapping) -> int:
     """How many numbers the keypoints of `kpt_shape` are."""
-    shape = found.values.get("kpt_shape", [0, 2])
+    shape = found.values.get("kpt_shape")
+    shape = [0, 2] if shape is None else shape
     is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
     if not is_pair or shape[0] < 0 or shape[1] not in (2, 3):
         raise ConfigError(

@@ -30,6 +30,7 @@ _SENSOR = (32803, 34892)  # of DNG: OpenCV gives the levels of the sensor
 _UNSIGNED, _FLOATING = "u", "f"
 _FORMS = {1: _UNSIGNED, 2: "i", 3: _FLOATING, 4: _UNSIGNED}
 _TYPES = ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")
+_MOST_PAGES = 10_000  # to count
 _WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
@@ -53,8 +54,8 @@ class TiffDirectory(NamedTuple):
     following: int
 
     @classmethod
-    def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None) -> TiffDirectory:
-        """The directory at `at`, or the first one.
+    def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
+        """The directory at `at`, or the first one, and the first `most` of its entries, which ascend by tag.
 
         Raises:
             struct.error: the file ends before.
@@ -67,13 +68,13 @@ class TiffDirectory(NamedTuple):
         (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), encoded, at)
         start, step = (at + 8, 20) if is_big else (at + 2, 12)
         entries: dict[int, bytes] = {}
-        for place in range(start, start + step * count, step):
+        for place in range(start, start + step * min(count, most), step):
             entries[struct.unpack_from(order + "H", encoded, place)[0]] = bytes(encoded[place : place + step])
-        (following,) = struct.unpack_from(order + word, encoded, start + step * count)
+        (following,) = struct.unpack_from(order + word, encoded, min(start + step * count, len(encoded)))
         return cls(encoded, at, order, word, entries, following)
 
-    def numbers(self, tag: int, *default: int) -> tuple[int, ...]:
-        """The whole numbers of a tag.
+    def numbers(self, tag: int, *default: int, most: int = 1 << 62) -> tuple[int, ...]:
+        """The whole numbers of a tag, the first `most` of them.
 
         Raises:
             struct.error: the file ends before.
@@ -81,7 +82,7 @@ class TiffDirectory(NamedTuple):
         if tag not in self.entries:
             return default
         _, kind, count = struct.unpack_from(self.order + "HH" + self.word, self.entries[tag])
-        numbers = f"{self.order}{count}{_WORDS.get(kind, 'x')}"
+        numbers = f"{self.order}{min(count, most)}{_WORDS.get(kind, 'x')}"
         value = self.entries[tag][4 + struct.calcsize(self.order + self.word) :]
         if struct.calcsize(numbers) <= len(value):
             return struct.unpack_from(numbers, value) or default
@@ -125,15 +126,19 @@ def unread_pages(encoded: Path | bytes) -> str:
     except OSError:  # gone since it was decoded
         return ""
     others = "the other is" if count == 2 else f"the other {count - 1:,} are"
-    return f"the first of {count:,} pages is used, {others} left out; save each page as a file" if count > 1 else ""
+    count_or_more = f"{count:,}{' or more' * (count == _MOST_PAGES)}"
+    return (
+        f"the first of {count_or_more} pages is used, {others} left out; save each page as a file" if count > 1 else ""
+    )
 
 
 def _pages(encoded: bytes | mmap) -> int:
+    """How many pages there are, up to a most: directories may overlap, and so be more than the file has room for."""
     found, seen, at = 0, {0}, None
     try:
-        while at not in seen:
-            directory = TiffDirectory.read(encoded, at)
-            found += not directory.numbers(_SUBFILE, 0)[0] & 0b101
+        while at not in seen and len(seen) <= _MOST_PAGES:
+            directory = TiffDirectory.read(encoded, at, most=1)  # the tag that counts here is the lowest
+            found += not directory.numbers(_SUBFILE, 0, most=1)[0] & 0b101
             seen.add(directory.at)
             at = directory.following
     except struct.error:  # the rest is missing

@@ -8,6 +8,7 @@ times after a first round; seconds of CPU are beside them, for a machine that do
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -20,7 +21,7 @@ import numpy as np
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.inference.detector import Detector
 from tessera.utils.pixels import IMAGE_SUFFIXES
-from tests.benchmarks.gathering import status_kb
+from tests.benchmarks.memory import MIB, pss
 from tests.benchmarks.rounds import machine, parser
 
 ROUNDS = 3
@@ -54,7 +55,7 @@ def memory(detector: Detector, frames: int) -> None:
         for result in detector(pixels):
             assert result.pixels is None
         if number in (100, frames // 5, frames):
-            held[number] = status_kb("VmRSS") / 1024
+            held[number] = pss([os.getpid()], "Rss:") / MIB
     print("  " + ", ".join(f"after {number:,} {size:.1f} MiB" for number, size in held.items()))
 
 

@@ -33,7 +33,7 @@ import yaml
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.utils.flags.version import version_line
+from tessera.utils.flags.options import version_line
 from tests.benchmarks.rounds import machine, parser
 from tests.system.launch import ROOT
 

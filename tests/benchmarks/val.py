@@ -25,7 +25,7 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.evaluation.matches import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, Kind
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
@@ -153,7 +153,7 @@ def main() -> None:
 
     found = made_matches(5000, 300, 80)
     started = time.perf_counter()
-    summarize(rank([found.state(found.last_hits())]), 80)
+    summarize(rank(found.matches()), 80)
     print(f"Metrics of 5,000 images with 300 detections each: {time.perf_counter() - started:.2f} s")
 
 

@@ -25,7 +25,7 @@ SAID = {  # kind of a mistake → what the check says of it
     "no labels": r"no label file|without a label file, used",
     "labels alone": r"label files? of no image|XML files? without an image of that name",
     "corners": r"seem to be written as x1 y1 x2 y2",
-    "beyond": r"reach beyond the border",
+    "beyond": r"reach(es)? beyond the border",
     "shared": r" (is|are) in train too",
     "twice, labels differ": r"several files that differ in their labels",
     "twice": r"several files and equal labels",

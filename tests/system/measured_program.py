@@ -33,7 +33,7 @@ def plain(found: Evaluation) -> dict[str, Any]:
         "curves": vars(found.curves),
         "ranking": vars(found.ranking),
         "errors": errors,
-        "matches": found.matches.found(),
+        "matches": found.matches,
     }
 
 

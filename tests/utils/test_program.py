@@ -1,4 +1,4 @@
-"""The program's revision, what `--version` prints, and the versions of packages found and needed."""
+"""The program's revision, what `--version` prints, and the device that a run takes by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import tessera
 from tessera.utils.config import TrainConfig
-from tessera.utils.flags import program, version
+from tessera.utils.flags import options, program
 from tessera.utils.flags.program import git_revision
 from tessera.utils.machine.choose import device_by_itself
 
@@ -40,7 +40,7 @@ def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version_names_what_runs(
     revision: str | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(version, "git_revision", lambda: revision)
+    monkeypatch.setattr(options, "git_revision", lambda: revision)
     with pytest.raises(SystemExit, match="0"):
         TrainConfig.from_args(["--version"])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"

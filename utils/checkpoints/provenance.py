@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tessera import __version__
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import FORMAT
 from tessera.utils.flags.program import git_revision
+from tessera.utils.flags.version import __version__
 from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Metrics
 

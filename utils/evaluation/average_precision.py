@@ -12,7 +12,7 @@ I detections that are ignored at some threshold, T = 10 IoU thresholds, R column
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from tessera.utils.evaluation.match_state import STEPS, MatchState, steps_of
+from tessera.utils.evaluation.matches import CONFIDENCES, Matches
 from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
+STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all
 _AT_ONCE = 2**20  # detections that are sorted at a time
 
 
@@ -76,12 +77,24 @@ class Ranking:
     correct_above: NDArray[np.int32]
 
 
-class _Part(NamedTuple):
-    """A state, the rows of its images among those of all states, and where the detections of each class start."""
+class _Detections(NamedTuple):
+    """Detections of classes that have objects: rows of the classes and of the images (D,), else as in `Matches`."""
 
-    state: MatchState
+    classes: NDArray[np.int32]
+    scores: NDArray[np.float32]
     images: NDArray[np.int32]
-    offsets: NDArray[np.int32]
+    kinds: NDArray[np.uint8]
+    correct: NDArray[np.uint16]
+    ignored: NDArray[np.uint16]
+
+    def at(self, rows: slice | NDArray[np.int64]) -> _Detections:
+        """Those of `rows`."""
+        return _Detections._make(column[rows] for column in self)
+
+    def of_classes(self, offsets: NDArray[np.int64], first: int, stop: int) -> _Detections:
+        """Those of the classes `first` to `stop`, whose rows begin at 0, where each class starts at its offset."""
+        own = self.at(slice(offsets[first], offsets[stop]))
+        return own._replace(classes=own.classes - np.int32(first))
 
 
 class _Classes(NamedTuple):
@@ -114,43 +127,57 @@ _NO_CLASSES = _Classes(
 )
 
 
-def rank(states: Sequence[MatchState]) -> Ranking:
-    """Join and sort what all ranks have found; the ranking of no image where there is no state.
+def rank(matches: Matches) -> Ranking:
+    """Sort what was found.
 
-    A few classes at a time: beside the states and the result it takes memory for about a million detections, or for
+    A few classes at a time: beside the matches and the result it takes memory for about a million detections, or for
     those of one class where it has more.
-
-    Args:
-        states: made with the same `LastHits`. Each image must be in one state only: counted twice, it would falsify
-            every figure.
     """
-    in_order = np.unique(np.concatenate([_NONE, *(state.images for state in states)]))
-    assert len(in_order) == sum(len(state.images) for state in states), (
-        "an image was evaluated twice: shards of a validation must not overlap"
+    class_ids = np.unique(matches.target_classes).astype(np.int64)
+    target_rows = np.searchsorted(class_ids, matches.target_classes)
+    targets = np.argsort(target_rows, kind="stable")
+    rows = np.arange(len(matches.images), dtype=np.int32)
+
+    every = _Detections(
+        np.searchsorted(class_ids, matches.classes).astype(np.int32),
+        matches.scores,
+        rows.repeat(matches.detection_counts),
+        matches.kinds,
+        matches.correct,
+        matches.ignored,
     )
-    class_ids = states[0].class_ids.astype(np.int64) if states else _NONE
-    parts = [_part(state, in_order) for state in states]
-    rows = np.arange(len(class_ids))
-    target_classes = np.concatenate([_NONE, *(rows.repeat(state.target_counts) for state in states)])
-    target_images = np.concatenate([_NO_IMAGES, *(part.images[part.state.target_images] for part in parts)])
-    by_class = np.lexsort((target_images, target_classes))
+
+    def by_class(found: _Detections) -> tuple[_Detections, NDArray[np.int64]]:
+        """The same sorted by class, and where each class starts."""
+        found = found.at(np.argsort(found.classes, kind="stable"))
+        return found, np.searchsorted(found.classes, np.arange(len(class_ids) + 1))
+
+    detections, offsets = by_class(every.at(np.flatnonzero(np.isin(matches.classes, class_ids))))
+    correct, nearest = matches.finders()
+    missed = np.flatnonzero((correct < 0) & (nearest >= 0))
+    misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
+    near_misses, miss_offsets = by_class(misses)
 
     # A class takes the memory of its detections and of the steps of its curves.
-    sizes = STEPS + np.sum([np.zeros_like(rows), *(np.diff(part.offsets) for part in parts)], axis=0)
-    stops = np.flatnonzero(np.diff(np.cumsum(sizes) // _AT_ONCE, append=-1)) + 1
-    of_classes = [_rank_classes(parts, first, stop) for first, stop in pairwise([0, *stops.tolist()])]
+    stops = np.flatnonzero(np.diff(np.cumsum(STEPS + np.diff(offsets)) // _AT_ONCE, append=-1)) + 1
+    of_classes = [
+        _rank_classes(
+            detections.of_classes(offsets, first, stop), near_misses.of_classes(miss_offsets, first, stop), stop - first
+        )
+        for first, stop in pairwise([0, *stops.tolist()])
+    ]
     hits_before = np.cumsum([0, *(len(part.hits) for part in of_classes)])
     joined = _Classes(*(np.concatenate(column) for column in zip(_NO_CLASSES, *of_classes, strict=True)))
     return Ranking(
-        len(in_order),
+        len(matches.images),
         class_ids,
         joined.listed_images,
         _offsets(joined.listed),
         joined.hits,
         joined.hit_images,
         _offsets(joined.hit_counts),
-        target_images[by_class],
-        np.searchsorted(target_classes[by_class], np.arange(len(class_ids) + 1)),
+        rows.repeat(matches.target_counts)[targets],
+        np.searchsorted(target_rows[targets], np.arange(len(class_ids) + 1)),
         joined.ignored,
         joined.ignored_images,
         joined.ignored_hits + np.repeat(hits_before[:-1], [len(part.ignored) for part in of_classes]),
@@ -162,43 +189,21 @@ def rank(states: Sequence[MatchState]) -> Ranking:
     )
 
 
-def _part(state: MatchState, in_order: NDArray[np.int64]) -> _Part:
-    """See `_Part`; `in_order` are the images of all states."""
-    offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(state.detection_counts, dtype=np.int32)))
-    return _Part(state, np.searchsorted(in_order, state.images).astype(np.int32), offsets)
-
-
-def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
-    """The ranking of the classes `first` to `stop`."""
-    rows, bounds = np.arange(stop - first, dtype=np.int32), np.arange(stop - first + 1)
-    own = [slice(int(part.offsets[first]), int(part.offsets[stop])) for part in parts]
-    scores = np.concatenate([part.state.scores[s] for part, s in zip(parts, own, strict=True)])
-    classes = np.concatenate([rows.repeat(part.state.detection_counts[first:stop]) for part in parts])
-    images = np.concatenate([p.images[p.state.detection_images[s]] for p, s in zip(parts, own, strict=True)])
-    kinds = np.concatenate([part.state.kinds[s] for part, s in zip(parts, own, strict=True)])
-    near_misses = [_near_misses(part, first, stop) for part in parts]
-    correct, ignored = np.zeros(len(scores), np.uint16), np.zeros(len(scores), np.uint16)
-    below = np.zeros(len(rows) * STEPS, np.int64)
-    before = 0
-    for (state, _, _), s in zip(parts, own, strict=True):
-        marked = slice(*np.searchsorted(state.marked, (s.start, s.stop)).tolist())
-        at = state.marked[marked].astype(np.int64) + (before - s.start)
-        correct[at], ignored[at] = state.correct[marked], state.ignored[marked]
-        cells = slice(*np.searchsorted(state.below, (first * STEPS, stop * STEPS)).tolist())
-        below[state.below[cells] - first * STEPS] += state.below_counts[cells]
-        before += s.stop - s.start
-
-    steps = classes.astype(np.int64) * STEPS + steps_of(scores)
-    above = _above(np.bincount(steps[ignored & 1 == 0], minlength=len(below)) + below)
-    correct_above = _above(np.bincount(steps[correct & 1 == 1], minlength=len(below)))
+def _rank_classes(found: _Detections, near_misses: _Detections, count: int) -> _Classes:
+    """The ranking of so many consecutive classes: what was found, and near misses in the class of their object."""
+    bounds = np.arange(count + 1)
+    reached = np.searchsorted(CONFIDENCES, found.scores.astype(np.float64), side="right")
+    steps = found.classes.astype(np.int64) * STEPS + reached
+    above = _above(np.bincount(steps[found.ignored & 1 == 0], minlength=count * STEPS))
+    correct_above = _above(np.bincount(steps[found.correct & 1 == 1], minlength=count * STEPS))
     del steps
 
-    ranked = [np.concatenate(c) for c in zip((classes, scores, images, kinds), *near_misses, strict=True)]
-    order = np.lexsort((ranked[2], -ranked[1], ranked[0]))
-    is_near_miss = order >= len(scores)
-    rungs = _rungs(ranked[0][order], ranked[3][order], is_near_miss, bounds)
-    order = order[~is_near_miss]
-    classes, images, correct, ignored = classes[order], images[order], correct[order], ignored[order]
+    parts: list[tuple[NDArray[Any], ...]] = [found, near_misses]
+    both = _Detections._make(map(np.concatenate, zip(*parts, strict=True)))
+    order = np.lexsort((both.images, -both.scores, both.classes))
+    is_near_miss = order >= len(found.scores)
+    rungs = _rungs(both.classes[order], both.kinds[order], is_near_miss, bounds)
+    classes, _, images, _, correct, ignored = found.at(order[~is_near_miss])
     is_hit: NDArray[np.bool_] = correct > 0
     hit_at = np.flatnonzero(is_hit)
     hit_offsets = np.searchsorted(classes[hit_at], bounds)
@@ -218,14 +223,6 @@ def _rank_classes(parts: Sequence[_Part], first: int, stop: int) -> _Classes:
         above,
         correct_above,
     )
-
-
-def _near_misses(part: _Part, first: int, stop: int) -> tuple[NDArray[Any], ...]:
-    """Classes from `first` on, scores, images and kinds of the near_misses of the classes `first` to `stop`."""
-    near_misses = part.state.near_misses
-    own = slice(*np.searchsorted(near_misses.class_rows, (first, stop)).tolist())
-    rows = (near_misses.class_rows[own] - first).astype(np.int32)
-    return rows, near_misses.scores[own], part.images[near_misses.images[own]], near_misses.kinds[own]
 
 
 def _rungs(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
-from tessera.utils.evaluation.match_state import CONFIDENCES
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.types import Metrics
 
 SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a share of the axis

@@ -20,7 +20,7 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.finders import Measurable
-from tessera.utils.evaluation.match_state import Accumulator, LastHits, MatchState
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.tally import Errors
@@ -50,20 +50,20 @@ class Evaluation:
         curves: which are plotted.
         ranking: of all detections, for the bootstrap and for what errors cost.
         errors: at the best confidence; of no image where they are not counted.
-        matches: of this rank's own images, on every rank.
+        matches: of all images.
     """
 
     metrics: Metrics
     curves: Curves
     ranking: Ranking
     errors: Errors
-    matches: Accumulator
+    matches: Matches
 
 
 class _Share(NamedTuple):
     """What a rank has found, for rank 0."""
 
-    matches: MatchState
+    matches: Matches
     totals: NDArray[np.float64] | None  # of the losses
     seconds: dict[str, float]
 
@@ -188,11 +188,11 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
 
 def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors: bool = False) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
-    last_hits = world.broadcast(LastHits.joined(world.gather(found.matches.last_hits())))
     totals = None if found.meter is None else found.meter.total()
-    share = _Share(found.matches.state(last_hits), totals, found.clock.seconds())
+    share = _Share(found.matches.matches(), totals, found.clock.seconds())
     shares = world.gather(share)
-    ranking = rank([share.matches for share in shares])
+    matches = Matches.joined([share.matches for share in shares])
+    ranking = rank(matches)
     metrics, curves = summarize(ranking, len(names))
     images_seen = max(metrics.images, 1)
     preparation, inference, nms = (
@@ -202,7 +202,7 @@ def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors:
     metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
     metrics = dataclasses.replace(world.broadcast(metrics), names=names)
     tallies = world.gather(found.tally(metrics.confidence)) if errors else []
-    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), found.matches)
+    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), matches)
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

@@ -21,7 +21,7 @@ from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_classes
-from tessera.utils.evaluation.match_state import Accumulator
+from tessera.utils.evaluation.matches import Accumulator
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.tally import Tally, WorstFinds, tally
@@ -127,7 +127,7 @@ class Measurement:
 
     def tally(self, confidence: float) -> Tally:
         """The errors so far among detections at least so confident."""
-        return tally(self.matches, self._worst, self._index, confidence)
+        return tally(self.matches.matches(), self._worst, self._index, confidence)
 
     def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
         """Match a batch's detections, in the order of its images."""

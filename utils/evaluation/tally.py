@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
-from tessera.utils.evaluation.match_state import Accumulator, Found, Unsigned, smallest
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import FALSE_KINDS, ImageMatches, Kind, to_host
 from tessera.utils.types import DatasetIndex, Detections
 
@@ -124,39 +124,38 @@ class Tally(NamedTuple):
 
     Attributes:
         images: int64 (N,), dataset indices, ascending.
-        finds: unsigned (N, 6), detections of each of `KINDS`.
+        finds: int64 (N, 6), detections of each of `KINDS`.
         class_finds: int64 (C, 6), the same by class.
         outcomes: uint8 (M,), `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`, in the order of `images`.
-        target_counts: unsigned (N,), objects.
+        target_counts: int64 (N,), objects.
         sizes: int64 (8,), sums of `ErrorRows.sizes` by kind, of all errors, as multiples of 2**-30.
         pairs: of the confusion matrix.
         worst: errors one by one.
     """
 
     images: NDArray[np.int64]
-    finds: Unsigned
+    finds: NDArray[np.int64]
     class_finds: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
-    target_counts: Unsigned
+    target_counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     pairs: PairCounts
     worst: ErrorRows
 
 
-def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confidence: float) -> Tally:
+def tally(found: Matches, finds: WorstFinds, index: DatasetIndex, confidence: float) -> Tally:
     """Count a rank's errors among the detections that are at least so confident.
 
     Args:
-        matches, finds: of the rank's images.
+        found, finds: of the rank's images.
         index: the whole split.
         confidence: one of `CONFIDENCES`.
     """
-    everything = matches.found()
-    found, nc, background = everything.packed, len(index.names), len(index.names)
+    nc = background = len(index.names)
     sure = found.scores.astype(np.float64) >= confidence
     counts = sure & (found.kinds != Kind.IGNORED)
 
-    correct, near_misses = everything.finders()
+    correct, near_misses = found.finders()
     outcomes = _outcomes(found.kinds, sure, correct, near_misses)
     true = np.full(len(found.scores), background)  # class that each detection takes from the objects
     true[sure & (found.kinds == Kind.CORRECT)] = found.classes[sure & (found.kinds == Kind.CORRECT)]
@@ -173,19 +172,19 @@ def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confiden
     column = np.full(len(Kind), -1)
     column[list(KINDS)] = range(len(KINDS))
     kinds = column[found.kinds[counts]]
-    rows = np.repeat(np.arange(len(everything.images)), everything.detection_counts)[counts]
-    shape = len(everything.images) * len(KINDS), nc * len(KINDS)
+    rows = np.repeat(np.arange(len(found.images)), found.detection_counts)[counts]
+    shape = len(found.images) * len(KINDS), nc * len(KINDS)
     by_image = np.bincount(rows * len(KINDS) + kinds, minlength=shape[0])
     by_class = np.bincount(found.classes[counts] * len(KINDS) + kinds, minlength=shape[1])
-    missed = _missed(everything, np.flatnonzero(outcomes == Kind.MISSED), (correct, near_misses), index)
+    missed = _missed(found, np.flatnonzero(outcomes == Kind.MISSED), (correct, near_misses), index)
     worst = finds.rows()
     false = counts & (found.kinds != Kind.CORRECT)
     return Tally(
-        everything.images,
-        smallest(by_image.reshape(-1, len(KINDS))),
+        found.images,
+        by_image.reshape(-1, len(KINDS)),
         by_class.reshape(nc, len(KINDS)),
         outcomes,
-        smallest(everything.target_counts),
+        found.target_counts,
         _sums(found.kinds[false], found.scores[false]) + _sums(missed.kinds, missed.sizes),
         PairCounts.of(cells),
         ErrorRows.joined([worst.at(worst.sizes.astype(np.float64) >= confidence), missed.worst()]),
@@ -195,14 +194,14 @@ def tally(matches: Accumulator, finds: WorstFinds, index: DatasetIndex, confiden
 def _outcomes(
     kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], near_misses: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """What became of each object (M,), from what `Found.finders` returns and from which detections are sure enough."""
+    """What became of each object (M,), from `Matches.finders` and from which detections are sure enough."""
     kinds, sure = np.append(kinds, np.uint8(Kind.MISSED)), np.append(sure, False)  # row -1 is no detection
     outcomes = np.where(sure[near_misses], kinds[near_misses], np.uint8(Kind.MISSED))
     return np.where(sure[correct], np.uint8(Kind.CORRECT), outcomes)
 
 
 def _missed(
-    found: Found,
+    found: Matches,
     objects: NDArray[np.int64],
     finders: tuple[NDArray[np.int64], NDArray[np.int64]],
     index: DatasetIndex,
@@ -210,7 +209,7 @@ def _missed(
     """The missed `objects`, as rows of all; those that are found, but less confidently, count for less."""
     images = np.repeat(np.arange(len(found.images)), found.target_counts)[objects]
     rows = objects - (np.cumsum(found.target_counts) - found.target_counts)[images]
-    scores = np.append(found.packed.scores, np.float32(0))  # of row -1
+    scores = np.append(found.scores, np.float32(0))  # of row -1
     correct, near_misses = finders
     images = found.images[images]
     return ErrorRows(
@@ -218,7 +217,7 @@ def _missed(
         1 - np.maximum(scores[correct[objects]], scores[near_misses[objects]]),
         images,
         rows.astype(np.int32),
-        found.packed.target_classes[objects],
+        found.target_classes[objects],
         rows.astype(np.int32),
         index.boxes_xyxy[index.box_offsets[images] + rows],
     )
@@ -263,14 +262,14 @@ class Errors:
         none = np.zeros(0, np.int64)
         images = np.concatenate([none, *(part.images for part in tallies)])
         order = np.argsort(images)
-        counts = np.concatenate([none, *(part.target_counts for part in tallies)]).astype(np.int64)
+        counts = np.concatenate([none, *(part.target_counts for part in tallies)])
         of_objects = np.argsort(np.repeat(images, counts), kind="stable")
         finds = np.concatenate([np.zeros((0, len(KINDS)), np.int64), *(part.finds for part in tallies)])
         outcomes = np.concatenate([np.zeros(0, np.uint8), *(part.outcomes for part in tallies)])
         return cls(
             confidence,
             images[order],
-            finds[order].astype(np.int64),
+            finds[order],
             sum((part.class_finds for part in tallies), np.zeros((nc, len(KINDS)), np.int64)),
             outcomes[of_objects],
             np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[order]))),

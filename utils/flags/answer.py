@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tessera import __version__
+from tessera.utils.flags.version import __version__
 from tessera.utils.text import strict_json
 
 FLAG = "--json"

@@ -11,17 +11,20 @@ import contextlib
 import dataclasses
 import logging
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, NoReturn
 
+from tessera.utils.environment import quieten_torch
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
 from tessera.utils.flags.answer import FLAG
 from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
-from tessera.utils.flags.program import called
+from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.published import published_table
-from tessera.utils.flags.version import version_line
+from tessera.utils.flags.version import __version__
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -235,9 +238,9 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
         if isinstance(m["default"], (int, float)) and low is not None and m["default"] < low:
             allowed += f", or {m['default']:g}"
-        raise ConfigError(f"{flag}: found {number:g}, allowed is {allowed}.")
+        raise ConfigError(f"{flag}: found {number}, allowed is {allowed}.")
     if high is None and number > LARGEST_NUMBER:
-        raise ConfigError(f"{flag}: found {number:g}, allowed is at most {LARGEST_NUMBER:,}.")
+        raise ConfigError(f"{flag}: found {number}, allowed is at most {LARGEST_NUMBER:,}.")
     return number
 
 
@@ -295,3 +298,16 @@ def _shown(default: Any) -> str:
     if isinstance(default, tuple):
         return " ".join(map(str, default))
     return str(default) if default != "" else "''"
+
+
+def version_line() -> str:
+    """The version, its git revision where there is one, Python, torch, and the device that a run takes by itself.
+
+    Torch is imported for this alone: every other answer to a command line does without.
+    """
+    quieten_torch()
+    choose = import_module("tessera.utils.machine.choose")
+    revision = git_revision()
+    program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
+    torch = import_module("torch").__version__
+    return f"{program}, Python {platform.python_version()}, torch {torch}, device {choose.device_by_itself()}"

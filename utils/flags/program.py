@@ -1,4 +1,4 @@
-"""The program itself: where its files lie, how its commands are called, and its revision.
+"""The program itself: where its files lie, how its commands are called, and its version.
 
 It runs from a clone, or as a package that was installed.
 """
@@ -6,7 +6,6 @@ It runs from a clone, or as a package that was installed.
 from __future__ import annotations
 
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -23,11 +22,6 @@ def called(program: str) -> str:
 def started(program: str) -> str:
     """What starts a command: `uv run train.py` in a clone, else `tessera train`."""
     return f"uv run {program}" if IS_CLONE else called(program)
-
-
-def started_again(program: str) -> list[str]:
-    """What starts a command in a process of its own, with this Python."""
-    return [sys.executable, *([str(HOME / program)] if IS_CLONE else ["-m", "tessera", program.removesuffix(".py")])]
 
 
 def installed_by(extra: str) -> str:

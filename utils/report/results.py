@@ -7,6 +7,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
@@ -97,9 +98,11 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
     names = [match[1] for match in map(re.compile(r"train/(.+)_loss").fullmatch, found) if match]
     expected = columns or result_columns(names)
     if found != expected:
+        pairs = zip_longest(found, expected, fillvalue="nothing")
+        at, own, wanted = next((at, *pair) for at, pair in enumerate(pairs, 1) if pair[0] != pair[1])
         raise UserError(
-            f"{path}:1: found the columns {shown(', '.join(header))}, expected {shown(', '.join(expected))}. Move the "
-            "file away; a new one will be made."
+            f"{path}:1: found {shown(own)} as column {at}, expected {shown(wanted)}. Move the file away; a new one "
+            "will be made."
         )
     for number, row in enumerate(rows, start=2):
         if not _is_row(row, len(expected)):

@@ -13,7 +13,6 @@ import yaml
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, first_of, is_one_line, shown
-from tessera.utils.types import DatasetSpec
 from tessera.utils.yaml_file import Row, YamlMapping
 
 LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
@@ -64,19 +63,6 @@ def _all_classes(found: YamlMapping) -> Classes:
     together = dict(sorted({**names, **ignore}.items()))
     _require_all_numbers(found, together)
     return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
-
-
-def keys_of(spec: DatasetSpec) -> dict[str, Any]:
-    """The keys of a YAML that say the same of labels with the same numbers."""
-    numbered = dict(enumerate(spec.label_names or spec.names))
-    names = {number: name for number, name in numbered.items() if name not in spec.ignore}
-    keys: dict[str, Any] = {"names": list(names.values()) if [*names] == [*range(len(names))] else names}
-    if spec.ignore:
-        keys["ignore"] = {number: name for number, name in numbered.items() if name in spec.ignore}
-    if spec.parts:
-        merged = dict(zip(spec.names, map(list, spec.parts), strict=True))
-        keys["classes"] = [*merged] if all(parts == [name] for name, parts in merged.items()) else merged
-    return keys
 
 
 def _apart(names: Mapping[int, str], ignore: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from tessera.data.source.annotations.other_tools import other_tool
 from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
-from tessera.utils.text import one_line, shown
+from tessera.utils.text import shown
 from tessera.utils.types import CocoId
 
 MOST_OWNERLESS = 100  # annotations to name; with more, the file is cut or of other images
@@ -74,7 +74,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         sizes = [(_side(path, item, "height"), _side(path, item, "width")) for item in records.values()]
         annotations = list(content.get("annotations", []))
         owners = [item.get("image_id") for item in annotations]
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise _not_coco(path, error) from error
     folder = _image_folder(path, names, folders)
     places = _places(path, names, folder or folders[0])
@@ -101,11 +101,11 @@ def read_names(path: Path) -> list[str]:
     content = _load(path)
     try:
         return [name for _, name in sorted(_categories(path, content).items())]
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise _not_coco(path, error) from error
 
 
-def _categories(path: Path, content: Any) -> dict[int, str]:
+def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
     """Category id → name, each name once."""
     named = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
     annotations = content.get("annotations", [])
@@ -113,13 +113,12 @@ def _categories(path: Path, content: Any) -> dict[int, str]:
     return cast("dict[int, str]", _one_for_each_name(path, named, used))
 
 
-def _not_coco(path: Path, error: Exception) -> UserError:
-    found = f"{type(error).__name__} {one_line(str(error), 80)}"
-    return UserError(f"{path}: expected a COCO detection file with {_PARTS}; found {found}.")
+def _not_coco(path: Path, error: KeyError) -> UserError:
+    return UserError(f"{path}: expected a COCO detection file with {_PARTS}; found one without {error}.")
 
 
-def _load(path: Path) -> Any:
-    """The content of a JSON file that may be a COCO detection file; nothing else is known of it."""
+def _load(path: Path) -> dict[str, Any]:
+    """The content of a COCO detection file, whose lists hold objects; nothing else is known of these."""
     try:
         with open_plain(path) as file:
             content = json.load(file)
@@ -136,12 +135,26 @@ def _load(path: Path) -> Any:
     is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
     if not is_coco and (tool := other_tool(content)):
         raise UserError(f"{path}: it is {tool}")
-    if isinstance(content, list):
-        raise UserError(f"{path}: found a list, expected a COCO detection file with {_PARTS}.")
+    if not isinstance(content, dict):
+        found = "a list" if isinstance(content, list) else shown(content, 60)
+        raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}.")
     for key in ("images", "categories"):
-        if isinstance(content, dict) and key not in content:
+        if key not in content:
             raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
+    for key in ("images", "categories", "annotations"):
+        records = content.get(key, [])
+        if not isinstance(records, list):
+            raise UserError(f"{path}: {key} is {_as_json(records)}, expected a list. Export the file anew.")
+        for number, record in enumerate(records):
+            if not isinstance(record, dict):
+                raise UserError(
+                    f"{path}: {key}[{number}] is {_as_json(record)}, expected an object. Export the file anew."
+                )
     return content
+
+
+def _as_json(value: Any) -> str:
+    return "null" if value is None else shown(value, 60)
 
 
 def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
@@ -177,7 +190,7 @@ def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
     return f"belongs to image_id {shown(owner)}, but no image has that id"
 
 
-def _by_id(path: Path, key: str, content: Any) -> dict[CocoId, dict[str, Any]]:
+def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dict[str, Any]]:
     """The records of a list of the file by their ids: numbers, and text for images."""
     records: dict[CocoId, dict[str, Any]] = {}
     for number, item in enumerate(content[key]):
@@ -324,10 +337,14 @@ def corners_of(record: Mapping[str, Any], size_hw: Size) -> Corners | str:
     """Corners in pixels of the bbox, or of the segmentation where there is none; or what is wrong with it."""
     found, segmentation = record.get("bbox"), record.get("segmentation")
     if found in (None, []) and segmentation:
-        return mask_box(segmentation, size_hw) or "there is no bbox, and the segmentation has no pixel of the image"
+        height, width = size_hw
+        return mask_box(segmentation, size_hw) or (
+            f"there is no bbox, and the segmentation is {shown(segmentation, 60)}, expected polygons ([[x1, y1, x2, "
+            f"y2, …]]) or run lengths of the size [{height}, {width}] that cover a pixel of the image"
+        )
     box = numbers(found)
     if box is None or len(box) != 4 or box[2] < 0 or box[3] < 0:
-        return f"bbox is {'null' if found is None else shown(found, 60)}, expected x, y, width, height in pixels"
+        return f"bbox is {_as_json(found)}, expected x, y, width, height in pixels"
     return box[0], box[1], box[0] + box[2], box[1] + box[3]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,7 +13,7 @@ from urllib.parse import unquote
 from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.utils.files import open_plain, suffix_of
-from tessera.utils.pixels import IMAGE_SUFFIXES
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line
 
 ENDLESS = 1 << 24  # a side that no box reaches; float64 keeps what is left of a pixel
@@ -103,7 +102,12 @@ def other_spellings(missing: Sequence[str], known: Collection[str]) -> dict[str,
 def _plain(path: str) -> str:
     """The name of a label file as others may spell it."""
     stem, suffix = os.path.splitext(os.path.basename(path))
-    return unicodedata.normalize("NFC", unquote(stem)) + suffix.lower()
+    return plain_stem(stem) + suffix.lower()
+
+
+def plain_stem(stem: str) -> str:
+    """The name of an image, without its suffix, with escapes decoded and accents composed."""
+    return unicodedata.normalize("NFC", unquote(stem))
 
 
 def unused_labels(labels: Mapping[str, str], known: Collection[str]) -> dict[str, list[str]]:
@@ -121,10 +125,14 @@ def unused_labels(labels: Mapping[str, str], known: Collection[str]) -> dict[str
     unused: dict[str, list[str]] = {}
     for (folder, suffix), of_images in sorted(folders.items()):
         found = [name for name in _names(folder) if suffix_of(name) == suffix and f"{folder}/{name}" not in used]
-        images = (name for place in of_images if found for name in _names(place))  # other splits' images have theirs
-        own = {os.path.splitext(name)[0] + suffix for name in images if suffix_of(name) in IMAGE_SUFFIXES}
+        others = {  # images of other splits, and those that are not read: they have theirs, as they may spell it
+            _plain(os.path.splitext(name)[0] + suffix)
+            for place in of_images
+            for name in (_names(place) if found else ())
+            if suffix_of(name) in IMAGE_SUFFIXES | UNREAD_SUFFIXES and f"{place}/{name}" not in labels
+        }
         # Only what holds an object: others are lists of classes, and texts about the dataset.
-        found = [name for name in found if name not in own and any_labels(f"{folder}/{name}").classes]
+        found = [name for name in found if _plain(name) not in others and any_labels(f"{folder}/{name}").classes]
         if found:
             unused[folder] = found
     return unused
@@ -135,15 +143,3 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def unread_images(paths: Sequence[str]) -> str:
-    """Return the message about images whose suffix is not read; "" where there are none."""
-    if not paths:
-        return ""
-    counts = Counter(map(suffix_of, paths))
-    each = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
-    remedy = "Convert them to PNG or JPEG"
-    if {".heic", ".heif"} & counts.keys():
-        remedy += "; the package pillow-heif reads HEIC: pip install pillow-heif"
-    return f"{counted(len(paths), 'image')} not read for the suffix: {each}. {remedy}"

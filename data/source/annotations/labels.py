@@ -206,7 +206,11 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
                 points, box = points.clip(0, 1), _cut(box)
                 beyond = f"{max(max(row[1:]) - 1, -min(row[1:])):.2g} beyond the image"
                 if min(box[2:]) < _NO_AREA:
-                    rows.remarks.append((number, f"{beyond}: nothing of it is inside; the row is left out"))
+                    nothing = f"{beyond}: nothing of it is inside"
+                    if class_id < 0:
+                        rows.remarks.append((number, f"{nothing}; the ignored region is left out"))
+                    else:
+                        rows.leave_out(number, nothing)
                     continue
                 rows.notes.append((number, f"{beyond}: cut to it"))
             rows.add(number, (class_id, *row[1:]), class_id, box, points)

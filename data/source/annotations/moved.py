@@ -16,12 +16,14 @@ from tessera.utils.files import files_below, is_address
 from tessera.utils.pixels import IMAGE_SUFFIXES
 from tessera.utils.text import counted, first_of, one_line
 
-_SPLIT = re.compile("train|val|test")
-_DRIVE = re.compile("[A-Za-z]:/")
+_SPLIT = re.compile(  # a folder's whole name, such as val2017, valid, images_train or obj_train_data
+    r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
+    re.IGNORECASE,
+)
 _SHOWN, _LONGEST = 3, 120
 
 
-class Moved(NamedTuple):
+class Relocated(NamedTuple):
     """Where images are.
 
     Attributes:
@@ -33,7 +35,7 @@ class Moved(NamedTuple):
     note: str
 
 
-def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]) -> Moved:
+def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]) -> Relocated:
     """Look for images that are not where they are listed.
 
     An image of a folder that is there was removed, and is not looked for: one of another folder may have its name.
@@ -49,30 +51,31 @@ def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], fo
     of_present = {os.path.dirname(path) for path in taken}
     lost = [path for path in missing if _is_spelled_otherwise(path) or not _is_here(path, folders, of_present)]
     if not lost:
-        return Moved({}, "")
+        return Relocated({}, "")
     by_name: dict[str, dict[str, str]] = {}  # file name → path of each such image → its path below the folder
     try:
         for folder in dict.fromkeys(folders):
             for path in files_below(folder, IMAGE_SUFFIXES):
                 by_name.setdefault(os.path.basename(path), {}).setdefault(path, path[len(folder) + 1 :])
     except UserError:  # a folder that may not be read: nobody can say that an image is there once only
-        return Moved({}, "")
-    found = {path: _by_end(path, folders, by_name) for path in lost}
-    places = {path: paths[0] for path, paths in found.items() if len(paths) == 1}
+        return Relocated({}, "")
+    found = {path: _by_end(path, split, folders, by_name) for path in lost}
+    places = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
     if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
-        pair = f"{_said(places[lost[0]], folders)} is taken for {_said(lost[0], folders)}"
-        return Moved(
+        pair = f"{_said(places[lost[0]], folders)} is used instead of {_said(lost[0], folders)}"
+        return Relocated(
             places, f"{split}: {counted(len(lost), 'image')} not where listed, and found by the end of the path: {pair}"
         )
-    if not any(found.values()):
-        return Moved({}, "")
-    several = {path: paths for path, paths in found.items() if len(paths) != 1} or found
-    named = [
-        f"{_said(path, folders)} ({first_of([_said(at, folders) for at in paths], _SHOWN, ' or ') or 'nowhere'})"
-        for path, paths in several.items()
-    ]
+    if not any(map(any, found.values())):
+        return Relocated({}, "")
+    several = {path: paths for path, paths in found.items() if len(paths[0]) != 1} or found
+    named = []
+    for path, candidates in several.items():
+        own, of_others = (first_of([_said(at, folders) for at in paths], _SHOWN, " or ") for paths in candidates)
+        where = own or (f"only {of_others}, in the folder of another split" if of_others else "nowhere")
+        named.append(f"{_said(path, folders)} ({where})")
     note = f"{split}: {counted(len(lost), 'image')} not where listed, and not each is found once by the end of its path"
-    return Moved({}, f"{note}: {first_of(named, _SHOWN)}")
+    return Relocated({}, f"{note}: {first_of(named, _SHOWN)}")
 
 
 def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
@@ -102,25 +105,31 @@ def _inside(path: str, folders: Sequence[str]) -> str | None:
     return None if above is None else path[len(above) + 1 :]
 
 
-def _by_end(listed: str, folders: Sequence[str], by_name: dict[str, dict[str, str]]) -> list[str]:
-    """The images whose paths share the longest end with a listed one.
+def _by_end(
+    listed: str, split: str, folders: Sequence[str], by_name: dict[str, dict[str, str]]
+) -> tuple[list[str], list[str]]:
+    """The images whose paths share the longest end with a listed one, and those in the folder of another split.
 
-    A relative path of this machine has too many folders in front, but no others: two parts must agree. Of a path of
-    another machine the name may be all that is left. What is listed for one split is not in another's folder.
+    The name may be all that is left of a path. The split is that of the listed path, else the one that is listed; of
+    equal ends the one in its own folder counts.
     """
     path = _slashed(listed.partition("?")[0] if is_address(listed) else listed)
     path = path if os.path.basename(path) in by_name else unquote(path)
     inside = None if is_address(listed) else _inside(path, folders)
     stated = path if inside is None else inside
-    is_foreign = inside is None or _DRIVE.match(inside) is not None
-    parts, split = stated.split("/")[::-1], _SPLIT.findall(os.path.dirname(stated))[-1:]
-    found: dict[int, list[str]] = {}
+    parts, wanted = stated.split("/")[::-1], _split_of(stated) or split
+    found: dict[tuple[int, bool], list[str]] = {}
+    of_others: list[str] = []
     for place, below in by_name.get(parts[0], {}).items():
-        own = _SPLIT.findall(os.path.dirname(below))[-1:]
-        ends = below.split("/")[::-1]
+        own, ends = _split_of(below), below.split("/")[::-1]
         common = next(
             (n for n, (a, b) in enumerate(zip(parts, ends, strict=False)) if a != b), min(len(parts), len(ends))
         )
-        if not (split and own and split != own) and common >= (1 if is_foreign else 2):
-            found.setdefault(common, []).append(place)
-    return sorted(found[max(found)]) if found else []
+        (of_others if own not in ("", wanted) else found.setdefault((common, own == wanted), [])).append(place)
+    return sorted(found[max(found)]) if found else [], sorted(of_others)
+
+
+def _split_of(path: str) -> str:
+    """The split that the folders of a path name last; "" where they name none."""
+    named = [match[1].lower() for folder in path.split("/")[:-1] if (match := _SPLIT.fullmatch(folder))]
+    return named[-1] if named else ""

@@ -40,9 +40,16 @@ def polygon_parts(segmentation: Any) -> list[NDArray[np.float64]]:
 
 
 def mask_box(segmentation: Any, size_hw: Size) -> Corners | None:
-    """Corners in pixels of the box around the pixels of a mask, given as polygons or run lengths; None without any."""
+    """Corners in pixels of the box around the pixels of a mask, given as polygons or run lengths; None without any.
+
+    Run lengths may be of a size that is off by one from the image's: they are decoded by their own.
+    """
     if isinstance(segmentation, dict):
-        return _around([_runs_of_counts(segmentation, size_hw)], size_hw)
+        size = numbers(segmentation.get("size")) or []
+        if len(size) != 2 or np.abs(np.subtract(size, size_hw)).max() > 1:
+            return None
+        own_hw = int(size[0]), int(size[1])
+        return _around([_runs_of_counts(segmentation.get("counts"), own_hw)], own_hw)
     reach = max(size_hw) + _MOST_REACH
     parts = [part for part in polygon_parts(segmentation) if np.abs(part).max() <= reach and _is_short(part)]
     return _around([_runs_of_polygon(part, size_hw) for part in parts], size_hw)
@@ -66,11 +73,10 @@ def _around(masks: Iterable[Runs], size_hw: Size) -> Corners | None:
     return (left, top, right, bottom) if right else None
 
 
-def _runs_of_counts(segmentation: dict[str, Any], size_hw: Size) -> Runs:
-    """The runs of a mask of run lengths, the first of which is outside it; none where these are not of this image."""
-    counts = segmentation.get("counts")
+def _runs_of_counts(counts: Any, size_hw: Size) -> Runs:
+    """The runs of a mask of run lengths, the first of which is outside it; none where these are not of this size."""
     lengths = _decoded(counts) if isinstance(counts, str) else [int(length) for length in numbers(counts) or []]
-    if segmentation.get("size") != [*size_hw] or sum(lengths) != math.prod(size_hw) or min(lengths) < 0:
+    if sum(lengths) != math.prod(size_hw) or min(lengths) < 0:
         return []
     ends = [0, *accumulate(lengths)]
     return list(pairwise(ends))[1::2]

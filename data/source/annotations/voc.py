@@ -73,11 +73,6 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     return rows.parsed()._replace(stated_hw=(int(height), int(width)) if is_stated else (0, 0))
 
 
-def voc_objects(raw: bytes) -> list[dict[str, str]]:
-    """Element → its text of each object, those of its <bndbox> among them, of a file that `parse_voc` reads."""
-    return [item.fields for item in _parse(raw).objects] if raw else []
-
-
 def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
     """Centre and size of a box as fractions of the image, or what is wrong with it."""
     left, top, right, bottom = corners

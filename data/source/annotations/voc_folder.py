@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tessera.data.source.annotations.label_files import plain_stem
 
 _IMAGES = ("images", "jpegimages")
 _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
@@ -21,7 +24,16 @@ def voc_folder(folder: str, names: Sequence[str]) -> str | None:
     Returns:
         The first folder with any of them; None where there is none.
     """
-    return next((place for place in _places(folder) if any(os.path.isfile(f"{place}/{name}") for name in names)), None)
+    return next((place for place in _places(folder) if _has_any(place, names)), None)
+
+
+def _has_any(place: str, names: Sequence[str]) -> bool:
+    """Whether a folder has any of the files, or one that spells such a name with escapes."""
+    if any(os.path.isfile(f"{place}/{name}") for name in names):
+        return True
+    stems = {plain_stem(Path(name).stem) for name in names}
+    folders = {Path(place, name).parent for name in names}
+    return any(plain_stem(path.stem) in stems for folder in folders for path in folder.glob("*.xml"))
 
 
 def _places(folder: str) -> Iterator[str]:

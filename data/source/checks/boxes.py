@@ -16,6 +16,7 @@ from tessera.data.source.checks.report import DatasetCheck, share
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
+_MOST_SHOWN = 10.0  # sides that messages count
 _FAR = 0.05  # share of a side that no rounding explains
 _LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far where corners are read as centre and size
 
@@ -62,9 +63,11 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
         )
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
-        number, most = share(int(beyond.sum()), len(beyond), "box"), 100 * float(written.excess[beyond].max())
+        number, most = share(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
+        reach, their = ("reaches", "its") if beyond.sum() == 1 else ("reach", "their")
+        by = f"up to {100 * most:.0f} %" if most <= _MOST_SHOWN else f"more than {100 * _MOST_SHOWN:,.0f} %"
         check.problems.append(
-            f"{part.split}: {number} reach beyond the border of their image, by up to {most:.0f} % of its side: "
+            f"{part.split}: {number} {reach} beyond the border of {their} image, by {by} of its side: "
             f"{_places(part, written, beyond)}"
         )
 

@@ -17,6 +17,7 @@ from tessera.data.source.checks.twins import check_twins
 from tessera.data.source.held_out import part_of
 from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images
+from tessera.data.source.place import matches
 from tessera.data.source.refusals import left_out_line, refuse_unusable, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.utils.errors import UserError
@@ -42,10 +43,12 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         try:
             listing = part_of(spec, split, list_images(spec, split))
         except UserError as error:
-            if split == "test":
-                check.notes.append(f"no training needs `test`: {error}")
-            else:
+            if split != "test":
                 check.errors.append(str(error))
+            elif any(matches(spec.root, entry) for entry in spec.splits[split]):
+                check.problems.append(str(error))
+            else:
+                check.notes.append(f"no training needs `test`: {error}")
             continue
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         errors = len(check.errors)

@@ -172,7 +172,8 @@ def test_no_workers_in_a_process_that_may_have_no_children(
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     world = rank(0, 1)
     assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
-    assert "may have no children: without child processes there are no loader workers" in caplog.text
+    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
+    assert caplog.text.count("may not start processes: batches are loaded in the process itself (workers=0)") == 1
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

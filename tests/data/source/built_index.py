@@ -19,7 +19,7 @@ def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:
 
 
 def same(a: DatasetIndex, b: DatasetIndex) -> bool:
-    plain = (a.split, a.names, a.digest, a.problems) == (b.split, b.names, b.digest, b.problems)
+    plain = all(getattr(a, name) == getattr(b, name) for name in ("split", "names", "digest", "problems", "notes"))
     arrays = {name: value for name, value in vars(a).items() if isinstance(value, np.ndarray)}
     return plain and all(
         np.array_equal(value, getattr(b, name)) and value.dtype == getattr(b, name).dtype

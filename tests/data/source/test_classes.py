@@ -74,7 +74,10 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert build(made(tmp_path / "all", "")).left_out == ""
     yaml = write_dataset(tmp_path / "dogs", {"train/a": ROWS[3], "val/a": ""}, NAMES)
     yaml.write_text(f"{yaml.read_text()}classes: [car]\n")
-    with pytest.raises(UserError, match=r"no label is of a class that `classes` keeps\. .* 1 objects .*: 'dog' 1"):
+    with pytest.raises(
+        UserError,
+        match=r"no label is of a class that `classes` keeps\. .* 1 object in 1 image, 1 of which is .*: 'dog' 1",
+    ):
         build(yaml)
 
 
@@ -95,7 +98,7 @@ def test_an_object_with_two_labels_that_are_merged_is_one(tmp_path: Path) -> Non
     yaml = write_dataset(tmp_path / "street", {"train/a": f"1 {row}2 {row}3 {row}"}, NAMES)
     yaml.write_text(yaml.read_text() + "classes: {vehicle: [car, truck]}\n")
     index = build(yaml)
-    assert objects(index) == [["vehicle 5"]] and "1 row is a duplicate, used once" in index.problems[0]
+    assert objects(index) == [["vehicle 5"]] and "1 row is a duplicate, used once" in index.notes[0]
 
 
 def test_classes_are_part_of_the_index_and_of_a_run(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ def test_changed_file_is_not_joined(
     assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body
 
 
-@pytest.mark.usefixtures("one_try")
-def test_shorter_file_starts_over(server: FileServer, tmp_path: Path) -> None:
+def test_shorter_file_starts_over(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.break_after = [100_000]
     server.etag = ""
-    with pytest.raises(UserError):
+    with monkeypatch.context() as one_try, pytest.raises(UserError):
+        one_try.setattr(network, "LIMITS", replace(network.LIMITS, attempts=1))
         fetch(server.url, tmp_path / "data.zip")
     server.body = BODY[:5000]
     assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body
@@ -160,7 +160,7 @@ def test_only_http(tmp_path: Path, url: str) -> None:
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/data.zip"])
 def test_redirect_to_another_scheme_is_refused(server: FileServer, tmp_path: Path, location: str) -> None:
     server.location = location
-    with pytest.raises(UserError, match=r"redirects to 'ftp|Redirection to url 'file"):
+    with pytest.raises(UserError, match=r"redirects to '(ftp|file)"):
         fetch(server.url, tmp_path / "data.zip")
 
 

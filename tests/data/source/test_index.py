@@ -38,7 +38,7 @@ def test_contents(tmp_path: Path) -> None:
     assert index.segments(0) == [] and len(index.segment_offsets) == 0
     assert (index.names, index.split) == (("cat", "dog"), "train")
     assert index.problems == (
-        "train: 1 of 4 images have no label file and are used as background, without objects: images/train/c.jpg. "
+        "train: 1 of 4 images has no label file and is used as background, without objects: images/train/c.jpg. "
         "If they are background, all is well (an empty label file for each says so); else restore their labels",
     )
     assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
@@ -74,9 +74,11 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
         "labels/train/b.txt:3: 'x' is not a number" + left_out,
         "images/train/small.png: 50 x 9 pixels, expected at least 10 on each side" + left_out,
         "images/train/torn.png: not an image that OpenCV or Pillow can decode, or damaged" + left_out,
-        "labels/train/c.txt: 1 row is a duplicate, used once",
     )
-    assert problem_report(index).startswith("train: 5 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
+    assert index.notes == ("labels/train/c.txt: 1 row is a duplicate, used once",)
+    report = problem_report(index)
+    assert report.startswith("train: 4 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
+    assert "\ntrain: 1 note on images or labels:\n  labels/train/c.txt: 1 row is a duplicate" in report
 
 
 def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
@@ -153,8 +155,8 @@ def test_list_file(tmp_path: Path) -> None:
     assert index.problems == (
         f"{root}/train.txt: 'readme' is not the path of an image; it is left out",
         "images/train/gone.jpg: no such file; the image is left out",
-        "pets.yaml: train lists 1 image repeatedly; each is used once",
     )
+    assert index.notes == ("pets.yaml: train lists 1 image repeatedly; each is used once",)
 
 
 def test_globs_lists_and_nested_folders(tmp_path: Path) -> None:

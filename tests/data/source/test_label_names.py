@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tessera.data.source import decode
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.decode import _read_by_pillow, read_image
+from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.data.source.index import build_index, problem_report
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.origins import find_origins
 from tessera.utils.pixels import READS_HEIC
+from tests.data.source.tool_forms import STEMS, coco, voc, write
+from tests.data.source.tool_forms import images as tool_images
+from tests.data.source.tool_forms import labels as tool_labels
 
 BOX = "0 0.5 0.5 0.25 0.5\n"
 PIXELS = np.full((40, 60, 3), 90, np.uint8)
@@ -56,10 +62,40 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
-    assert problems(yaml)[-1] == (
+    assert build_index(load_spec(yaml), "train").notes[-1] == (
         f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         f"labels/c.TXT for c.txt, labels/{apart}.txt for {composed}.txt"
     )
+
+
+@pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])
+def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) -> None:
+    tool_images(tmp_path / folder, "a+{}.jpg")
+    tool_labels(tmp_path / ("set" if folder == "set" else "Annotations"), voc, "a%2B{}.xml")
+    (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
+    assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
+    (note,) = build_index(load_spec(tmp_path / "a.yaml"), "train").notes
+    assert note.startswith("6 label files spelled otherwise than the image, and used: ")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
+    content = io.BytesIO()
+    Image.new("L", (10_000, 9_000)).save(content, "GIF")
+    with pytest.raises(ValueError, match=r"^90,000,000 pixels, expected at most"):
+        _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
+
+
+def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a+b.jpg": "a%2Bb.txt", "c+d.jpg": "c%2Bd.txt"})
+    for split, image in (("train", "a+b"), ("val", "c+d")):
+        (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
+        yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
+    for split in ("train", "val"):
+        index = build_index(load_spec(yaml), split)
+        (said,) = index.notes
+        assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
 
 
 def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
@@ -105,7 +141,7 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
     images = tmp_path / "set" / "images"
     for name in ("b.jxl", "c.JXL", "d.psd", "notes.md"):
         (images / name).write_bytes(b"what")
-    said = "3 images not read for the suffix: 2 .jxl, 1 .psd. Convert them to PNG or JPEG"
+    said = "3 images not read because of their suffix: 2 .jxl, 1 .psd. Convert them to PNG or JPEG"
     assert problems(yaml) == [f"train: {said}"]
     for source in (images, images / "*"):
         caplog.clear()
@@ -113,8 +149,64 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
         assert "--source " in caplog.text and f": {said}." in caplog.text
     (images / "a.jpg").unlink()
     for read in (lambda: build_index(load_spec(yaml), "train"), lambda: find_origins([images])):
-        with pytest.raises(UserError, match=r"3 images not read for the suffix: 2 \.jxl, 1 \.psd"):
+        with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
+
+
+@pytest.mark.parametrize("form", ["list", "coco", "voc", "kit"])
+def test_images_that_are_not_read_are_counted_wherever_they_are_listed(tmp_path: Path, form: str) -> None:
+    """Once, their labels with them."""
+    root, entry = tmp_path / "set", {"coco": "a.json", "voc": "Annotations", "kit": "ImageSets/Main/train.txt"}
+    content = coco()
+    tool_images(root / ("images" if form in ("list", "coco") else "JPEGImages"))
+    for stem, record in zip(STEMS[:2], content["images"], strict=False):
+        (path,) = root.rglob(f"{stem}.jpg")
+        path.rename(path.with_suffix(".jxl"))
+        record["file_name"] = f"{stem}.jxl"
+    write(root / "a.json", content)
+    if form == "list":
+        tool_labels(root / "labels")
+    else:
+        tool_labels(root / "Annotations", voc, "{}.xml")
+    write(root / "ImageSets/Main/train.txt", "\n".join(STEMS))
+    write(root / "list.txt", "".join(f"./images/{record['file_name']}\n" for record in content["images"]))
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text(f"path: {root}\ntrain: {entry.get(form, 'list.txt')}\nnames: [cat, dog]\n")
+    assert [*objects(yaml)] == [f"{stem}.jpg" for stem in STEMS[2:]]
+    assert problems(yaml) == ["train: 2 images not read because of their suffix: 2 .jxl. Convert them to PNG or JPEG"]
+
+
+def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "b.jxl").write_bytes(b"\xff\x0a1234")
+    (tmp_path / "list.txt").write_text("./b.jxl\n")
+    said = "1 image not read because of its suffix: 1 .jxl. Convert it to PNG or JPEG."
+    with pytest.raises(UserError, match=said):
+        find_origins([tmp_path / "b.jxl"])
+    assert [origin.why for origin in find_origins([tmp_path / "list.txt"])] == [f"{tmp_path / 'b.jxl'}: {said}"]
+    if not READS_HEIC:
+        with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
+            decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
+
+
+def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pillow_heif.py").write_text("raise ImportError('libheif.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(decode, "READS_HEIC", True)
+    monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    with pytest.raises(UserError, match=r"^pillow-heif: found the package, but it does not load \(libheif\.so\.1"):
+        build_index(load_spec(yaml), "train")
+
+
+def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
+    (tmp_path / "set" / "a.txt").write_text("https://x/a?sig=a/b\n")
+    with pytest.raises(UserError, match=r"no image found in\n.*\n.*'https://x/a\?sig=a/b' is not the path of an image"):
+        build_index(load_spec(yaml), "train")
+    (tmp_path / "set" / "a.txt").write_text("https://x/a.jpg?sig=a/b\n")
+    assert objects(yaml) == {"a.jpg": 1}
 
 
 def test_git_lfs_pointers_are_named(tmp_path: Path) -> None:

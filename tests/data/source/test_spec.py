@@ -24,6 +24,11 @@ def test_names_that_yaml_takes_for_numbers_stay_as_written(tmp_path: Path, form:
     root = dataset(tmp_path / "pets")
     body = f"path: {root}\ntrain: images/train\nval: images/val\nnames: {form.format(', '.join(rows))}\n"
     assert load_spec(write(tmp_path / "a.yaml", body)).names == NUMBERS
+    padded = "".join(f"  {number:03}: name {number}\n" for number in range(12))
+    assert (
+        load_spec(write(tmp_path / "c.yaml", f"path: {root}\ntrain: images/train\nkpt_shape:\nnames:\n{padded}")).nc
+        == 12
+    )
     some = load_spec(write(tmp_path / "b.yaml", f"{body}classes: {{a: [007, 12], b: 1.10}}\nignore: [08:15]\n"))
     assert (some.names, some.parts, some.ignore) == (("a", "b"), (("007", "3"), ("1.10",)), ("08:15",))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,19 @@ def test_pages_are_counted_without_thumbnails_and_masks() -> None:
         *(b"", b"\xff\xd8\xff", b"II*\0"),
     ):
         assert unread_pages(made) == ""
+
+
+def test_counting_pages_that_overlap_ends_soon() -> None:
+    """Each of 20,000 directories of 65,535 entries begins 14 bytes after the one before."""
+    pages, entries, first = 20_000, 65_535, 8
+    made = bytearray(first + 14 * pages + 12 * entries + 6)
+    made[:first] = b"II*\0" + struct.pack("<I", first)
+    for at in range(first, first + 14 * pages, 14):
+        struct.pack_into("<HHHI", made, at, entries, 254, 3, entries)
+        struct.pack_into("<I", made, at + 2 + 12 * entries, at + 14)
+    started = time.monotonic()
+    assert unread_pages(bytes(made)).startswith("the first of 10,000 or more pages is used")
+    assert time.monotonic() - started < 5
 
 
 def test_a_training_and_detection_say_which_pages_they_leave_out(

@@ -22,6 +22,7 @@ from tests.data.source.tool_forms import (
     coco,
     counts,
     images,
+    labels,
     write,
 )
 
@@ -49,8 +50,10 @@ def yaml_of(root: Path, lines: str) -> Path:
 def test_boxes(tmp_path: Path, name: str) -> None:
     yaml = yaml_of(tmp_path, FORMS[name](tmp_path))
     assert read(yaml) == EXPECTED
-    said = build(yaml).problems
-    assert all("found by the end of the path" in line for line in said) and len(said) < 2, said
+    said = build(yaml).notes
+    assert (
+        not build(yaml).problems and all("found by the end of the path" in line for line in said) and len(said) < 2
+    ), said
 
 
 @pytest.mark.parametrize("name", ["cvat_yolo", "absolute_coco", "windows_coco"])
@@ -80,6 +83,31 @@ def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) 
     said = str(caught.value)
     assert "not each is found once by the end of its path" in said
     assert said.count("p3.jpg") >= 1 + (change == "ambiguous") or change == "taken", said
+
+
+def test_the_split_decides_which_image_is_meant(tmp_path: Path) -> None:
+    """Paths that name no split are of the split that is listed, never of another."""
+    images(tmp_path / "images/train")
+    write(tmp_path / "val.json", coco(r"C:\data\{}.jpg"))
+    write(tmp_path / "val.txt", "".join(f"/data/{stem}.jpg\n" for stem in STEMS))
+    for entry in ("val.json", "val.txt"):
+        yaml = yaml_of(tmp_path, f"train: images/train\nval: {entry}\n")
+        with pytest.raises(UserError, match=r"\(only images/train/p0\.jpg, in the folder of another split\)"):
+            build(yaml, "val")
+    images(tmp_path / "images/valid")
+    for split, folder in (("train", "train"), ("val", "valid")):
+        index = build(yaml_of(tmp_path, "train: [val.json]\nval: val.json\n"), split)
+        assert {index.path(number).parent.name for number in range(len(index))} == {"train"}, "one list for both"
+        write(tmp_path / "train.json", coco(r"C:\data\{}.jpg"))
+        index = build(yaml_of(tmp_path, "train: train.json\nval: val.json\n"), split)
+        assert {index.path(number).parent.name for number in range(len(index))} == {folder}
+        assert f"images/{folder}/p0.jpg is used instead of C:" in index.notes[0]
+
+
+def test_words_that_hold_a_split_are_none(tmp_path: Path) -> None:
+    images(tmp_path / "latest/test_rig_3")
+    write(tmp_path / "a.json", coco("/home/valentin/{}.jpg"))
+    assert read(yaml_of(tmp_path, "train: a.json\n")) == EXPECTED
 
 
 def test_a_removed_image_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
@@ -127,12 +155,30 @@ def test_other_tools_are_named(tmp_path: Path, name: str, place: str) -> None:
     assert f"{tmp_path / path}{':' if place == 'given' else ' is not read:'} it is" in str(caught.value)
 
 
-def test_open_images_csv_is_named(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    write(tmp_path / "a.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\np0,xclick,/m/01,1,0,1,0,1\n")
-    write(tmp_path / "data.yaml", "train: a.csv\nnames: [cat, dog]\n")
-    with pytest.raises(UserError, match=r"a\.csv: it is Open Images' CSV, which is not read"):
-        build(tmp_path / "data.yaml")
+OPEN_IMAGES = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\np0,xclick,/m/01,1,0,1,0,1\n"
+CVAT = "<?xml version='1.0'?>\n<annotations><version>1.1</version></annotations>\n"
+LAYOUTS: dict[str, tuple[str, str, Any, str]] = {  # folder of images, file, its content, whose it is
+    "Supervisely": ("ds/img", "ds/ann/p0.jpg.json", OTHERS["Supervisely"][1], "Supervisely's JSON of one image"),
+    "FiftyOne": ("data", "labels.json", OTHERS["FiftyOne's detections"][1], "FiftyOne's own JSON"),
+    "Roboflow's CreateML": ("train", "train/_annotations.createml.json", OTHERS["CreateML"][1], "CreateML's JSON"),
+    "Roboflow's CSV": ("train", "train/_annotations.csv", "filename,class,xmin,ymin,xmax,ymax\n", "TensorFlow's CSV"),
+    "VIA": ("images", "images/via_region_data.json", VIA, "annotations of the VGG Image Annotator"),
+    "Open Images": ("data", "data/train.csv", OPEN_IMAGES, "Open Images' CSV. Convert it"),
+    "Open Images from FiftyOne": ("data", "labels/detections.csv", OPEN_IMAGES, "Open Images' CSV. Convert it"),
+    "CVAT": ("images", "annotations.xml", CVAT, "CVAT's own XML. Export COCO"),
+    "COCO": ("train", "train/_annotations.coco.json", coco(), "COCO. Write `train: train/_annotations.coco.json`"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_other_tools_are_named(tmp_path: Path, name: str) -> None:
+    folder, file, content, what = LAYOUTS[name]
+    images(tmp_path / folder)
+    write(tmp_path / file, content)
+    entries = [folder, *([file] if not file.endswith(".json") else [])]
+    for entry in entries:
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / file} is not read: it is {what}")):
+            build(yaml_of(tmp_path, f"train: {entry}\n"))
 
 
 def fractions(corners: list[int]) -> dict[str, Any]:
@@ -158,6 +204,29 @@ def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: st
     with pytest.raises(UserError, match=what):
         build(tmp_path / "data.yaml")
     assert any(re.search(what, line) for line in check_dataset(load_spec(tmp_path / "data.yaml")).errors)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"bbox": [1, 2, 3]}, r"annotations\[0\]: bbox is \[1, 2, 3\], expected x, y, width, height in pixels"),
+        ({"bbox": None, "segmentation": [1, 2, 3, 4, 5, 6]}, r"annotations\[0\]: there is no bbox"),
+    ],
+)
+def test_annotations_that_are_all_refused_are_not_called_missing(tmp_path: Path, change: Any, what: str) -> None:
+    images(tmp_path / "images")
+    write(tmp_path / "a.json", coco(annotation=lambda _: change))
+    with pytest.raises(UserError, match=rf"7 annotations for 6 images, none usable:\n  a\.json: {what}"):
+        build(yaml_of(tmp_path, "train: a.json\n"))
+
+
+def test_label_files_in_pixels_beside_background(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    labels(tmp_path / "labels", lambda stem: "".join(f"{label} 48 32 10 10\n" for label, _ in EXPECTED[stem]))
+    with pytest.raises(
+        UserError, match=r"6 label files for 6 images, none usable:\n  labels/p0\.txt:1: x is 48, expected at most 1"
+    ):
+        build(yaml_of(tmp_path, "train: images\n"))
 
 
 def test_rotated_boxes_are_counted(tmp_path: Path) -> None:

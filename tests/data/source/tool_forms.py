@@ -312,6 +312,21 @@ def backslash_coco(root: Path) -> str:
 
 
 @form
+def renamed_folder_coco(root: Path) -> str:
+    images(root / "images")
+    write(root / "a.json", coco("train2017/{}.jpg"))
+    return SPLITS.format("a.json")
+
+
+@form
+def renamed_folder_list(root: Path) -> str:
+    images(root / "imgs")
+    labels(root / "imgs")
+    write(root / "train.txt", "".join(f"data/{stem}.jpg\n" for stem in STEMS))
+    return SPLITS.format("train.txt")
+
+
+@form
 def address_coco(root: Path) -> str:
     images(root / "pictures/a b")
     write(root / "a.json", coco("https://bucket.s3.amazonaws.com/sets/a%20b/{}.jpg?X-Amz-Date=2020/x"))

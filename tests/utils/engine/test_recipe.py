@@ -9,7 +9,7 @@ import pytest
 
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.anchor.head import Detect
-from tessera.models.heads.find import find_heads
+from tessera.models.heads.kinds import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
@@ -45,7 +45,7 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
 def test_what_a_run_starts_from_and_its_length_decide(start: Start, batches: int, file: str, of_tessera: str) -> None:
     assert recipe_of(Detect, start, batches) == file
     for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
-        assert recipe_of(find_heads()[head], start, batches) == of_tessera
+        assert recipe_of(HEADS[head], start, batches) == of_tessera
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
-    for head in find_heads().values():
+    for head in HEADS.values():
         for file in head.recipes:
             load_hyp(file)
 
@@ -169,7 +169,7 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     images: int, epochs: int, batch_size: int
 ) -> None:
     batches = -(-images // batch_size)
-    hyp = load_hyp(recipe_of(find_heads()["DetectFree"], "scratch", epochs * batches))
+    hyp = load_hyp(recipe_of(HEADS["DetectFree"], "scratch", epochs * batches))
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_share) for n in range(before + 1, steps + 1)) < 0.1

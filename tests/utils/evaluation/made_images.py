@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.match_state import Accumulator, LastHits
+from tessera.utils.evaluation.matches import Accumulator, Matches
 from tessera.utils.evaluation.matching import Regions, match_image
 from tessera.utils.evaluation.tally import Errors, Tally, WorstFinds, tally
 from tessera.utils.types import DatasetIndex, Detections
@@ -87,8 +87,7 @@ def share(images: list[Image], indices: Sequence[int] | None = None, regions: Se
 
 def ranked(shares: Sequence[Accumulator]) -> Ranking:
     """What the ranks send each other and join, after a pickled gather."""
-    last_hits = LastHits.joined([pickle.loads(pickle.dumps(own.last_hits())) for own in shares])
-    return rank([pickle.loads(pickle.dumps(own.state(last_hits))) for own in shares])
+    return rank(Matches.joined([pickle.loads(pickle.dumps(own.matches())) for own in shares]))
 
 
 def index_of(images: list[Image], nc: int) -> DatasetIndex:
@@ -122,7 +121,7 @@ def errors_of(
         worst = WorstFinds()
         for i in indices:
             worst.add(i, match_image(*images[i], regions[i] if regions else None), images[i][0])
-        found: Tally = tally(share(images, indices, regions), worst, index, confidence)
+        found: Tally = tally(share(images, indices, regions).matches(), worst, index, confidence)
         tallies.append(pickle.loads(pickle.dumps(found)))
     return Errors.joined(confidence, nc, tallies)
 

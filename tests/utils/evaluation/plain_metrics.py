@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import smooth
-from tessera.utils.evaluation.match_state import CONFIDENCES
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tessera.utils.evaluation.average_precision import average_precision
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import smooth, summarize
-from tessera.utils.evaluation.match_state import LastHits
 from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
@@ -100,7 +99,7 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), nc=st.integers(1, 5), coarse=st.booleans(), ranks=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
-def test_what_is_not_sent_changes_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> None:
+def test_ranks_and_classes_at_a_time_change_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> None:
     """Every figure and curve is that of all detections with all their thresholds, sorted at once."""
     images = random_images(seed, 9, nc, coarse=coarse, crowded=seed % 2 == 0)
     regions = random_regions(images, seed, nc) if seed % 3 else [NO_REGIONS] * len(images)
@@ -116,20 +115,6 @@ def test_what_is_not_sent_changes_no_bit(seed: int, nc: int, coarse: bool, ranks
         np.testing.assert_array_equal(getattr(metrics, name), getattr(plain, name), name)
     np.testing.assert_array_equal(ap[..., 0], plain.ap)
     assert metrics.map == (plain.ap.mean() if plain.ap.size else 0)
-
-
-def test_detections_below_the_last_hit_of_any_rank_are_only_counted() -> None:
-    """Class 0 has its last hit, of 0.4, on one rank; class 1 has no objects."""
-    box, far = [0.0, 0, 10, 10], [50.0, 50, 60, 60]
-    images = [
-        make_image([far, far, far, far], [0.9, 0.4, 0.3, 0.3], [0, 0, 0, 1], [], []),
-        make_image([box], [0.4], [0], [box], [0]),
-    ]
-    shares = [share(images, [rank]) for rank in range(2)]
-    sent = [own.state(LastHits.joined([other.last_hits() for other in shares])) for own in shares]
-    assert [state.scores.tolist() for state in sent] == [pytest.approx([0.9, 0.4]), pytest.approx([0.4])]
-    assert [state.below_counts.tolist() for state in sent] == [[1], []]
-    assert sent[1].correct.tolist() == [2**10 - 1]
 
 
 def test_an_image_counted_twice_is_a_defect() -> None:

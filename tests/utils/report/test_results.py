@@ -82,7 +82,7 @@ class TestResultsTable:
     def test_another_table_is_refused_and_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "results.csv"
         path.write_text("epoch,loss\n0,1\n")
-        with pytest.raises(UserError, match=r"results.csv:1: found the columns 'epoch, loss', expected"):
+        with pytest.raises(UserError, match=r"results.csv:1: found 'loss' as column 2, expected"):
             ResultsTable(path, NAMES)
         assert path.read_text() == "epoch,loss\n0,1\n"
 

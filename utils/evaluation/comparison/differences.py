@@ -32,7 +32,7 @@ from tessera.utils.evaluation.comparison.significance import (
     swap_reach,
 )
 from tessera.utils.evaluation.comparison.swaps import swapped_sides
-from tessera.utils.evaluation.match_state import MatchState
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap
@@ -104,14 +104,12 @@ class _Spread(NamedTuple):
     p: Floats
 
 
-def differences(
-    a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Sequence[MatchState], Sequence[MatchState]] | None
-) -> Differences:
+def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Matches, Matches] | None) -> Differences:
     """Compare what two sides found on the same images.
 
     Args:
         a, b: of each run of the sides.
-        matches: of both sides, from `all_matches`, where each is one run.
+        matches: of both sides, where each is one run.
     """
     ranking = a[0]
     assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
@@ -162,9 +160,7 @@ def _figures(found: ClassPrecisions) -> Floats:
     return np.concatenate((found.maps(), np.where(found.present, found.ap, np.nan)))
 
 
-def _of_one_run(
-    observed: Floats, matches: tuple[Sequence[MatchState], Sequence[MatchState]], images: NDArray[np.int64]
-) -> _Spread:
+def _of_one_run(observed: Floats, matches: tuple[Matches, Matches], images: NDArray[np.int64]) -> _Spread:
     swapped_a, swapped_b = map(_figures, swapped_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
     swapped = swapped_b - swapped_a
     by_images = (swapped**2).mean(1)

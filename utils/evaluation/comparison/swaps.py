@@ -12,43 +12,29 @@ Legend: N images, C classes that have objects, D detections of a side, R rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_precisions
-from tessera.utils.evaluation.match_state import Accumulator, LastHits, MatchState
-from tessera.utils.ranks.world import World
+from tessera.utils.evaluation.matches import Matches
 
 ROUNDS = 999  # with what was observed a thousand
 
 
-def all_matches(found: Accumulator, world: World) -> list[MatchState]:
-    """Every detection of every rank, a state a rank, on rank 0; all ranks call it.
-
-    What a measurement leaves out, the detections below the last hit of their class, may lie above that of the other
-    side.
-    """
-    last_hits = world.broadcast(LastHits.joined(world.gather(found.last_hits())))
-    return world.gather(found.state(last_hits._replace(scores=np.zeros_like(last_hits.scores))))
-
-
-def swapped_sides(
-    a: Sequence[MatchState], b: Sequence[MatchState], rng: np.random.Generator
-) -> tuple[ClassPrecisions, ClassPrecisions]:
+def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
     """Average precision of the two sides after each of `ROUNDS` swaps.
 
     Args:
-        a, b: from `all_matches`, of the same images.
+        a, b: of the same images.
         rng: says which images are swapped.
     """
-    images = np.concatenate([state.images for state in a])
+    images = a.images
+    assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1
-    ranking = rank([*_by_place(a), *(replace(state, images=state.images + offset) for state in _by_place(b))])
-    assert ranking.n_images == 2 * len(images), "both sides are of the same images"
+    ranking = rank(Matches.joined([_by_place(a), _by_place(b)._replace(images=images + offset)]))
     swapped = rng.integers(2, size=(len(images), ROUNDS), dtype=np.uint8)
 
     def weights(of_b: int) -> Iterator[NDArray[np.float32]]:
@@ -61,11 +47,10 @@ def swapped_sides(
     return class_precisions(ranking, weights(0)), class_precisions(ranking, weights(1))
 
 
-def _by_place(states: Sequence[MatchState]) -> list[MatchState]:
-    """The states of a side with scores that say the place alone: 0, -1, -2 …"""
-    classes = np.concatenate([np.repeat(np.arange(len(s.class_ids)), s.detection_counts) for s in states])
-    images = np.concatenate([state.images[state.detection_images] for state in states])
-    places = np.empty(len(images), np.float32)
-    places[np.lexsort((images, classes, -np.concatenate([s.scores for s in states])))] = np.arange(len(images))
-    ends = np.cumsum([len(state.scores) for state in states])[:-1]
-    return [replace(state, scores=-own) for state, own in zip(states, np.split(places, ends), strict=True)]
+def _by_place(matches: Matches) -> Matches:
+    """The matches of a side with scores that say the place alone: 0, -1, -2 …, of classes that have objects."""
+    at = np.flatnonzero(np.isin(matches.classes, matches.target_classes))
+    images = np.repeat(np.arange(len(matches.images)), matches.detection_counts)[at]
+    scores = np.zeros_like(matches.scores)
+    scores[at[np.lexsort((images, matches.classes[at], -matches.scores[at]))]] = -np.arange(len(at))
+    return matches._replace(scores=scores)

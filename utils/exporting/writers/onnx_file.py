@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera import __version__
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.bare_network import BareNetwork, network_graph
 from tessera.utils.exporting.job import ExportJob
@@ -13,6 +12,7 @@ from tessera.utils.exporting.quantized.calibration import calibration_images, qu
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.utils.exporting.quantized.rounding import PICTURES, round_weights
 from tessera.utils.exporting.whole import whole_graph
+from tessera.utils.flags.version import __version__
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf
 # What a viewer of the file shows.

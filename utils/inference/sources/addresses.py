@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from urllib3 import BaseHTTPResponse
+
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
+from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
 from tessera.utils.inference.sources.origins import PICTURE_SUFFIXES, VIDEO_SUFFIXES
 from tessera.utils.network import (
-    Pace,
     TransientError,
     check_address,
     open_address,
@@ -47,45 +49,43 @@ def read_address(address: str) -> bytes | VideoFile | None:
     if suffix in _STREAM_SUFFIXES:
         return None
     for attempt in itertools.count(1):
-        pace = Pace()
         try:
-            return _answer(address, suffix, pace)
+            return _answer(address, suffix)
         except TransientError as error:
             if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
                 return None  # perhaps a stream that is not there yet: those are waited for
-            if attempt == pace.limits.attempts:
+            if attempt == network.LIMITS.attempts:
                 raise UserError(f"{shown_address(address)}: {error}. Check the address and the network.") from error
-            pace.limits.wait(attempt)
+            network.LIMITS.wait(attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _answer(address: str, suffix: str, pace: Pace) -> bytes | VideoFile | None:
-    pace.start(MOST_VIDEO_BYTES)
-    with open_address(address, pace) as response:
-        what, total = response.headers.get_content_type(), stated_length(response.headers)
+def _answer(address: str, suffix: str) -> bytes | VideoFile | None:
+    with open_address(address) as answer:
+        what, total = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower(), stated_length(answer)
         if what.startswith("multipart/") or what in _STREAM_TYPES:
             return None
         head = b""
-        for block in read_blocks(response, address, total, MOST_VIDEO_BYTES):
+        for block in read_blocks(answer, address, total, MOST_VIDEO_BYTES):
             head += block
             if len(head) >= KIND_BYTES:
                 break
         if holds_picture(head) or what.startswith("image/") or suffix in PICTURE_SUFFIXES:
-            return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
+            return b"".join([head, *read_blocks(answer, address, total, MOST_PICTURE_BYTES, len(head))])
         if total is None and (what.startswith("video/") or holds_video(head)):
             return None  # endless, or as good as that
         if what.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
-            return _video(head, response, address, suffix, total)
+            return _video(head, answer, address, suffix, total)
     raise UserError(
         f"{shown_address(address)}: it answers {one_line(what, 50)}, expected a picture, a video or a stream."
     )
 
 
-def _video(head: bytes, response: Any, address: str, suffix: str, total: int | None) -> VideoFile:
+def _video(head: bytes, answer: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
     file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
     try:
         file.write(head)
-        file.writelines(read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.writelines(read_blocks(answer, address, total, MOST_VIDEO_BYTES, len(head)))
         file.flush()
     except BaseException as error:
         file.close()

@@ -14,13 +14,12 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from tessera.data.source.annotations.label_files import unread_images
 from tessera.data.source.place import base_of_list, read_list
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
 from tessera.utils.network import without_password
-from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
+from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.text import one_line, shown
 
 VIDEO_SUFFIXES = frozenset(
@@ -126,9 +125,9 @@ def of_line(line: str, base: str = "") -> Origin:
     if os.path.isdir(path):
         why = f"{one_line(line, 200)}: it is a folder, expected a file; give the folder itself to --source."
         return Origin("unreadable", path, why=why)
-    return _of_file(path) or Origin(
-        "unreadable", path, why=f"{one_line(path, 200)}: neither a picture nor a video that exists."
-    )
+    unread = f"{unread_images([path])}." if suffix_of(path) in UNREAD_SUFFIXES and os.path.exists(path) else ""
+    why = f"{one_line(path, 200)}: {unread or 'neither a picture nor a video that exists.'}"
+    return _of_file(path) or Origin("unreadable", path, why=why)
 
 
 def _of_text(text: str) -> list[Origin]:
@@ -252,6 +251,8 @@ def _not_known(path: str) -> str:
     what = special_kind(Path(path))
     if what or not os.path.exists(path):
         return f"--source {shown(Path(path))}: it is {what or 'a link to nothing'}, expected a file or folder."
+    if suffix_of(path) in UNREAD_SUFFIXES:
+        return f"--source {shown(Path(path))}: {unread_images([path])}."
     return f"--source {shown(Path(path))}: neither a picture nor a video nor a list of them. {_endings()}"
 
 

@@ -108,7 +108,10 @@ def test_coco_polygons() -> None:
         ({"category_id": 1, "bbox": [1, 2, -3, 4]}, "expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
         ({"category_id": 1, "bbox": [1, 2, 10**400, 4]}, "expected x, y"),
-        ({"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]}, "has no pixel of the image"),
+        (
+            {"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]},
+            "expected polygons ([[x1, y1, x2, y2, …]]) or run",
+        ),
         ({"category_id": 1, "bbox": [100, 2, 3, 4]}, "outside the image"),
     ],
 )
@@ -150,7 +153,12 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
         (coco(images=coco()["images"][:1]), "image_id 9, but no image has that id"),
         (coco(images=[], annotations=[]), "lists no images"),
         (coco(annotations=[{"image_id": [1]}]), "no image has that id"),
-        (coco(annotations=[3]), "expected a COCO detection file"),
+        (coco(annotations=[3]), r"annotations\[0\] is 3, expected an object"),
+        (coco(images=[[1]]), r"images\[0\] is \[1\], expected an object"),
+        (coco(annotations=None), "annotations is null, expected a list"),
+        (coco(images=None), "images is null, expected a list"),
+        (coco(images=[{"id": 1}]), "found one without 'file_name'"),
+        ("5", "found 5, expected a COCO detection file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
         (
@@ -272,7 +280,7 @@ def test_files_whose_ids_meet(tmp_path: Path) -> None:
     )
     index = build_index(load_spec(yaml), "train")
     assert len(index) == 4 and index.coco_ids() is None
-    assert "one id is two images" in index.problems[0]
+    assert "one id is two images" in index.notes[0]
 
 
 def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> None:

@@ -154,7 +154,15 @@ def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]
 def test_what_is_left_without_an_area_is_left_out_and_the_others_stay() -> None:
     objects = parse_labels(b"1 0.5 0.5 0.1 0.1\n0 1.005 0.5 0.01 0.1\n", 2)
     assert objects.classes == [1] and not objects.problems
-    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; the row is left out")]
+    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; the object is left out")]
+
+
+@pytest.mark.parametrize("label, costs_the_image", [(0, True), (-1, False)])
+def test_an_image_whose_only_object_lies_outside_is_no_background(label: int, costs_the_image: bool) -> None:
+    """A region to ignore costs nothing."""
+    objects = parse_labels(f"{label} 1.005 0.5 0.01 0.1\n".encode(), 2)
+    assert not objects.classes and not objects.ignored
+    assert [bool(objects.problems), bool(objects.remarks)] == [costs_the_image, not costs_the_image]
 
 
 @pytest.mark.parametrize("rest", ["0.6 0.3 0.6 0.2 0.6 0.2", "9 -3 2 0 0 0", "a b c d e f"])

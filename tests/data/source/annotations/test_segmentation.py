@@ -49,10 +49,16 @@ def test_run_lengths(size_hw: tuple[int, int], seed: int, filled: float) -> None
     [
         None, 3, "x", [], {}, [[]], [[1, 2, 3]], [[1, 1, 1, 1, 1, 1]], [[1e308, 0, 0, 0, 0, 9]],
         {"size": [8, 8], "counts": [64]}, {"size": [8, 8], "counts": [-1, 65]}, {"size": [8, 8], "counts": [1, 2]},
-        {"size": [9, 8], "counts": [1, 71]}, {"size": [8, 8], "counts": "é" * 99}, {"size": 8, "counts": []},
+        {"size": [10, 8], "counts": [1, 79]}, {"size": [8, 8], "counts": "é" * 99}, {"size": 8, "counts": []},
         {"size": [8, 8], "counts": "o" * 9_999_999}, {"counts": None}, {"size": [8, 8], "counts": [0.5, 63.5]},
         [[(-1) ** place * 6e4 if place % 2 else place for place in range(40_000)]],
     ],
 )  # fmt: skip
 def test_no_mask_of_this_image(segmentation: Any) -> None:
     assert mask_box(segmentation, (8, 8)) is None
+
+
+def test_run_lengths_of_a_size_that_is_off_by_one() -> None:
+    """They are decoded by their own; the box is cut to the image elsewhere."""
+    assert mask_box({"size": [8, 9], "counts": [8, 3, 61]}, (8, 8)) == (1, 0, 2, 3)
+    assert mask_box({"size": [9, 8], "counts": [0, 72]}, (8, 8)) == (0, 0, 8, 9)

@@ -119,7 +119,7 @@ def test_voc_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
     index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
     assert (len(index), len(index.classes)) == (2, 1)
-    assert index.problems[0].startswith("train: 1 of 2 images have no label file and are used as background")
+    assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
 
 
 def test_voc_image_sets(tmp_path: Path) -> None:

@@ -84,12 +84,16 @@ def test_a_part_of_the_files_in_corners(tmp_path: Path) -> None:
 def test_boxes_beyond_the_border(tmp_path: Path) -> None:
     own = [[(0.1, 0.1, 0.5, 0.5)]] * 9 + [[(0.7, 0.2, 1.2, 0.5)]]
     text = check_dataset(load_spec(as_text(tmp_path / "text", own, False)))
-    reach = "train: 1 of 10 boxes (10 %) reach beyond the border of their image, by up to 20 % of its side"
+    reach = "train: 1 of 10 boxes (10 %) reaches beyond the border of its image, by up to 20 % of its side"
     assert said(text) == [f"{reach}: labels/train/9.txt"]
     coco = check_dataset(load_spec(as_coco(tmp_path / "coco", own, False)))
     assert said(coco) == [
         line.format(s) for s in ("train", "val") for line in [reach.replace("train", "{}") + ": 9.png (a.json)"]
     ]
+    far = json.loads((tmp_path / "coco/a.json").read_text())
+    far["annotations"][0]["bbox"][2] = 1e308
+    (tmp_path / "coco/a.json").write_text(json.dumps(far))
+    assert all("by more than 1,000 % of" in line for line in said(check_dataset(load_spec(tmp_path / "a.yaml"))))
     root = tmp_path / "voc"
     for number, right in enumerate((64, 65, 90)):
         write_image(root / f"{number}.jpg", seed=number)
@@ -98,5 +102,5 @@ def test_boxes_beyond_the_border(tmp_path: Path) -> None:
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: .\nnames: [cat]\n")
     found = check_dataset(load_spec(tmp_path / "voc.yaml")).problems
     assert found == [
-        "train: 1 of 3 boxes (33 %) reach beyond the border of their image, by up to 41 % of its side: 2.xml"
+        "train: 1 of 3 boxes (33 %) reaches beyond the border of its image, by up to 41 % of its side: 2.xml"
     ], "a pixel more is how some count"

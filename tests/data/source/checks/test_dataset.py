@@ -81,6 +81,9 @@ def test_what_no_training_reads_is_no_error(tmp_path: Path) -> None:
     found = check(yaml)
     assert found.exit_code == 0 and found.notes[1].startswith("no training needs `test`: ")
     assert "does not exist" in found.notes[1]
+    (tmp_path / "pets/images/test").mkdir()
+    found = check(yaml)
+    assert found.exit_code == PROBLEMS_CODE and "test: no image found in" in found.problems[0]
 
 
 def test_classes_of_a_coco_file_need_no_test_set(tmp_path: Path) -> None:

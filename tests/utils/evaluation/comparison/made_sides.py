@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.comparison.differences import Differences, differences
-from tessera.utils.evaluation.comparison.swaps import all_matches
-from tessera.utils.evaluation.match_state import Accumulator
-from tessera.utils.ranks.world import World
+from tessera.utils.evaluation.matches import Accumulator
 from tests.utils.evaluation.made_images import Image, make_image, ranked, share
 
 NC = 3
@@ -52,7 +50,7 @@ def compared(*pair: list[Image]) -> Differences:
     """One run a side."""
     shares = [share(side) for side in pair]
     a, b = ([ranked([own])] for own in shares)
-    return differences(a, b, (all_matches(shares[0], World()), all_matches(shares[1], World())))
+    return differences(a, b, (shares[0].matches(), shares[1].matches()))
 
 
 def ranking(images: list[Image]) -> Ranking:

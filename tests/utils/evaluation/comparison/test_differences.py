@@ -10,7 +10,7 @@ from tessera.utils.evaluation.comparison.differences import differences
 from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import verdict
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.ranks.world import World
+from tessera.utils.evaluation.matches import Matches
 from tests.utils.evaluation.comparison.made_sides import NC, compared, matches, ranking, two_sides
 from tests.utils.evaluation.made_images import Image, make_image
 
@@ -93,11 +93,7 @@ def test_any_number_of_ranks_swaps_alike() -> None:
     def swapped(parts: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
         sides = []
         for side in (a, b):
-            shares = matches(side, parts)
-            ranks = [own.last_hits() for own in shares]
-            everything = type(ranks[0]).joined(ranks)
-            everything = everything._replace(scores=np.zeros_like(everything.scores))
-            sides.append([own.state(everything) for own in shares])
+            sides.append(Matches.joined([own.matches() for own in matches(side, parts)]))
         return [found.ap for found in swaps.swapped_sides(sides[0], sides[1], np.random.default_rng(0))]
 
     alone = swapped(1)
@@ -109,7 +105,7 @@ def test_any_number_of_ranks_swaps_alike() -> None:
 def test_a_swapped_side_is_a_validation_of_the_images_that_it_takes() -> None:
     """Brute force: places among each side's detections are the scores, A's before B's."""
     a, b = two_sides(7, 20, 0.6, 0.8)
-    states = [swaps.all_matches(matches(side)[0], World()) for side in (a, b)]
+    states = [matches(side)[0].matches() for side in (a, b)]
     found = swaps.swapped_sides(*states, np.random.default_rng(0))
     takes_b = np.random.default_rng(0).integers(2, size=(len(a), swaps.ROUNDS), dtype=np.uint8)
     placed_a, placed_b = placed(a, 2.0), placed(b, 2.5)

@@ -1,0 +1,113 @@
+"""Matches of many images: collected on every rank, joined on rank 0 in the order of the images.
+
+So that the outcome depends neither on ranks nor on batches.
+
+Legend: N images, D detections, M objects, T = 10 IoU thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.matching import IOU_THRESHOLDS, ImageMatches, Kind
+
+CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of the curves
+
+
+class Matches(NamedTuple):
+    """Of images in the order of the dataset; objects and detections image after image, these by descending score.
+
+    Attributes:
+        images: int64 (N,), dataset indices, ascending.
+        target_counts, detection_counts: int64 (N,), objects and detections of each.
+        target_classes: int32 (M,).
+        scores: float32 (D,), classes: int32 (D,).
+        correct: uint16 (D,), bit t: at threshold t it has an object of its own.
+        ignored: uint16 (D,), bit t: at threshold t it has none, and an ignored region covers it.
+        kinds: uint8 (D,), the `Kind` of each.
+        objects: signed (D,), the object that it is about, as in `ImageMatches`: a row of those of its image.
+    """
+
+    images: NDArray[np.int64]
+    target_counts: NDArray[np.int64]
+    detection_counts: NDArray[np.int64]
+    target_classes: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    correct: NDArray[np.uint16]
+    ignored: NDArray[np.uint16]
+    kinds: NDArray[np.uint8]
+    objects: NDArray[np.signedinteger]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Matches]) -> Matches:
+        """Of the images of all parts. Each image must be in one part only: counted twice, it would falsify everything.
+
+        Args:
+            parts: in any order, and so are their images.
+        """
+        every = cls._make(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True))
+        order = np.argsort(every.images, kind="stable")
+        images = every.images[order]
+        assert np.all(np.diff(images) > 0), "an image was evaluated twice: shards of a validation must not overlap"
+        targets = np.argsort(np.repeat(every.images, every.target_counts), kind="stable")
+        rows = np.argsort(np.repeat(every.images, every.detection_counts), kind="stable")
+        counts = every.target_counts[order], every.detection_counts[order]
+        return cls._make((images, *counts, every.target_classes[targets], *(column[rows] for column in every[4:])))
+
+    def finders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its near miss.
+
+        The near miss is the most confident detection which is about the object, but whose class or place is wrong.
+        """
+        starts = np.cumsum(self.target_counts) - self.target_counts
+        about = np.flatnonzero(self.kinds <= Kind.BADLY_PLACED)
+        rows = np.repeat(starts, self.detection_counts)[about] + self.objects[about]
+        is_correct = self.kinds[about] == Kind.CORRECT
+        correct, near_misses = np.full(len(self.target_classes), -1), np.full(len(self.target_classes), -1)
+        correct[rows[is_correct]] = about[is_correct]
+        # An image's detections are sorted: the first one about an object is the most confident.
+        missed, first = np.unique(rows[~is_correct], return_index=True)
+        near_misses[missed] = about[~is_correct][first]
+        return correct, near_misses
+
+
+_NOTHING = Matches._make(np.zeros(0, dtype) for dtype in ["i8", "i8", "i8", "i4", "f4", "i4", "u2", "u2", "u1", "i1"])
+
+
+class Accumulator:
+    """Collects the matches of the images that this rank has seen."""
+
+    def __init__(self) -> None:
+        self._parts: list[Matches] = []
+
+    def add(self, image: int, matches: ImageMatches) -> None:
+        """Add an image by its index in the dataset; each image once."""
+        ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_regions[:, None])
+        self._parts.append(
+            Matches(
+                np.array([image], np.int64),
+                np.array([len(matches.target_classes)], np.int64),
+                np.array([len(matches.scores)], np.int64),
+                matches.target_classes,
+                matches.scores,
+                matches.classes,
+                _as_bits(matches.correct),
+                _as_bits(ignored),
+                matches.kinds,
+                matches.objects,
+            )
+        )
+
+    def matches(self) -> Matches:
+        """Everything added so far."""
+        return Matches.joined(self._parts)
+
+
+def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    """(D, T) to uint16 (D,), bit t from column t."""
+    return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))
