@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.data.source.annotations.labels import ANY_CLASS
+from tessera.data.source.annotations.labels import ANY_CLASS, MOST_BEYOND
 from tessera.data.source.annotations.other_tools import beside_images
 from tessera.data.source.listing import MISSING, Listing
 from tessera.data.source.scan import Scan
@@ -74,7 +74,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
     numbers = {file: number for number, file in enumerate(files)}
     of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
     of_box = np.repeat(of_image[scanned.kept], scanned.counts)
-    is_beyond = (scanned.boxes_xyxy > 1).any(1)
+    is_beyond = (scanned.boxes_xyxy > 1 + MOST_BEYOND).any(1)  # fractions may be rounded up
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
             f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +182,18 @@ def test_layouts_of_other_tools_are_named(tmp_path: Path, name: str) -> None:
             build(yaml_of(tmp_path, f"train: {entry}\n"))
 
 
-def fractions(corners: list[int]) -> dict[str, Any]:
-    left, top, right, bottom = corners
+def fractions(corners: list[int], side: float) -> dict[str, Any]:
+    left, top, right, bottom = (corner * side for corner in corners)
     return {"bbox": [left / WIDTH, top / HEIGHT, (right - left) / WIDTH, (bottom - top) / HEIGHT]}
 
 
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (coco(annotation=fractions), r"all boxes \(7\) lie in the first pixel of their images"),
+        *(
+            (coco(annotation=partial(fractions, side=side)), r"all boxes \(7\) lie in the first pixel of their images")
+            for side in (1, 1.0000005)
+        ),
         ({**coco(), "annotations": []}, r"a\.json: its annotations hold no object"),
         (
             coco(annotation=lambda _: {"iscrowd": 1}),
