@@ -100,10 +100,19 @@ def test_coco_polygons() -> None:
     np.testing.assert_allclose(objects.polygons[0] * (64, 48), np.reshape(square, (4, 2)))
 
 
+def test_a_box_of_zeros_is_that_of_the_segmentation() -> None:
+    record = {"category_id": 1, "bbox": [0, 0, 0, 0], "segmentation": [[16, 12, 32, 12, 32, 24, 16, 24]]}
+    assert parse_coco([(0, record)], (48, 64), {1: "cat"}, IDS).boxes == [24 / 64, 18 / 48, 16 / 64, 12 / 48]
+
+
 @pytest.mark.parametrize(
     ("record", "what"),
     [
-        ({"category_id": 1}, "bbox is null"),
+        ({"category_id": 1}, "there is no bbox, expected"),
+        ({"category_id": 1, "bbox": None, "segmentation": []}, "bbox is null, expected"),
+        ({"category_id": 1, "bbox": [1, 2, 0, 4]}, "bbox is [1, 2, 0, 4], expected x, y, width, height"),
+        ({"category_id": 1, "bbox": [64, 2, 9, 4]}, "outside the image"),
+        ({"category_id": 1, "bbox": [0, 0, 0, 0.0], "segmentation": "x"}, "0.0], and the segmentation is 'x'"),
         ({"category_id": 1, "bbox": [1, 2, 3]}, "bbox is [1, 2, 3]"),
         ({"category_id": 1, "bbox": [1, 2, -3, 4]}, "expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
@@ -244,7 +253,7 @@ def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
     assert len(index) == 2 and len(index.ignored_classes) == 1
     (problem,) = index.problems
     assert problem.endswith(
-        "annotations[3]: bbox is null, expected x, y, width, height in pixels; the ignored region is left out"
+        "annotations[3]: bbox is null, expected x, y, width, height in pixels, the last two above 0; the ignored region is left out"
     )
 
 
