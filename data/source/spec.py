@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from pathlib import Path, PurePosixPath
 
 from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
@@ -41,6 +42,7 @@ _KEYS = (
     "split_seed",
     "kpt_shape",
 )
+_OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
 _FOLDER = HOME / "data"
 
 
@@ -109,10 +111,12 @@ def _refuse_misspelled(found: YamlMapping) -> None:
     for key, value in found.values.items():
         if isinstance(key, str) and key not in _KEYS:
             absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
-            if isinstance(value, (str, list, float)):  # entries, or a share
-                absent += [known for known in SPLITS if known not in found.values and _is_longer(key.lower(), known)]
             if absent:
                 raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(absent[0])}?")
+            split = _OTHER_WORD.fullmatch(key.lower())
+            if split and isinstance(value, (str, list, float)) and found.values.get(split[1]) != value:
+                beside = " Both are there: remove one." if split[1] in found.values else ""
+                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(split[1])}?{beside}")
 
 
 def _is_typo(key: str, known: str) -> bool:
@@ -126,11 +130,6 @@ def _is_typo(key: str, known: str) -> bool:
     start = next((i for i, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
     rest, other = key[start:], known[start:]
     return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
-
-
-def _is_longer(key: str, known: str) -> bool:
-    """Whether `key` is another word for a split: valid, validation, training, testing, trainset."""
-    return key.startswith(known) and key.isalpha()
 
 
 def _is_coco(found: YamlMapping) -> bool:

@@ -95,7 +95,7 @@ def test_without_path_the_yaml_lies_in_the_dataset(tmp_path: Path) -> None:
 def test_entries(tmp_path: Path) -> None:
     root = dataset(tmp_path / "pets")
     text = f"path: {root}\ntrain: [images/train, 'images/v*']\nval: {root}/images/val\ntest:\n"
-    text += "names: {0: cat, 1: dog}\nnc: 2\n"
+    text += f"names: {{0: cat, 1: dog}}\nnc: 2\nvalid: {root}/images/val\ntrainer: me\n"
     spec = load_spec(write(tmp_path / "a.yaml", text))
     assert spec.splits == {"train": (root / "images/train", root / "images/v*"), "val": (root / "images/val",)}
     assert spec.names == ("cat", "dog")
@@ -155,6 +155,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("val: a\ntraining: [b, c]\nnames: [cat]\n", "unknown key 'training'. Did you mean 'train'"),
         ("train: a\nval: a\ntesting: b\nnames: [cat]\n", "unknown key 'testing'. Did you mean 'test'"),
         ("train: a\nvalidation: 0.2\nnames: [cat]\n", "unknown key 'validation'. Did you mean 'val'"),
+        ("train: a\nval: a\nvalid: [b]\nnames: [cat]\n", "a.yaml:3: unknown key 'valid'.* 'val'. Both are there: remove"),
         ("train: a\nname: [cat]\n", "unknown key 'name'. Did you mean 'names'"),
         ("path: [a]\ntrain: a\nnames: [cat]\n", r"path: found \['a'\]"),
         ("train: a\nnames: [cat]\ngenerate: art\n", "generate: found 'art'"),
