@@ -93,6 +93,11 @@ def _find_yaml(data: str | Path) -> Path:
     tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
     for path in tried:
         if os.path.isfile(path):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
+            if path.suffix.lower() in (".json", ".txt", ".data"):
+                raise ConfigError(
+                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one: a COCO JSON "
+                    "or a list of images goes under its `train:` or `val:`."
+                )
             return absolute(path)
     if kind := special_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")

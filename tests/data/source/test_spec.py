@@ -55,6 +55,12 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
     assert "VOC.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a.json", "train.txt", "obj.data"])
+def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* goes under its `train:`"):
+        load_spec(write(tmp_path / name, "{}"))
+
+
 @pytest.mark.parametrize("place", ["beside", "cwd", "datasets", "yolov5"])
 def test_relative_path_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "cwd").mkdir()
