@@ -219,14 +219,18 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Names of the images' files; LVIS has addresses alone, whose ends are found among the dataset's images."""
     names: list[str] = []
     for number, item in enumerate(records):
-        name = str(item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"])
+        found = item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"]
+        name = "" if found is None else str(found)
         try:
             encoded = os.fsencode(name)
-            usable = b"\0" not in encoded and len(encoded) <= LONGEST_PATH
+            usable = b"\0" not in encoded and 0 < len(encoded) <= LONGEST_PATH
         except UnicodeEncodeError:
             usable = False
         if not usable:
-            raise UserError(f"{path}: images[{number}] has the file_name {shown(name)}, which no file can have.")
+            raise UserError(
+                f"{path}: images[{number}] has the file_name {_as_json(found)}, which no file can have, expected the "
+                "path of an image."
+            )
         names.append(name)
     return names
 

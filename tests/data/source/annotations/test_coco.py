@@ -189,6 +189,8 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
         (coco(categories=[{"id": 1.5, "name": "cat"}]), r"categories\[0\] has the id 1\.5, expected an integer"),
         (coco(categories=[{"id": float("nan"), "name": "cat"}]), r"categories\[0\] has the id nan, expected an"),
         (coco(images=[{"id": 7, "file_name": "a\0.jpg"}]), r"file_name 'a\\x00.jpg', which no file can have"),
+        (coco(images=[{"id": 7, "file_name": None}]), r"images\[0\] has the file_name null, which no file can have"),
+        (coco(images=[{"id": 7, "file_name": ""}]), r"file_name '', which no file can have, expected the path of an"),
         (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 5000 + ".jpg"}]), r"file_name 'aaa.{,200}, which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
