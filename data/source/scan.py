@@ -200,12 +200,13 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         parsed = read(size_hw=size_hw)._replace(stated_hw=(0, 0) if 0 in image.size_hw else image.size_hw)
     else:
         length = int(listing.label_stats[index, 0])
-        if length in (0, -1):
+        if length == -1 or (not length and not path.endswith(".xml")):
             return ParsedLabels([], [])
         try:
             raw = _read_bytes(path, length)
         except OSError as error:
-            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+            link = ", a broken link" if Path(path).is_symlink() else ""
+            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror}{link})")])
         if not path.endswith(".xml"):
             nc = NO_CLASS_LIMIT if names.single else len(names.ids)
             return parse_labels(raw, nc, names.numbers, names.keypoints)

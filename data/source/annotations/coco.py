@@ -293,8 +293,9 @@ def parse_coco(
     """Objects of one image of a COCO file; "line" is the place in `annotations`.
 
     Boxes (x, y, width, height in pixels) are cut to the image; one that is missing, or of zeros, is that of the
-    segmentation. Crowds, and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in pycocotools, which
-    overwrites it. Polygons of several parts become one, part after part; run-length masks leave the box alone.
+    segmentation. Crowds, and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in
+    pycocotools, which overwrites it. Polygons of several parts become one, part after part; run-length masks leave the
+    box alone.
 
     Args:
         annotations: (number, record) of the image.
@@ -338,7 +339,7 @@ def is_crowd(record: Mapping[str, Any]) -> bool:
 
 
 def corners_of(record: Mapping[str, Any], size_hw: Size) -> Corners | str:
-    """Corners in pixels of the bbox, or of the segmentation where that is missing or of zeros; or what is wrong with it."""
+    """Corners in pixels of the bbox, or of the segmentation where there is none but zeros; or what is wrong with it."""
     found, segmentation = record.get("bbox"), record.get("segmentation")
     what = f"bbox is {_as_json(found)}" if "bbox" in record else "there is no bbox"
     if found in (None, [], [0, 0, 0, 0]) and segmentation:

@@ -68,6 +68,16 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     )
 
 
+def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": None})
+    (tmp_path / "set/labels/b.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "set/images/c.jpg").symlink_to(tmp_path / "gone.jpg")
+    assert objects(yaml) == {"a.jpg": 1} and problems(yaml) == [
+        "labels/b.txt: cannot be read (No such file or directory, a broken link); the image is left out",
+        "images/c.jpg: cannot be read (No such file or directory); the image is left out",
+    ]
+
+
 @pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])
 def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) -> None:
     tool_images(tmp_path / folder, "a+{}.jpg")
