@@ -20,7 +20,7 @@ from tessera.data.source.listing import stats
 from tessera.data.source.place import GENERATORS, Place, absolute, expand
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import kept, special_kind, user_path
+from tessera.utils.files import is_address, kept, special_kind, user_path
 from tessera.utils.flags.program import HOME
 from tessera.utils.pixels import PixelRule
 from tessera.utils.seeding import HeldOut
@@ -43,6 +43,7 @@ _KEYS = (
     "kpt_shape",
 )
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
+_SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
 
@@ -182,17 +183,18 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
     share, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
+    is_text = isinstance(share, str) and bool(_SHARE_AS_TEXT.fullmatch(share))
+    if not is_text and (isinstance(share, bool) or not isinstance(share, (int, float))):
         if "split_seed" in found.values:
             raise ConfigError(
                 f"{found.at('split_seed')}: split_seed: found it without a share as `val`. Write `val: 0.2` to hold "
                 "out a fifth of train, or leave split_seed out."
             )
         return None
-    if not 0 < share < 1:
+    if is_text or not 0 < share < 1:
         raise ConfigError(
-            f"{found.at('val')}: val: found {shown(share)}, expected a folder, or a share of train between 0 and 1, "
-            "such as 0.2."
+            f"{found.at('val')}: val: found {shown(share)}, expected a folder, or a share of train between 0 and 1. "
+            "Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
         raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
@@ -220,10 +222,10 @@ def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[st
         if stated is None or stated in ("", []):
             continue
         texts = stated if isinstance(stated, list) else [stated]
-        if not all(isinstance(text, str) and text for text in texts):
+        if not all(isinstance(text, str) and text and not is_address(text) for text in texts):
             raise ConfigError(
                 f"{found.at(split)}: {split}: found {shown(stated)}, expected a folder, a list of images (.txt), a "
-                "glob, a COCO file (.json), or a list of those."
+                "glob, a COCO file (.json), or a list of those. The address of an archive goes under `download:`."
             )
         entries[split] = tuple(texts)
     if not entries:

@@ -63,7 +63,7 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
     assert build_index(load_spec(yaml), "train").notes[-1] == (
-        f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
+        "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
     )
 

@@ -154,6 +154,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("train: a\nnames: [cat, dog]\nnc: true\n", "nc is True"),
         ("names: [cat]\n", "none of train, val and test"),
         ("train: 3\nnames: [cat]\n", "train: found 3"),
+        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* under `download:`"),
         ("trian: a\nval: a\nnames: [cat]\n", "unknown key 'trian'. Did you mean 'train'"),
         *(
             (f"train: a\n{key}: b\nnames: [cat]\n", f"a.yaml:2: unknown key '{key}'. Did you mean '{meant}'")
@@ -162,7 +163,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("val: a\ntraining: [b, c]\nnames: [cat]\n", "unknown key 'training'. Did you mean 'train'"),
         ("train: a\nval: a\ntesting: b\nnames: [cat]\n", "unknown key 'testing'. Did you mean 'test'"),
         ("train: a\nvalidation: 0.2\nnames: [cat]\n", "unknown key 'validation'. Did you mean 'val'"),
-        ("train: a\nval: a\nvalid: [b]\nnames: [cat]\n", "a.yaml:3: unknown key 'valid'.* 'val'. Both are there: remove"),
+        ("train: a\nval: a\nvalid: [b]\nnames: [cat]\n", "a.yaml:3: unknown key 'valid'.* Both are there: remove one"),
         ("train: a\nname: [cat]\n", "unknown key 'name'. Did you mean 'names'"),
         ("path: [a]\ntrain: a\nnames: [cat]\n", r"path: found \['a'\]"),
         ("train: a\nnames: [cat]\ngenerate: art\n", "generate: found 'art'"),

@@ -255,7 +255,8 @@ def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
     assert len(index) == 2 and len(index.ignored_classes) == 1
     (problem,) = index.problems
     assert problem.endswith(
-        "annotations[3]: bbox is null, expected x, y, width, height in pixels, the last two above 0; the ignored region is left out"
+        "annotations[3]: bbox is null, expected x, y, width, height in pixels, the last two above 0; the ignored "
+        "region is left out"
     )
 
 
