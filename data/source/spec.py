@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -183,17 +184,18 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
     share, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
-    is_text = isinstance(share, str) and bool(_SHARE_AS_TEXT.fullmatch(share))
-    if not is_text and (isinstance(share, bool) or not isinstance(share, (int, float))):
+    if isinstance(share, str) and _SHARE_AS_TEXT.fullmatch(share):
+        share = math.nan  # refused below
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
         if "split_seed" in found.values:
             raise ConfigError(
                 f"{found.at('split_seed')}: split_seed: found it without a share as `val`. Write `val: 0.2` to hold "
                 "out a fifth of train, or leave split_seed out."
             )
         return None
-    if is_text or not 0 < share < 1:
+    if not 0 < share < 1:
         raise ConfigError(
-            f"{found.at('val')}: val: found {shown(share)}, expected a folder, or a share of train between 0 and 1. "
+            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train between 0 and 1. "
             "Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
