@@ -195,8 +195,8 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
         return None
     if not 0 < share < 1:
         raise ConfigError(
-            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train between 0 and 1. "
-            "Write 0.2 for a fifth."
+            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train "
+            "between 0 and 1. Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
         raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
