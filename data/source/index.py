@@ -31,7 +31,7 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 9  # raise it when the same files give another index
+_FORMAT = 10  # raise it when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\4"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5

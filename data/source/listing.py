@@ -1,7 +1,7 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH119, PTH122
+# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH119, PTH122
 from __future__ import annotations
 
 import os
@@ -28,7 +28,7 @@ from tessera.utils.types import DatasetSpec
 
 Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
 MISSING: Stat = (-1, -1, -1)
-NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device or socket
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket, or a link to nothing
 OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
 _PROBLEMS = 3  # to name where there is no image
 _FILES_AT_A_TIME = 1024  # files
@@ -168,7 +168,7 @@ def _stat(path: str) -> Stat:
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # no file has such a name
-        return MISSING
+        return NOT_PLAIN if os.path.islink(path) else MISSING
     if not stat.S_ISREG(found.st_mode):
         return NOT_PLAIN
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.data.source.annotations.labels import ANY_CLASS
+from tessera.data.source.annotations.labels import ANY_CLASS, MOST_BEYOND
 from tessera.data.source.annotations.other_tools import beside_images
 from tessera.data.source.listing import MISSING, Listing
-from tessera.data.source.scan import Scan
+from tessera.data.source.scan import Scan, other_places
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
@@ -74,7 +74,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
     numbers = {file: number for number, file in enumerate(files)}
     of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
     of_box = np.repeat(of_image[scanned.kept], scanned.counts)
-    is_beyond = (scanned.boxes_xyxy > 1).any(1)
+    is_beyond = (scanned.boxes_xyxy > 1 + MOST_BEYOND).any(1)  # fractions may be rounded up
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
             f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
@@ -91,9 +91,9 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
         (found,) = places.values()
         return [
             f"{found[0]}: class {spec.nc}, but {spec.yaml_path.name} names classes from 0 to {spec.nc - 1}, and no row "
-            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{_others(found)}"
+            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{other_places(found)}"
         ]
-    return [_unknown(spec, found[0], name) + _others(found) for name, found in places.items()]
+    return [_unknown(spec, found[0], name) + other_places(found) for name, found in places.items()]
 
 
 def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
@@ -114,13 +114,6 @@ def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
     hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], names)}"
     found = f"{place}: class {name}, but {spec.yaml_path.name} names {counted(len(names), 'class')}{ignored}."
     return f"{found} Fix the label or add the class.{hint}"
-
-
-def _others(places: Sequence[str]) -> str:
-    """Where else a class is."""
-    if len(places) == 1:
-        return ""
-    return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
 
 
 def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:

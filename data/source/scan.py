@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,9 +27,11 @@ from tessera.data.source.probe import Size, read_file_header
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.files import open_plain
 from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.text import first_of
 from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 
 _FILES_AT_A_TIME = 256  # images
+_NEXT = 3  # places to name behind the first
 _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
 
 
@@ -134,9 +136,9 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
             where = listing.label_place(index)
-            problems += [f"{where(line)}: {what}" for line, what in objects.remarks]
-            problems += [f"{where(line)}: {what}; the image is left out" for line, what in objects.problems]
-            notes += [f"{where(line)}: {what}" for line, what in objects.notes]
+            problems += _by_cause(where, objects.remarks)
+            problems += _by_cause(where, [(line, f"{what}; the image is left out") for line, what in objects.problems])
+            notes += _by_cause(where, objects.notes)
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:
                 noun = "row is a duplicate" if objects.duplicates == 1 else "rows are duplicates"
@@ -183,6 +185,21 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     )
 
 
+def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | None, str]]) -> list[str]:
+    """A message for each cause, with the first of its rows."""
+    places: dict[str, list[str]] = {}
+    for line, what in rows:
+        places.setdefault(what, []).append(where(line))
+    return [f"{found[0]}: {what}{'.' * (len(found) > 1)}{other_places(found)}" for what, found in places.items()]
+
+
+def other_places(places: Sequence[str]) -> str:
+    """How many rows have what the first one has, and where the next are; "" without any."""
+    if len(places) == 1:
+        return ""
+    return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
+
+
 def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
     """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
     half = fractions[:, 2:] / 2
@@ -200,12 +217,13 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         parsed = read(size_hw=size_hw)._replace(stated_hw=(0, 0) if 0 in image.size_hw else image.size_hw)
     else:
         length = int(listing.label_stats[index, 0])
-        if length in (0, -1):
+        if length == -1 or (not length and not path.endswith(".xml")):
             return ParsedLabels([], [])
         try:
             raw = _read_bytes(path, length)
         except OSError as error:
-            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror})")])
+            link = ", a broken link" if Path(path).is_symlink() else ""
+            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror}{link})")])
         if not path.endswith(".xml"):
             nc = NO_CLASS_LIMIT if names.single else len(names.ids)
             return parse_labels(raw, nc, names.numbers, names.keypoints)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
+import re
 from pathlib import Path, PurePosixPath
 
 from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
@@ -19,7 +21,7 @@ from tessera.data.source.listing import stats
 from tessera.data.source.place import GENERATORS, Place, absolute, expand
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import kept, special_kind, user_path
+from tessera.utils.files import is_address, kept, special_kind, user_path
 from tessera.utils.flags.program import HOME
 from tessera.utils.pixels import PixelRule
 from tessera.utils.seeding import HeldOut
@@ -41,6 +43,8 @@ _KEYS = (
     "split_seed",
     "kpt_shape",
 )
+_OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
+_SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
 
@@ -109,6 +113,11 @@ def _find_yaml(data: str | Path) -> Path:
     tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
     for path in tried:
         if os.path.isfile(path):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
+            if path.suffix.lower() in (".json", ".txt", ".data"):
+                raise ConfigError(
+                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one: a COCO JSON "
+                    "or a list of images goes under its `train:` or `val:`."
+                )
             return absolute(path)
     if kind := special_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
@@ -127,10 +136,12 @@ def _refuse_misspelled(found: YamlMapping) -> None:
     for key, value in found.values.items():
         if isinstance(key, str) and key not in _KEYS:
             absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
-            if isinstance(value, (str, list, float)):  # entries, or a share
-                absent += [known for known in SPLITS if known not in found.values and _is_longer(key.lower(), known)]
             if absent:
                 raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(absent[0])}?")
+            split = _OTHER_WORD.fullmatch(key.lower())
+            if split and isinstance(value, (str, list, float)) and found.values.get(split[1]) != value:
+                beside = " Both are there: remove one." if split[1] in found.values else ""
+                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(split[1])}?{beside}")
 
 
 def _is_typo(key: str, known: str) -> bool:
@@ -144,11 +155,6 @@ def _is_typo(key: str, known: str) -> bool:
     start = next((i for i, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
     rest, other = key[start:], known[start:]
     return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
-
-
-def _is_longer(key: str, known: str) -> bool:
-    """Whether `key` is another word for a split: valid, validation, training, testing, trainset."""
-    return key.startswith(known) and key.isalpha()
 
 
 def _is_coco(found: YamlMapping) -> bool:
@@ -196,6 +202,8 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
     share, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
+    if isinstance(share, str) and _SHARE_AS_TEXT.fullmatch(share):
+        share = math.nan  # refused below
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         if "split_seed" in found.values:
             raise ConfigError(
@@ -205,8 +213,8 @@ def _held_out(found: YamlMapping) -> HeldOut | None:
         return None
     if not 0 < share < 1:
         raise ConfigError(
-            f"{found.at('val')}: val: found {shown(share)}, expected a folder, or a share of train between 0 and 1, "
-            "such as 0.2."
+            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train "
+            "between 0 and 1. Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
         raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
@@ -234,10 +242,10 @@ def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[st
         if stated is None or stated in ("", []):
             continue
         texts = stated if isinstance(stated, list) else [stated]
-        if not all(isinstance(text, str) and text for text in texts):
+        if not all(isinstance(text, str) and text and not is_address(text) for text in texts):
             raise ConfigError(
                 f"{found.at(split)}: {split}: found {shown(stated)}, expected a folder, a list of images (.txt), a "
-                "glob, a COCO file (.json), or a list of those."
+                "glob, a COCO file (.json), or a list of those. The address of an archive goes under `download:`."
             )
         entries[split] = tuple(texts)
     if not entries:

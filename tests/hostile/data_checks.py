@@ -42,7 +42,7 @@ SAID = {  # kind of a mistake → what the check says of it
 }
 _FORMATS = {
     "text": frozenset(SAID) - {"other size"},
-    "coco": frozenset(SAID) - {"no labels", "labels alone", "from 1"},
+    "coco": frozenset(SAID) - {"no labels", "labels alone", "from 1", "flat box"},
     "voc": frozenset(SAID) - {"corners", "from 1", "flat box"},
 }
 

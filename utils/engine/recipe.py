@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _STARTS: dict[Start, str] = {
     "scratch": "from scratch",
     "known": "from weights that know all of these classes",
-    "new": "from weights of other classes or of another model",
+    "new": "from weights of other classes, of classes without names, or of another model",
     "body": "from a classifier's body",
 }
 

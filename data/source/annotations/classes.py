@@ -95,7 +95,7 @@ def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
             raise ConfigError(
                 f"{found.at(key, rows[number])}: {key}: class {number} is {shown(name)}, expected a name. "
-                "Put it in quotes."
+                f"{'Write a text.' if isinstance(name, (list, dict, str)) else 'Put it in quotes.'}"
             )
         _check_name(f"{found.at(key, rows[number])}: {key}: class {number} is", str(name))
     numbered = dict(zip(rows, map(str, names), strict=True))
@@ -125,9 +125,12 @@ def _check_name(found: str, name: str) -> None:
 
 def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
     """Refuse classes that do not count from 0 on without gaps."""
-    odd = sorted(names.keys() - set(range(len(names))))
-    if odd:
-        raise ConfigError(f"{found.at('names')}: names: found the key {odd[0]}, expected {_NAMES} without gaps.")
+    missing = next((number for number in range(len(names)) if number not in names), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{found.at('names')}: names: found the key {max(names)}, but none for class {missing}, expected {_NAMES} "
+            "without gaps."
+        )
 
 
 def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:

@@ -219,14 +219,18 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Names of the images' files; LVIS has addresses alone, whose ends are found among the dataset's images."""
     names: list[str] = []
     for number, item in enumerate(records):
-        name = str(item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"])
+        found = item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"]
+        name = "" if found is None else str(found)
         try:
             encoded = os.fsencode(name)
-            usable = b"\0" not in encoded and len(encoded) <= LONGEST_PATH
+            usable = b"\0" not in encoded and 0 < len(encoded) <= LONGEST_PATH
         except UnicodeEncodeError:
             usable = False
         if not usable:
-            raise UserError(f"{path}: images[{number}] has the file_name {shown(name)}, which no file can have.")
+            raise UserError(
+                f"{path}: images[{number}] has the file_name {_as_json(found)}, which no file can have, expected the "
+                "path of an image."
+            )
         names.append(name)
     return names
 
@@ -288,9 +292,10 @@ def parse_coco(
 ) -> ParsedLabels:
     """Objects of one image of a COCO file; "line" is the place in `annotations`.
 
-    Boxes (x, y, width, height in pixels) are cut to the image; one that is missing is that of the segmentation. Crowds,
-    and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in pycocotools, which
-    overwrites it. Polygons of several parts become one, part after part; run-length masks leave the box alone.
+    Boxes (x, y, width, height in pixels) are cut to the image; one that is missing, or of zeros, is that of the
+    segmentation. Crowds, and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in
+    pycocotools, which overwrites it. Polygons of several parts become one, part after part; run-length masks leave the
+    box alone.
 
     Args:
         annotations: (number, record) of the image.
@@ -334,17 +339,18 @@ def is_crowd(record: Mapping[str, Any]) -> bool:
 
 
 def corners_of(record: Mapping[str, Any], size_hw: Size) -> Corners | str:
-    """Corners in pixels of the bbox, or of the segmentation where there is none; or what is wrong with it."""
+    """Corners in pixels of the bbox, or of the segmentation where there is none but zeros; or what is wrong with it."""
     found, segmentation = record.get("bbox"), record.get("segmentation")
-    if found in (None, []) and segmentation:
+    what = f"bbox is {_as_json(found)}" if "bbox" in record else "there is no bbox"
+    if found in (None, [], [0, 0, 0, 0]) and segmentation:
         height, width = size_hw
         return mask_box(segmentation, size_hw) or (
-            f"there is no bbox, and the segmentation is {shown(segmentation, 60)}, expected polygons ([[x1, y1, x2, "
-            f"y2, …]]) or run lengths of the size [{height}, {width}] that cover a pixel of the image"
+            f"{what}, and the segmentation is {shown(segmentation, 60)}, expected polygons ([[x1, y1, x2, y2, …]]) or "
+            f"run lengths of the size [{height}, {width}] that cover a pixel of the image"
         )
     box = numbers(found)
-    if box is None or len(box) != 4 or box[2] < 0 or box[3] < 0:
-        return f"bbox is {_as_json(found)}, expected x, y, width, height in pixels"
+    if box is None or len(box) != 4 or box[2] <= 0 or box[3] <= 0:
+        return f"{what}, expected x, y, width, height in pixels, the last two above 0"
     return box[0], box[1], box[0] + box[2], box[1] + box[3]
 
 

@@ -65,7 +65,7 @@ def own_labels(
     spelled = other_spellings(missing, set(labels.values()))
     notes, unused = [], []
     if spelled:
-        pairs = [f"{shown(Path(found))} for {os.path.basename(label)}" for label, found in spelled.items()]
+        pairs = [_pair(shown(Path(found)), os.path.basename(label)) for label, found in spelled.items()]
         notes.append(
             f"{counted(len(pairs), 'label file')} spelled otherwise than the image, and used: {first_of(pairs, 3)}"
         )
@@ -75,6 +75,13 @@ def own_labels(
         count = counted(len(names), "label file")
         unused.append(f"{where}: {count} of no image, so their objects are not used: {first}")
     return own, notes, unused
+
+
+def _pair(found: str, label: str) -> str:
+    """Both spellings of a label file; with escapes where an accent that is taken apart looks like the composed one."""
+    pair = f"{found} for {label}"
+    is_alike = unicodedata.normalize("NFC", os.path.basename(found)) == unicodedata.normalize("NFC", label)
+    return ascii(pair)[1:-1] if is_alike else pair
 
 
 def other_spellings(missing: Sequence[str], known: Collection[str]) -> dict[str, str]:

@@ -299,7 +299,7 @@ def clipped_fractions(left: float, top: float, right: float, bottom: float, size
     """Centre and size as fractions of the image, after cutting the box to it; None where nothing is left."""
     height, width = size_hw
     left, top, right, bottom = max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
-    if right < left or bottom < top:
+    if right <= left or bottom <= top:
         return None
     return [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
 

@@ -150,6 +150,8 @@ def test_without_val_a_share_is_offered(tmp_path: Path) -> None:
     [
         ("train: a\nval: 1.5", r"a\.yaml:2: val: found 1.5, expected a folder, or a share of train between 0 and 1"),
         ("train: a\nval: 0", "val: found 0, expected a folder, or a share"),
+        ("train: a\nval: 20%", "val: found '20%', expected a folder, or a share.* Write 0.2 for a fifth"),
+        ("train: a\nval: '0.2'", "val: found '0.2', expected a folder, or a share"),
         ("train: a\nval: .nan", "val: found nan, expected a folder, or a share"),
         ("val: 0.2", "val: 0.2 is a share of train, which is not there"),
         ("train: a\nval: 0.2\nsplit_seed: x", r"a\.yaml:3: split_seed: found 'x', expected an integer from 0 on"),

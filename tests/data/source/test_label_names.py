@@ -63,9 +63,19 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
     assert build_index(load_spec(yaml), "train").notes[-1] == (
-        f"3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
-        f"labels/c.TXT for c.txt, labels/{apart}.txt for {composed}.txt"
+        "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
+        r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
     )
+
+
+def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": None})
+    (tmp_path / "set/labels/b.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "set/images/c.jpg").symlink_to(tmp_path / "gone.jpg")
+    assert objects(yaml) == {"a.jpg": 1} and problems(yaml) == [
+        "labels/b.txt: cannot be read (No such file or directory, a broken link); the image is left out",
+        "images/c.jpg: cannot be read (No such file or directory); the image is left out",
+    ]
 
 
 @pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])

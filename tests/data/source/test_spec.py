@@ -55,6 +55,12 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
     assert "VOC.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a.json", "train.txt", "obj.data"])
+def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* goes under its `train:`"):
+        load_spec(write(tmp_path / name, "{}"))
+
+
 @pytest.mark.parametrize("place", ["beside", "cwd", "datasets", "yolov5"])
 def test_relative_path_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "cwd").mkdir()
@@ -95,7 +101,7 @@ def test_without_path_the_yaml_lies_in_the_dataset(tmp_path: Path) -> None:
 def test_entries(tmp_path: Path) -> None:
     root = dataset(tmp_path / "pets")
     text = f"path: {root}\ntrain: [images/train, 'images/v*']\nval: {root}/images/val\ntest:\n"
-    text += "names: {0: cat, 1: dog}\nnc: 2\n"
+    text += f"names: {{0: cat, 1: dog}}\nnc: 2\nvalid: {root}/images/val\ntrainer: me\n"
     spec = load_spec(write(tmp_path / "a.yaml", text))
     assert spec.splits == {"train": (root / "images/train", root / "images/v*"), "val": (root / "images/val",)}
     assert spec.names == ("cat", "dog")
@@ -124,11 +130,12 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("", "found nothing"),
         ("train: a\nval: b\n", "names: found None"),
         ("train: a\nnames: cat\n", "names: found 'cat'"),
-        ("train: a\nnames: {0: cat, 2: dog}\n", "found the key 2"),
-        ("train: a\nnames: {1: cat, 2: dog}\n", "found the key 2"),
+        ("train: a\nnames: {0: cat, 2: dog, 5: cow}\n", "found the key 5, but none for class 1, expected"),
+        ("train: a\nnames: {1: cat, 2: dog}\n", "found the key 2, but none for class 0"),
         ("train: a\nnames: {cat: 0}\n", "found the key 'cat'"),
         ("train: a\nnames: [no, yes]\n", "class 0 is False"),
         ("train: a\nnames: [2024-01-01]\n", "Put it in quotes"),
+        ("train: a\nnames: [[cat], dog]\n", r"class 0 is \['cat'\], expected a name. Write a text"),
         ("train: a\nnames: [cat]\nkpt_shape: 17\n", r"a\.yaml:3: kpt_shape: found 17, expected \[17, 3\]"),
         ("train: a\nnames: [cat]\nkpt_shape: [17, 4]\n", r"kpt_shape: found \[17, 4\]"),
         ("train: a\nnames: {0: cat, '0': dog}\n", "found the key 0 twice"),
@@ -147,6 +154,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("train: a\nnames: [cat, dog]\nnc: true\n", "nc is True"),
         ("names: [cat]\n", "none of train, val and test"),
         ("train: 3\nnames: [cat]\n", "train: found 3"),
+        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* under `download:`"),
         ("trian: a\nval: a\nnames: [cat]\n", "unknown key 'trian'. Did you mean 'train'"),
         *(
             (f"train: a\n{key}: b\nnames: [cat]\n", f"a.yaml:2: unknown key '{key}'. Did you mean '{meant}'")
@@ -155,6 +163,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("val: a\ntraining: [b, c]\nnames: [cat]\n", "unknown key 'training'. Did you mean 'train'"),
         ("train: a\nval: a\ntesting: b\nnames: [cat]\n", "unknown key 'testing'. Did you mean 'test'"),
         ("train: a\nvalidation: 0.2\nnames: [cat]\n", "unknown key 'validation'. Did you mean 'val'"),
+        ("train: a\nval: a\nvalid: [b]\nnames: [cat]\n", "a.yaml:3: unknown key 'valid'.* Both are there: remove one"),
         ("train: a\nname: [cat]\n", "unknown key 'name'. Did you mean 'names'"),
         ("path: [a]\ntrain: a\nnames: [cat]\n", r"path: found \['a'\]"),
         ("train: a\nnames: [cat]\ngenerate: art\n", "generate: found 'art'"),

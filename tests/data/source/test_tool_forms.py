@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +182,18 @@ def test_layouts_of_other_tools_are_named(tmp_path: Path, name: str) -> None:
             build(yaml_of(tmp_path, f"train: {entry}\n"))
 
 
-def fractions(corners: list[int]) -> dict[str, Any]:
-    left, top, right, bottom = corners
+def fractions(corners: list[int], side: float) -> dict[str, Any]:
+    left, top, right, bottom = (corner * side for corner in corners)
     return {"bbox": [left / WIDTH, top / HEIGHT, (right - left) / WIDTH, (bottom - top) / HEIGHT]}
 
 
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (coco(annotation=fractions), r"all boxes \(7\) lie in the first pixel of their images"),
+        *(
+            (coco(annotation=partial(fractions, side=side)), r"all boxes \(7\) lie in the first pixel of their images")
+            for side in (1, 1.0000005)
+        ),
         ({**coco(), "annotations": []}, r"a\.json: its annotations hold no object"),
         (
             coco(annotation=lambda _: {"iscrowd": 1}),
@@ -210,7 +214,7 @@ def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: st
     ("change", "what"),
     [
         ({"bbox": [1, 2, 3]}, r"annotations\[0\]: bbox is \[1, 2, 3\], expected x, y, width, height in pixels"),
-        ({"bbox": None, "segmentation": [1, 2, 3, 4, 5, 6]}, r"annotations\[0\]: there is no bbox"),
+        ({"bbox": None, "segmentation": [1, 2, 3, 4, 5, 6]}, r"annotations\[0\]: bbox is null, and the"),
     ],
 )
 def test_annotations_that_are_all_refused_are_not_called_missing(tmp_path: Path, change: Any, what: str) -> None:

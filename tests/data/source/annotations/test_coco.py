@@ -100,10 +100,19 @@ def test_coco_polygons() -> None:
     np.testing.assert_allclose(objects.polygons[0] * (64, 48), np.reshape(square, (4, 2)))
 
 
+def test_a_box_of_zeros_is_that_of_the_segmentation() -> None:
+    record = {"category_id": 1, "bbox": [0, 0, 0, 0], "segmentation": [[16, 12, 32, 12, 32, 24, 16, 24]]}
+    assert parse_coco([(0, record)], (48, 64), {1: "cat"}, IDS).boxes == [24 / 64, 18 / 48, 16 / 64, 12 / 48]
+
+
 @pytest.mark.parametrize(
     ("record", "what"),
     [
-        ({"category_id": 1}, "bbox is null"),
+        ({"category_id": 1}, "there is no bbox, expected"),
+        ({"category_id": 1, "bbox": None, "segmentation": []}, "bbox is null, expected"),
+        ({"category_id": 1, "bbox": [1, 2, 0, 4]}, "bbox is [1, 2, 0, 4], expected x, y, width, height"),
+        ({"category_id": 1, "bbox": [64, 2, 9, 4]}, "outside the image"),
+        ({"category_id": 1, "bbox": [0, 0, 0, 0.0], "segmentation": "x"}, "0.0], and the segmentation is 'x'"),
         ({"category_id": 1, "bbox": [1, 2, 3]}, "bbox is [1, 2, 3]"),
         ({"category_id": 1, "bbox": [1, 2, -3, 4]}, "expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
@@ -180,6 +189,8 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
         (coco(categories=[{"id": 1.5, "name": "cat"}]), r"categories\[0\] has the id 1\.5, expected an integer"),
         (coco(categories=[{"id": float("nan"), "name": "cat"}]), r"categories\[0\] has the id nan, expected an"),
         (coco(images=[{"id": 7, "file_name": "a\0.jpg"}]), r"file_name 'a\\x00.jpg', which no file can have"),
+        (coco(images=[{"id": 7, "file_name": None}]), r"images\[0\] has the file_name null, which no file can have"),
+        (coco(images=[{"id": 7, "file_name": ""}]), r"file_name '', which no file can have, expected the path of an"),
         (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 5000 + ".jpg"}]), r"file_name 'aaa.{,200}, which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
@@ -244,7 +255,8 @@ def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
     assert len(index) == 2 and len(index.ignored_classes) == 1
     (problem,) = index.problems
     assert problem.endswith(
-        "annotations[3]: bbox is null, expected x, y, width, height in pixels; the ignored region is left out"
+        "annotations[3]: bbox is null, expected x, y, width, height in pixels, the last two above 0; the ignored "
+        "region is left out"
     )
 
 

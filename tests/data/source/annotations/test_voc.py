@@ -113,6 +113,16 @@ def test_voc_folder(tmp_path: Path) -> None:
     )
 
 
+def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
+    write_voc(tmp_path / "voc", "a", voc_object())
+    write_voc(tmp_path / "voc", "b")
+    (tmp_path / "voc/Annotations/b.xml").write_bytes(b"")
+    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
+    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    (problem,) = index.problems
+    assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
+
+
 def test_voc_beside_the_images(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
     write_image(tmp_path / "voc" / "train" / "background.jpg")
