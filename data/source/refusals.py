@@ -15,7 +15,7 @@ from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
 
-_SHOWN, _NEXT = 5, 3
+_SHOWN, _NEXT = 4, 3
 _NEXT_LINE = "\n  "
 _MOST_LEFT_OUT = 10  # classes to name
 _FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco import parse_coco
+from tessera.data.source.annotations.coco_objects import parse_coco
 from tessera.data.source.annotations.label_files import ENDLESS, NO_CLASS_LIMIT, AnyName
 from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, of_other_size, parse_labels
 from tessera.data.source.annotations.voc import parse_voc

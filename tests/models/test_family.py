@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.description import MODELS_DIR
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.free.head import DetectFree

@@ -15,7 +15,7 @@ from PIL import Image
 
 import tessera
 from tessera.commands import detect, val
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results

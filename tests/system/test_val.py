@@ -15,7 +15,7 @@ import yaml
 from tessera import Detector
 from tessera.commands import train, val
 from tessera.commands.val import without_effect
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.errors import ConfigError, UserError

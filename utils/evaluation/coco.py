@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.evaluation.label_files import output_stems
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.files import atomic_write

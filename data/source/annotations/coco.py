@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.coco_objects import as_json, whole
+from tessera.data.source.annotations.labels import Size
 from tessera.data.source.annotations.other_tools import other_tool
-from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
 from tessera.utils.text import shown
@@ -144,17 +142,13 @@ def _load(path: Path) -> dict[str, Any]:
     for key in ("images", "categories", "annotations"):
         records = content.get(key, [])
         if not isinstance(records, list):
-            raise UserError(f"{path}: {key} is {_as_json(records)}, expected a list. Export the file anew.")
+            raise UserError(f"{path}: {key} is {as_json(records)}, expected a list. Export the file anew.")
         for number, record in enumerate(records):
             if not isinstance(record, dict):
                 raise UserError(
-                    f"{path}: {key}[{number}] is {_as_json(record)}, expected an object. Export the file anew."
+                    f"{path}: {key}[{number}] is {as_json(record)}, expected an object. Export the file anew."
                 )
     return content
-
-
-def _as_json(value: Any) -> str:
-    return "null" if value is None else shown(value, 60)
 
 
 def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
@@ -185,7 +179,7 @@ def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
             f"belongs to image_id {shown(owner)}, but in images that id is found as the text {shown(str(owner))}, "
             "expected a number"
         )
-    if isinstance(owner, str) and _whole(owner) in images:
+    if isinstance(owner, str) and whole(owner) in images:
         return f"belongs to image_id {shown(owner)}: found text, expected the number that an image has as its id"
     return f"belongs to image_id {shown(owner)}, but no image has that id"
 
@@ -194,7 +188,7 @@ def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dic
     """The records of a list of the file by their ids: numbers, and text for images."""
     records: dict[CocoId, dict[str, Any]] = {}
     for number, item in enumerate(content[key]):
-        own = _whole(item["id"]) if key == "categories" else item["id"]
+        own = whole(item["id"]) if key == "categories" else item["id"]
         own = int(own) if isinstance(own, float) and own.is_integer() else own
         if isinstance(own, bool) or not isinstance(own, (int, str) if key == "images" else int):
             raise UserError(f"{path}: {key}[{number}] has the id {shown(item['id'])}, expected an integer.")
@@ -205,14 +199,6 @@ def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dic
             )
         records[own] = item
     return records
-
-
-def _whole(value: Any) -> Any:
-    """The integer that a text of digits (12 or 12.0) or a number without fraction is; anything else as it is."""
-    if isinstance(value, str) and value.isascii() and len(value) < 20:
-        text = value.removesuffix(".0")
-        return int(text) if text.removeprefix("-").isdecimal() else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -228,7 +214,7 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
             usable = False
         if not usable:
             raise UserError(
-                f"{path}: images[{number}] has the file_name {_as_json(found)}, which no file can have, expected the "
+                f"{path}: images[{number}] has the file_name {as_json(found)}, which no file can have, expected the "
                 "path of an image."
             )
         names.append(name)
@@ -254,7 +240,7 @@ def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
 
 def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
     """A stated height or width; 0 where it is unknown: tools write null, 0, and -1 of an image that was not opened."""
-    value = _whole(item.get(key) or 0)
+    value = whole(item.get(key) or 0)
     if isinstance(value, int) and -1 <= value <= _LARGEST_SIDE:
         return max(value, 0)
     raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
@@ -282,79 +268,3 @@ def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:
     """How many of the names are files in `folder`, and how many of these do not lead out of it."""
     found = [name for name in names if os.path.isfile(folder / name)]  # noqa: PTH113 - no error for a name too long
     return len(found), sum(not os.path.normpath(name).startswith("..") for name in found)
-
-
-def parse_coco(
-    annotations: Sequence[tuple[int, dict[str, Any]]],
-    size_hw: Size,
-    categories: Mapping[int, str],
-    class_ids: Mapping[str, int],
-) -> ParsedLabels:
-    """Objects of one image of a COCO file; "line" is the place in `annotations`.
-
-    Boxes (x, y, width, height in pixels) are cut to the image; one that is missing, or of zeros, is that of the
-    segmentation. Crowds, and objects of a class that is ignored, become regions; the key "ignore" has no effect, as in
-    pycocotools, which overwrites it. Polygons of several parts become one, part after part; run-length masks leave the
-    box alone.
-
-    Args:
-        annotations: (number, record) of the image.
-        size_hw: height and width of the image in pixels.
-        categories: category id → name.
-        class_ids: name → class, below 0 that of an ignored one.
-    """
-    rows = Rows()
-    for number, record in annotations:
-        name = category_of(record, categories)
-        corners = corners_of(record, size_hw)
-        box = corners if isinstance(corners, str) else _clipped_box(corners, size_hw)
-        if is_crowd(record) or (name is not None and class_ids.get(name, 0) < 0):
-            if isinstance(box, str):
-                rows.remarks.append((number, f"{box}; the ignored region is left out"))
-            elif name is not None and name in class_ids:
-                rows.ignore(class_ids[name], box)
-        elif isinstance(box, str):
-            rows.leave_out(number, box)
-        elif name is None or name not in class_ids:
-            unnamed = f"category {shown(_whole(record.get('category_id')))}"
-            rows.unknown.append((number, unnamed if name is None else shown(name)))
-        else:
-            parts = polygon_parts(record.get("segmentation"))
-            height, width = size_hw
-            polygon = np.clip(np.concatenate([np.zeros((0, 2)), *parts]) / (width, height), 0.0, 1.0)
-            rows.add(number, (class_ids[name], *corners, *polygon.ravel().tolist()), class_ids[name], box, polygon)
-    return rows.parsed()
-
-
-def category_of(record: Mapping[str, Any], categories: Mapping[int, str]) -> str | None:
-    """Name of the category of an annotation; None where the file has no such category."""
-    category = _whole(record.get("category_id"))
-    return categories.get(category) if isinstance(category, int) else None
-
-
-def is_crowd(record: Mapping[str, Any]) -> bool:
-    """Whether an annotation is a crowd; text such as "0" or "false" stands for what it says."""
-    value = record.get("iscrowd")
-    return value.lower() not in ("", "0", "no", "false", "none") if isinstance(value, str) else bool(value)
-
-
-def corners_of(record: Mapping[str, Any], size_hw: Size) -> Corners | str:
-    """Corners in pixels of the bbox, or of the segmentation where there is none but zeros; or what is wrong with it."""
-    found, segmentation = record.get("bbox"), record.get("segmentation")
-    what = f"bbox is {_as_json(found)}" if "bbox" in record else "there is no bbox"
-    if found in (None, [], [0, 0, 0, 0]) and segmentation:
-        height, width = size_hw
-        return mask_box(segmentation, size_hw) or (
-            f"{what}, and the segmentation is {shown(segmentation, 60)}, expected polygons ([[x1, y1, x2, y2, …]]) or "
-            f"run lengths of the size [{height}, {width}] that cover a pixel of the image"
-        )
-    box = numbers(found)
-    if box is None or len(box) != 4 or box[2] <= 0 or box[3] <= 0:
-        return f"{what}, expected x, y, width, height in pixels, the last two above 0"
-    return box[0], box[1], box[0] + box[2], box[1] + box[3]
-
-
-def _clipped_box(corners: Corners, size_hw: Size) -> list[float] | str:
-    """Centre and size as fractions of the image, or what is wrong with the box."""
-    outside = f"the box {[*corners]} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
-    return clipped_fractions(*corners, size_hw) or outside

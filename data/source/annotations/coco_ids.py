@@ -1,10 +1,24 @@
-"""The ids that results are written with: those of the COCO files that images come from."""
+"""COCO's class names, and the ids that results are written with: those of the COCO files that images come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from tessera.utils.types import CocoId, CocoIds
+
+# The names of COCO's 80 classes, in its order (Lin et al. 2014).
+# fmt: off
+COCO_NAMES = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
+    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
+    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
+    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
+    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
+    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
+    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)
+# fmt: on
 
 
 def ids_of(

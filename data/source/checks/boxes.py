@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco import category_of, is_crowd
+from tessera.data.source.annotations.coco_objects import category_of, is_crowd
 from tessera.data.source.annotations.label_files import ENDLESS, any_labels
 from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.part import Part

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import counted, first_of, one_line
 
 
 class Twins(NamedTuple):
@@ -159,7 +159,8 @@ class DatasetCheck:
         """Everything, the worst first, and the verdict."""
         left_out = ""
         if self.left_out:
-            left_out = f"; {counted(len(self.left_out), 'image')} left out ({first_of(self.left_out, 5)})"
+            named = first_of([one_line(name, 70) for name in self.left_out], 3)
+            left_out = f"; {counted(len(self.left_out), 'image')} left out ({named})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
 from tessera.utils.checkpoints.foreign import yolov5, yolov9, yolox
 from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, find_name, find_table, loaded

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tessera.data.source import spec as spec_module
-from tessera.data.source.annotations.coco import parse_coco, read_coco, read_names
+from tessera.data.source.annotations.coco import read_coco, read_names
 from tessera.data.source.annotations.coco_ids import ids_of
+from tessera.data.source.annotations.coco_objects import parse_coco
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.data.source.annotations.coco_names import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.start import build_model
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
