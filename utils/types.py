@@ -117,8 +117,7 @@ class DatasetIndex:
         problems, notes: what the scan found, one line each: "file:line: what"; notes cost nothing.
         ignored_offsets: int64 (N + 1,), where each image's ignored regions start; (0,) where there are none.
         ignored_classes: int32 (R,), the class that a region is about; -1 for any.
-        ignored_boxes_xyxy: float32 (R, 4). Nothing is learnt from what is inside, neither that it is an object nor that
-            it is background, and what is found there, of the region's class, is not false.
+        ignored_boxes_xyxy: float32 (R, 4). Nothing inside is trained on, and predictions there are not false positives.
         coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
         left_out: what `classes` of the YAML leaves out of the labels, in words; "" where that is nothing.
         stored_hash: `content_hash`, where it was computed before; "" else.

@@ -1,7 +1,7 @@
 """Which images a split has, and where the labels of each are."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH119, PTH122
+# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
 from __future__ import annotations
 
 import os
@@ -18,9 +18,9 @@ from tessera.data.source.annotations.label_files import label_path, own_labels, 
 from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.other_tools import tool_of
 from tessera.data.source.annotations.voc_folder import voc_folder
-from tessera.data.source.place import base_of_list, expand, read_list
+from tessera.data.source.place import base_of_list, expand, read_list, stem_of, walk
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
+from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
 from tessera.utils.machine.chunks import in_chunks
 from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.text import counted, first_of, one_line, shown
@@ -244,7 +244,7 @@ class _Collector:
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls = _walk(folder)
+        images, xmls = walk(folder)
         # XML beside images that have text labels is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
@@ -263,13 +263,13 @@ class _Collector:
         places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
-        by_stem = {_stem(image): image for place in reversed(places) if place.is_dir() for image in _walk(place)[0]}
-        by_stem.update((_stem(image), image) for image in images)
-        annotated = {_stem(xml) for xml in xmls}
+        by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
+        by_stem.update((stem_of(image), image) for image in images)
+        annotated = {stem_of(xml) for xml in xmls}
         spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
         orphans = []
         for xml in xmls:
-            if (stem := _stem(xml)) in by_stem:
+            if (stem := stem_of(xml)) in by_stem:
                 self._put(by_stem[stem], xml)
             elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
                 annotated.add(stem)
@@ -284,7 +284,7 @@ class _Collector:
             self.orphans.update(orphans)
         # Images beside annotations, but without one of their own, show background.
         for image in images:
-            if _stem(image) not in annotated:
+            if stem_of(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
 
     def shown(self, folder: Path) -> str:
@@ -310,7 +310,7 @@ class _Collector:
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
         kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
-        by_stem = {_stem(image): image for image in _walk(kit / "JPEGImages")[0]}
+        by_stem = {stem_of(image): image for image in walk(kit / "JPEGImages")[0]}
         for name in ids:
             image = by_stem.get(name, f"{kit}/JPEGImages/{name}.jpg")
             self._put(image, f"{kit}/Annotations/{name}.xml")
@@ -343,20 +343,6 @@ class _Collector:
         return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
-def _walk(folder: Path) -> tuple[list[str], list[str]]:
-    """Images below `folder`, first those whose suffix is not read, and XML files."""
-    images: dict[bool, list[str]] = {False: [], True: []}
-    xmls: list[str] = []
-    for path in files_below(folder, _IMAGES | {".xml"}):
-        suffix = suffix_of(path)
-        (xmls if suffix == ".xml" else images[suffix in IMAGE_SUFFIXES]).append(path)
-    return images[False] + images[True], sorted(xmls)
-
-
 def _suffix(path: str) -> str:
     """The suffix of an image, of an address that of its path."""
     return suffix_of(path.partition("?")[0] if is_address(path) else path)
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(path))[0]

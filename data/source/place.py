@@ -4,7 +4,7 @@ Nothing is ever written anywhere else, whatever a YAML says: a file in a folder 
 """
 
 # A folder that may not be read counts as none here; pathlib's own checks raise, and its resolve() follows links.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207
+# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
 import glob
@@ -23,7 +23,7 @@ from tessera.data.source.download import fetch, locked
 from tessera.data.source.shapes import write_shapes
 from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import is_address, open_plain, suffix_of, user_path
+from tessera.utils.files import files_below, is_address, open_plain, suffix_of, user_path
 from tessera.utils.flags.program import BASE
 from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.text import first_of, one_line, shown
@@ -253,3 +253,18 @@ def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
     """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
     first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
     return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
+
+
+def walk(folder: Path) -> tuple[list[str], list[str]]:
+    """Images below `folder`, first those whose suffix is not read, and XML files."""
+    images: dict[bool, list[str]] = {False: [], True: []}
+    xmls: list[str] = []
+    for path in files_below(folder, IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".xml"}):
+        suffix = suffix_of(path)
+        (xmls if suffix == ".xml" else images[suffix in IMAGE_SUFFIXES]).append(path)
+    return images[False] + images[True], sorted(xmls)
+
+
+def stem_of(path: str) -> str:
+    """The name of a file without its suffix."""
+    return os.path.splitext(os.path.basename(path))[0]
