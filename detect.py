@@ -188,7 +188,9 @@ def detect(config: DetectConfig, world: World) -> Summary:
             for output in outputs:
                 output.add(result, item, place)
     folder = run if outputs and run.is_dir() else None
-    counts = dict(zip(detector.names, tally.per_class.tolist(), strict=True))
+    counts = dict.fromkeys(detector.names, 0)  # two classes may have one name
+    for name, count in zip(detector.names, tally.per_class.tolist(), strict=True):
+        counts[name] += count
     return Summary(
         tally.pictures,
         sum(counts.values()),

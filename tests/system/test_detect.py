@@ -22,6 +22,7 @@ from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
 from tessera.utils.inference.outputs import CsvFile, JsonLines
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.types import CocoIds
+from tests.hostile.detections import weights_with
 from tests.house import ROOT
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 
@@ -332,3 +333,12 @@ def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: P
     video = cv2.VideoCapture(str(found.folder / "street.mp4"))
     assert video.isOpened() and video.get(cv2.CAP_PROP_FRAME_WIDTH) == 96
     video.release()
+
+
+def test_two_classes_of_one_name_are_counted_together(folder: Path, tmp_path: Path) -> None:
+    outcome = run(
+        Path(weights_with(["car", "car", "bus"], tmp_path / "names.pt")), folder, conf_thres="0.05", save_json=True
+    )
+    found = [row["class"] for line in lines_of(outcome)[1:] for row in line["detections"]]
+    assert outcome.detections == len(found) and outcome.per_class["car"] == len(found) - found.count(2) > 0
+    assert {0, 1} <= set(found)

@@ -206,7 +206,7 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     for number, item in enumerate(records):
         found = item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"]
-        name = "" if found is None else str(found)
+        name = str(found) if isinstance(found, (str, int, float)) else ""
         try:
             encoded = os.fsencode(name)
             usable = b"\0" not in encoded and 0 < len(encoded) <= LONGEST_PATH

@@ -174,6 +174,7 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
         (coco(annotations=None), "annotations is null, expected a list"),
         (coco(images=None), "images is null, expected a list"),
         (coco(images=[{"id": 1}]), "found one without 'file_name'"),
+        (coco(images=[{"id": 1, "file_name": ["a"] * 200}]), r"images\[0\] has the file_name .{9,80}, which no file"),
         ("5", "found 5, expected a COCO detection file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
