@@ -25,6 +25,7 @@ OPTIONAL = {
     "openvino",
     "nncf",
     "onnx_ir",
+    "urllib3",
 }
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")

@@ -7,14 +7,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
-
-from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Timeout, make_headers
-from urllib3.exceptions import HTTPError, SSLError
 
 from tessera.utils.errors import UserError
 from tessera.utils.text import one_line
+
+if TYPE_CHECKING:  # its import opens a socket, to see whether there is IPv6: only who asks a server imports it
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_ADDRESS = 4096
@@ -109,6 +109,9 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
         TransientError: trying again may help.
         UserError: it will not.
     """
+    from urllib3 import Timeout, make_headers
+    from urllib3.exceptions import HTTPError, SSLError
+
     parts = urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
     sent = {"User-Agent": "tessera", "Accept-Encoding": "identity", **(headers or {})}
@@ -156,6 +159,8 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
         TransientError: the connection broke, ended too early, or is too slow.
         UserError: there are more than `most`.
     """
+    from urllib3.exceptions import HTTPError
+
     received, stated = offset, total or 0
     end = time.monotonic() + LIMITS.slack_s + (most if total is None else total) / LIMITS.least_speed
     while True:
@@ -178,6 +183,8 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
 
 def _pool(url: str) -> PoolManager:
     """Connections to the server of an address, through the proxy that the environment names for it."""
+    from urllib3 import PoolManager, ProxyManager, make_headers
+
     parts = urlsplit(url)
     proxy = None if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme)
     if not proxy:

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tqdm import tqdm
-from urllib3 import BaseHTTPResponse
 
 from tessera.utils import network
 from tessera.utils.errors import UserError
@@ -31,6 +30,9 @@ from tessera.utils.network import (
     stated_length,
 )
 from tessera.utils.text import shown
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 _LONGEST_VALIDATOR = 256

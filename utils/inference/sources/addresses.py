@@ -8,10 +8,8 @@ from __future__ import annotations
 import itertools
 import tempfile
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
-
-from urllib3 import BaseHTTPResponse
 
 from tessera.data.source.probe import KIND_BYTES, holds_picture, holds_video
 from tessera.utils import network
@@ -27,6 +25,9 @@ from tessera.utils.network import (
     stated_length,
 )
 from tessera.utils.text import one_line
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
 _STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
