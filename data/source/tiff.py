@@ -133,7 +133,7 @@ def unread_pages(encoded: Path | bytes) -> str:
 
 
 def _pages(encoded: bytes | mmap) -> int:
-    """How many pages there are, up to a most: directories may overlap, and so be more than the file has room for."""
+    """Return the number of pages, at most `_MOST_PAGES`: a crafted file may have overlapping directories."""
     found, seen, at = 0, {0}, None
     try:
         while at not in seen and len(seen) <= _MOST_PAGES:

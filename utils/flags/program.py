@@ -1,4 +1,4 @@
-"""The program itself: where its files lie, how its commands are called, and its version.
+"""The program itself: where its files lie, how its commands are called, and its revision.
 
 It runs from a clone, or as a package that was installed.
 """

@@ -91,6 +91,7 @@ def whole(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
+    """Return a value of a JSON file as messages show it."""
     return "null" if value is None else shown(value, 60)
 
 

@@ -76,7 +76,7 @@ def _around(masks: Iterable[Runs], size_hw: Size) -> Corners | None:
 def _runs_of_counts(counts: Any, size_hw: Size) -> Runs:
     """The runs of a mask of run lengths, the first of which is outside it; none where these are not of this size."""
     lengths = _decoded(counts) if isinstance(counts, str) else [int(length) for length in numbers(counts) or []]
-    if sum(lengths) != math.prod(size_hw) or min(lengths) < 0:
+    if sum(lengths) != math.prod(size_hw) or min(lengths, default=0) < 0:
         return []
     ends = [0, *accumulate(lengths)]
     return list(pairwise(ends))[1::2]

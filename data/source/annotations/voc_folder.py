@@ -29,6 +29,8 @@ def voc_folder(folder: str, names: Sequence[str]) -> str | None:
 
 def _has_any(place: str, names: Sequence[str]) -> bool:
     """Whether a folder has any of the files, or one that spells such a name with escapes."""
+    if not os.path.isdir(place):
+        return False
     if any(os.path.isfile(f"{place}/{name}") for name in names):
         return True
     stems = {plain_stem(Path(name).stem) for name in names}

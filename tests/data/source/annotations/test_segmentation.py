@@ -62,3 +62,4 @@ def test_run_lengths_of_a_size_that_is_off_by_one() -> None:
     """They are decoded by their own; the box is cut to the image elsewhere."""
     assert mask_box({"size": [8, 9], "counts": [8, 3, 61]}, (8, 8)) == (1, 0, 2, 3)
     assert mask_box({"size": [9, 8], "counts": [0, 72]}, (8, 8)) == (0, 0, 8, 9)
+    assert mask_box({"size": [0, 5], "counts": []}, (1, 5)) is None
