@@ -41,13 +41,10 @@ class ResumedRun:
     Attributes:
         run: its directory, on rank 0's host.
         checkpoint: the content of its last.pt; `restore` empties it.
-        restarted: by the launcher or with the same command (`--resume auto`), and not by a user who asks for more, for
-            whom resuming a finished run is a mistake.
     """
 
     run: Path
     checkpoint: dict[str, Any]
-    restarted: bool = False
 
     def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
         """Refuse data with other classes than the run's.
@@ -81,18 +78,10 @@ class ResumedRun:
             world: this rank.
 
         Raises:
-            UserError: the run is finished, or the checkpoint does not fit.
+            UserError: the checkpoint does not fit.
         """
         restore_state(state, self.checkpoint, rank=world.rank, size=world.size)
         progress = state.progress
-        if not state.epochs_left(config.epochs) and not self.restarted:
-            end, remedy = f"--epochs {config.epochs}", "larger --epochs"
-            if progress.epoch < config.epochs:
-                end, remedy = f"stopped early by --patience {config.patience}", "larger --patience, or 0 for no end"
-            raise UserError(
-                f"--resume {self.run}: nothing is left to train: epochs done {progress.epoch}, {end}. To train further "
-                f"give a {remedy}."
-            )
         if self.checkpoint["dataset_hash"] != data_hash:
             log.warning("--resume: the training data has changed since the checkpoint; the run will not be the same.")
         before = saved_config(self.checkpoint, self.run)
@@ -128,7 +117,7 @@ def run_of_checkpoint(
         given: the flags given now, by name.
         path, checkpoint: the file and its content.
         world: this rank.
-        restarted: as of `ResumedRun`.
+        restarted: by the launcher, or with the same command (`--resume auto`).
         others: what was found to differ already.
 
     Raises:
@@ -150,7 +139,7 @@ def run_of_checkpoint(
         if given.get("resume") == "auto":
             asked, remedy = "--resume auto", "Give another --name to begin a run, or the flags of this one."
         raise ConfigError(f"{flags} with {asked}: the run of {path} has {has}. {remedy}")
-    return config, hyp, ResumedRun(path.parent.parent, checkpoint, restarted)
+    return config, hyp, ResumedRun(path.parent.parent, checkpoint)
 
 
 def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:

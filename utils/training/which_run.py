@@ -93,18 +93,18 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
         )
-        if auto and _has_ended(resumed.checkpoint, config):
+        if not restarted and _has_ended(resumed.checkpoint, config):
             epochs = resumed.checkpoint["epoch"]
             if world.from_main(lambda: (resumed.run / ERRORS).is_file()):
+                if not auto:
+                    raise _nothing_left(resumed.run, epochs, config)
                 log.info(
                     f"--resume auto: the run in {resumed.run} is done, after {counted(epochs, 'epoch')}. "
                     f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
                     "patience had run out."
                 )
                 return None
-            log.info(
-                f"--resume auto: {counted(epochs, 'epoch')} of {resumed.run} trained, but the best one is not measured."
-            )
+            log.info(f"--resume: {resumed.run} has trained its {counted(epochs, 'epoch')}; evaluating the best one.")
         check_batch_size(config.batch_size, world.size)
         return Begun(config, hyp, resumed, folder)
     if auto:
@@ -266,6 +266,16 @@ def _require_no_other_folder(run: Path) -> None:
             f"--resume auto: {run} is not the folder of a run: it has {shown(first.relative_to(run))}, but no opt.yaml "
             "and no checkpoint. Give another --name or --project."
         )
+
+
+def _nothing_left(run: Path, epochs: int, config: TrainConfig) -> UserError:
+    """The error for `--resume PATH` of a run that has ended and is evaluated."""
+    end, remedy = f"--epochs {config.epochs}", "larger --epochs"
+    if epochs < config.epochs:
+        end, remedy = f"stopped early by --patience {config.patience}", "larger --patience, or 0 for no end"
+    return UserError(
+        f"--resume {run}: nothing is left to train: epochs done {epochs}, {end}. To train further give a {remedy}."
+    )
 
 
 def _has_ended(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:

@@ -76,8 +76,9 @@ def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Pa
     assert [path.name for path in run.parent.glob("night*")] == ["night"]
 
 
+@pytest.mark.parametrize("by_path", [False, True])
 def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
-    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool
 ) -> None:
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -88,9 +89,14 @@ def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
         train.run(**more)
     before = last.read_bytes()
     assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()
-    assert train.run(**more) is not None
+    again = {"resume": str(last), "device": "cpu"} if by_path else more
+    assert train.run(**again) is not None
     assert (run / "errors.jsonl").is_file() and last.read_bytes() == before
-    assert train.run(**more) is None
+    if not by_path:
+        assert train.run(**again) is None
+        return
+    with pytest.raises(UserError, match=r"nothing is left to train: epochs done 3, --epochs 3\. To .* larger --epochs"):
+        train.run(**again)
 
 
 def test_a_run_that_has_stopped_early_is_done(data: Path, run: Path) -> None:
@@ -99,6 +105,10 @@ def test_a_run_that_has_stopped_early_is_done(data: Path, run: Path) -> None:
     saved["stopper"] = {"best_fitness": 0.5, "best_epoch": 0}
     save_checkpoint(last, saved)
     assert train.run(**command(data, run.parent, epochs=9, patience=1)) is None
+    with pytest.raises(
+        UserError, match=r"epochs done 2, stopped early by --patience 1\. To .* larger --patience, or 0"
+    ):
+        train.run(resume=str(last), device="cpu", epochs=9, patience=1)
 
 
 def cut(path: Path) -> None:
@@ -152,7 +162,7 @@ def test_a_run_is_read_once_the_process_that_trains_it_has_ended(data: Path, run
             time.sleep(1)
             newer.rename(last)
 
-    given = command(data, run.parent, epochs=9) if resume == "auto" else {"resume": str(last)}
+    given = command(data, run.parent, epochs=9) if resume == "auto" else {"resume": str(last), "epochs": 9}
     with another_process(train_further) as (_, pipe):
         assert pipe.recv() == "begun"
         begun = begin(given, World())
@@ -247,7 +257,7 @@ def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_i
 ) -> None:
     for given in (command(data, run.parent, batch_size=-1), TrainConfig.from_args(["--batch", "-1"])):
         config, _, resumed, _ = begin(given, Restarted(run, ranks))
-        assert config.batch_size == batch_size and resumed is not None and resumed.restarted
+        assert config.batch_size == batch_size and resumed is not None
     begun = begin(TrainConfig.from_args(["--batch", str(4 * ranks)]), Restarted(run, ranks))
     assert begun.config.batch_size == 4 * ranks
 
