@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow compat build release gpu gpu-stand-in chaos hostile bench bench-peers
+.PHONY: fmt lint type docs test test-slow compat build release gpu gpu-stand-in chaos hostile bench bench-peers
 
 fmt:
 	uv run ruff format .
@@ -10,6 +10,9 @@ lint:
 
 type:
 	uv run mypy
+
+docs:
+	NO_MKDOCS_2_WARNING=1 uv run --group docs mkdocs build --strict
 
 test:
 	uv run pytest

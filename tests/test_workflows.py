@@ -29,7 +29,15 @@ def test_the_linter_finds_nothing() -> None:
 def test_they_run_what_the_documents_say() -> None:
     steps = [step for flow in WORKFLOWS.values() for job in flow["jobs"].values() for step in job["steps"]]
     commands = {step["run"] for step in steps if "run" in step}
-    assert commands <= {"pip install uv", "make lint type", "make test", "make build", "make release", ".ci/run"}
+    assert commands <= {
+        "pip install uv",
+        "make lint type",
+        "make test",
+        "make build",
+        "make docs",
+        "make release",
+        ".ci/run",
+    }
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {word for command in commands if command.startswith("make") for word in command.split()[1:]} <= set(targets)
 
@@ -49,6 +57,9 @@ def test_only_the_publishing_job_has_an_identity() -> None:
         for job, described in flow["jobs"].items()
         if described["permissions"] != {"contents": "read"}
     }
-    assert allowed == {("release.yml", "publish"): {"id-token": "write"}}
+    assert allowed == {
+        ("release.yml", "publish"): {"id-token": "write"},
+        ("docs.yml", "publish"): {"pages": "write", "id-token": "write"},
+    }
     assert all(flow["permissions"] == {} for flow in WORKFLOWS.values())
     assert WORKFLOWS["release.yml"]["jobs"]["publish"]["environment"] == "pypi"

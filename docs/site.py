@@ -1,0 +1,74 @@
+"""Hooks of the documentation site (mkdocs.yml): pages from README.md, CHANGELOG.md and the flags of the commands.
+
+Links to files outside docs/ become links into the repository that GITHUB_REPOSITORY names, or plain text without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from tessera.utils.config import TrainConfig
+from tessera.utils.flags.compare import CompareConfig
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.val import ValConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+COMMANDS = (TrainConfig, ValConfig, DetectConfig, ExportConfig, CompareConfig)
+API = {  # where each public name of tessera is, as griffe sees it: it does not follow the links in tessera/
+    "train": "train.run",
+    "val": "val.run",
+    "detect": "detect.run",
+    "export": "export.run",
+    "compare": "compare.run",
+    "Detector": "utils.inference.detector.Detector",
+}
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {target: (ROOT / source).read_text() for source, target in PAGES.items()}
+    pages["flags.md"] = "# Flags\n\n" + "\n".join(_flags(command) for command in COMMANDS)
+    entries = [f"::: {place}\n    options: {{heading: tessera.{name}}}\n" for name, place in API.items()]
+    pages["python.md"] = "# Python API\n\n" + "\n".join(entries)
+    for target, content in pages.items():
+        files.append(File.generated(config, target, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Point the links of a page at pages of the site, or into the repository."""
+    folder = ROOT if page.file.src_uri in PAGES.values() else ROOT / "docs"
+    return _LINK.sub(lambda found: _link(folder, *found.groups()), markdown)
+
+
+def _link(folder: Path, image: str, text: str, target: str) -> str:
+    if target.startswith(("http", "#")):
+        return f"{image}[{text}]({target})"
+    path, _, anchor = target.partition("#")
+    place = os.path.relpath(folder / path, ROOT)
+    inside = PAGES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
+    if inside:
+        return f"{image}[{text}]({inside}{'#' * bool(anchor)}{anchor})"
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    return f"[{text}](https://github.com/{repository}/blob/main/{place})" if repository else text
+
+
+def _flags(command: Any) -> str:
+    rows = ["| flag | default | |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(command):
+        options = field.metadata
+        spellings = ", ".join(f"`{flag}`" for flag in (f"--{field.name.replace('_', '-')}", *options["flags"]))
+        default = "" if options["kind"] is bool else f"`{options['default']}`"
+        text = options["help"].replace("|", "\\|")
+        rows.append(f"| {spellings} | {default} | {text} |")
+    return f"## {command.program}\n\n" + "\n".join(rows) + "\n"
