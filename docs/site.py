@@ -64,11 +64,11 @@ def _link(folder: Path, image: str, text: str, target: str) -> str:
 
 
 def _flags(command: Any) -> str:
-    rows = ["| flag | default | |", "| --- | --- | --- |"]
+    rows = ["| flag | default | meaning |", "| --- | --- | --- |"]
     for field in dataclasses.fields(command):
         options = field.metadata
         spellings = ", ".join(f"`{flag}`" for flag in (f"--{field.name.replace('_', '-')}", *options["flags"]))
-        default = "" if options["kind"] is bool else f"`{options['default']}`"
-        text = options["help"].replace("|", "\\|")
+        default = f"`{options['default']}`" if options["kind"] is not bool and options["default"] != "" else ""
+        text = options["help"].replace("|", "\\|").replace("%%", "%")
         rows.append(f"| {spellings} | {default} | {text} |")
     return f"## {command.program}\n\n" + "\n".join(rows) + "\n"
