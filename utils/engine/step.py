@@ -24,22 +24,14 @@ from tessera.utils.types import Batch
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags read back after a step; but for `indices` the same on every rank. `StepFlags()` where none were read.
+    """Flags read back after a step; but for `indices` the same on every rank. `StepFlags()` where none were read."""
 
-    Attributes:
-        step: number of the step in the run, from 1; 0 where no flags were read.
-        epoch, batch: where the run stood after it: batches of the epoch that were done.
-        skipped: batches of the step, where its gradient was not finite on some rank and every rank skipped it; else 0.
-        indices: images of this rank's batches.
-        stop: some rank was asked to stop.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    skipped: int = 0
-    indices: tuple[int, ...] = ()
-    stop: bool = False
+    step: int = 0  # number of the step in the run, from 1; 0 where no flags were read
+    epoch: int = 0  # where the run stood after it
+    batch: int = 0  # of the epoch's batches, that were done
+    skipped: int = 0  # batches of the step, where its gradient was not finite and every rank skipped it; else 0
+    indices: tuple[int, ...] = ()  # images of this rank's batches
+    stop: bool = False  # some rank was asked to stop
 
 
 class FlagReader:
@@ -73,17 +65,13 @@ class FlagReader:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The outcome of a step.
+    """The outcome of a step."""
 
-    Attributes:
-        losses: one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped.
-        objects: in this rank's last batch.
-        flags: of the latest step that the device has finished: this one on a CPU; on a device with a queue the one
-            before, and none after the first.
-    """
-
-    losses: Tensor
-    objects: int
+    losses: (
+        Tensor  # one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped
+    )
+    objects: int  # in this rank's last batch
+    # Of the latest step that the device has finished: this one on a CPU; else the one before, and none after the first.
     flags: StepFlags
 
 

@@ -25,16 +25,10 @@ _WAIT_S = 5.0
 
 
 class Job(NamedTuple):
-    """One training.
+    """One training."""
 
-    Attributes:
-        title: for the log.
-        run: its run directory, whose lock is held.
-        hyp, seed: of it.
-    """
-
-    title: str
-    run: Path
+    title: str  # for the log
+    run: Path  # its run directory, whose lock is held
     hyp: Hyp
     seed: int
 

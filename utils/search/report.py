@@ -21,20 +21,12 @@ _FIGURES = ("fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 
 
 class Row(NamedTuple):
-    """A trial that has ended.
+    """A trial that has ended."""
 
-    Attributes:
-        number: of the trial, from 0.
-        end: "measured"; "pruned", with what it had by then; "diverged", with what it had or nothing.
-        objective: its value; None where it has none.
-        figures: fitness, precision, recall, mAP50, mAP50-95.
-        hyp: its hyperparameters.
-    """
-
-    number: int
-    end: str
-    objective: float | None
-    figures: Sequence[float]
+    number: int  # from 0
+    end: str  # "measured"; "pruned", with what it had by then; "diverged", with what it had or nothing
+    objective: float | None  # its value
+    figures: Sequence[float]  # fitness, precision, recall, mAP50, mAP50-95
     hyp: Hyp
 
     @classmethod
@@ -68,19 +60,12 @@ def best_first(rows: Iterable[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a search came to.
-
-    Attributes:
-        objective: as it was given.
-        trials: that have ended.
-        sets: that were trained again, the best first.
-        standings: of the start, then of each set, after that.
-    """
+    """What a search came to."""
 
     objective: str
-    trials: Sequence[Row]
-    sets: Sequence[Row]
-    standings: Sequence[Standing]
+    trials: Sequence[Row]  # that have ended
+    sets: Sequence[Row]  # that were trained again, the best first
+    standings: Sequence[Standing]  # of the start, then of each set, after that
 
     @property
     def winner(self) -> Row | None:
