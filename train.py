@@ -39,7 +39,7 @@ from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
 from tessera.utils.engine.guard import DivergenceGuard
 from tessera.utils.engine.profile import open_profile
-from tessera.utils.engine.recipe import recipe_in_words, warnings, with_recipe
+from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
@@ -107,9 +107,7 @@ def train(
         world.remember("run", str(run.folder))
         progress, batches = state.progress, loader.batches_per_epoch
         schedule = Schedule(run.hyp, run.config.epochs, batches, run.batch_size, run.config.cos_lr)
-        log.info(recipe_in_words(run, schedule))
-        for warning in warnings(run, schedule, state.model.head):
-            log.warning(warning)
+        report_recipe(run, schedule, state.model.head)
 
         journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
         journal.graph(state.model)

@@ -58,6 +58,13 @@ def better_starts(config: TrainConfig, pictures: int) -> str:
     )
 
 
+def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
+    """Log what the hyperparameters come to in this run, and warn where they do not suit it."""
+    log.info(recipe_in_words(run, schedule))
+    for warning in warnings(run, schedule, head):
+        log.warning(warning)
+
+
 def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     """One line: the file and its optimization, in this run's numbers."""
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
