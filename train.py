@@ -38,7 +38,6 @@ from tessera.utils.checkpoints.resume import ResumedRun, call_in_words
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
 from tessera.utils.engine.guard import DivergenceGuard
-from tessera.utils.engine.multi_scale import multi_scale
 from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
@@ -114,7 +113,7 @@ def train(
         journal.graph(state.model)
         profile = stack.enter_context(open_profile(run.config.profile, run.folder, world))
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
-        step = TrainStep(model, state, criterion, run, multi_scale(run), profile)
+        step = TrainStep(model, state, criterion, run, profile)
         guard = DivergenceGuard(run, data.train, state.precision.scaler.get_scale)
         saver = stack.enter_context(
             Saver(run, state, data.train_hash, data.spec.pixels, interruption, lambda: guard.note(step.settle()).stop)

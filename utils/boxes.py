@@ -39,15 +39,8 @@ def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
     """(..., 4) boxes cut to an image of (height, width) pixels; a new array."""
     height, width = size_hw
     if isinstance(boxes_xyxy, Tensor):
-        return torch.stack(
-            (
-                boxes_xyxy[..., 0].clamp(0, width),
-                boxes_xyxy[..., 1].clamp(0, height),
-                boxes_xyxy[..., 2].clamp(0, width),
-                boxes_xyxy[..., 3].clamp(0, height),
-            ),
-            -1,
-        )
+        x0, y0, x1, y1 = boxes_xyxy.unbind(-1)
+        return torch.stack((x0.clamp(0, width), y0.clamp(0, height), x1.clamp(0, width), y1.clamp(0, height)), -1)
     return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 

@@ -32,9 +32,6 @@ AUTO = "auto"  # class weights by the numbers of objects
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "clearml", "comet")  # keys of report/trackers' TRACKERS
 
 
-# ---------------------------------------------------------------------------------------------- hyperparameters
-
-
 def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, whole: bool = False) -> Any:
     """A float field that must lie in [low, high], and be a whole number on request; required without a default."""
     return field(default=default, metadata={"low": low, "high": high, "whole": whole})
@@ -120,11 +117,7 @@ class Hyp:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
-        """Check keys, types and ranges; `where` is the file that messages name.
-
-        Raises:
-            ConfigError: an unknown or missing key, not a number or word that is allowed.
-        """
+        """As `from_yaml`, of plain values; `where` is the file that messages name."""
         return cls.from_yaml(YamlMapping(where, dict(values)))
 
     @classmethod
@@ -169,9 +162,9 @@ def _value(value: Any, where: str, metadata: Mapping[str, Any]) -> Any:
 def _by_class(value: Any, where: str, metadata: Mapping[str, Any]) -> str:
     """ "auto", "", or numbers by class name as a JSON object: one line, as tables, checkpoints and trackers have it."""
     text = value.strip() if isinstance(value, str) else value
-    if isinstance(text, str) and text.lower() in ("", AUTO):
-        return text.lower()
     if isinstance(text, str):
+        if text.lower() in ("", AUTO):
+            return text.lower()
         with contextlib.suppress(ValueError, RecursionError):
             text = json.loads(text)
     if not isinstance(text, dict) or not text:
@@ -183,10 +176,9 @@ def _by_class(value: Any, where: str, metadata: Mapping[str, Any]) -> str:
 def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
     low, high = metadata["low"], metadata["high"]
     number = math.nan
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            number = float(value)  # of text too: YAML 1.1 reads 1e-3, without a point, as that
-    if not math.isfinite(number):
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        number = float(value)  # of text too: YAML 1.1 reads 1e-3, without a point, as that
+    if isinstance(value, bool) or not math.isfinite(number):
         raise ConfigError(f"{where}: found {shown(value)}, expected a number from {low:g} to {high:g}.")
     if not low <= number <= high:
         raise ConfigError(f"{where}: found {number:g}, allowed is {low:g} to {high:g}.")
@@ -212,9 +204,6 @@ def load_hyp(hyp: str | Path) -> Hyp:
             f"There are {', '.join(choices)}."
         )
     return Hyp.from_yaml(read_yaml(path, "'key: value' lines"))
-
-
-# ------------------------------------------------------------------------------------------------------- flags
 
 
 @dataclass(frozen=True)
@@ -251,10 +240,7 @@ class TrainConfig(Options):
     evolve: int = option(0, "search hyperparameters in N trainings (bare: 300)", kind=int, low=0, bare=300)
     objective: str = option("fitness", 'what --evolve raises, such as map, recall@p=0.95 or "map - 0.01*ms"')
     cache: CacheMode = option(
-        "none",
-        "keep decoded images in ram (bare) or on disk",
-        choices=("none", "ram", "disk"),
-        bare="ram",
+        "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
     )
     image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
     sampling: Sampling = option(
@@ -330,11 +316,7 @@ class TrainConfig(Options):
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Trackers that were asked for, each once, in their order; "none" and "" stand for no tracker.
-
-        Raises:
-            ConfigError: a name is unknown.
-        """
+        """Trackers that were asked for, each once, in their order; "none" and "" stand for no tracker."""
         asked = [name.strip() for name in self.loggers.split(",")]
         known = (*LOGGER_NAMES, "none")
         for name in asked:

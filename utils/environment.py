@@ -31,11 +31,7 @@ def cache_dir() -> Path:
 
 
 def max_pixels() -> int:
-    """How many pixels a picture may have (TESSERA_MAX_PIXELS).
-
-    Raises:
-        ConfigError: the variable is no positive integer.
-    """
+    """How many pixels a picture may have (TESSERA_MAX_PIXELS)."""
     text = os.environ.get("TESSERA_MAX_PIXELS") or str(_MAX_PIXELS)
     if re.fullmatch("0*[1-9][0-9]{0,17}", text):
         return int(text)
@@ -50,8 +46,7 @@ def bound_opencv() -> None:
 def quieten_opencv() -> bool:
     """Let OpenCV and its FFmpeg print nothing: what a video lacks is reported by file; call before it is imported.
 
-    Returns:
-        whether the user left OpenCV's own level to us; where it is imported already, it has to be told too.
+    Return whether the user left OpenCV's own level to us; where it is imported already, it has to be told too.
     """
     is_ours = "OPENCV_LOG_LEVEL" not in os.environ
     os.environ.setdefault("OPENCV_LOG_LEVEL", "FATAL")
@@ -139,11 +134,6 @@ def lock_timeout_s() -> float:
 
 
 def _seconds(name: str, default: float) -> float:
-    """Value of a variable.
-
-    Raises:
-        ConfigError: it is no number of seconds.
-    """
     text = os.environ.get(name) or str(default)
     try:
         value = float(text)
@@ -156,24 +146,16 @@ def _seconds(name: str, default: float) -> float:
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process in a distributed job, as its launcher gives it.
-
-    Attributes:
-        rank, local_rank: this process among all, and on its node.
-        size, local_size: how many processes there are, in all and on this node.
-        address, port: where rank 0 listens for the rendezvous; None with a single process.
-        launcher: "torchrun", "slurm" or "plain"; only `may_have_own_flags` goes by it.
-        has_store: torchrun itself keeps a store at the address, which outlives the ranks.
-    """
+    """The place of this process in a distributed job, as its launcher gives it."""
 
     rank: int = 0
-    local_rank: int = 0
+    local_rank: int = 0  # on its node
     size: int = 1
     local_size: int = 1
-    address: str | None = None
+    address: str | None = None  # where rank 0 listens for the rendezvous; None with a single process
     port: int | None = None
-    launcher: str = "plain"
-    has_store: bool = False
+    launcher: str = "plain"  # or "torchrun", "slurm"
+    has_store: bool = False  # torchrun itself keeps a store at the address, which outlives the ranks
 
     @property
     def may_have_own_flags(self) -> bool:
@@ -182,11 +164,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1) -> Launch:
-        """Read torchrun's variables, else SLURM's, else stand alone.
-
-        Args:
-            local_rank_flag: `--local-rank` of torch.distributed.launch; the environment wins over it.
-        """
+        """Read torchrun's variables, which win over its flag `--local-rank`, else SLURM's, else stand alone."""
         env = os.environ
         if "RANK" in env and "WORLD_SIZE" in env:
             size = _integer("WORLD_SIZE", 1, low=1)
@@ -217,11 +195,7 @@ class Launch:
 
 
 def _integer(name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:
-    """Value of a launcher's variable.
-
-    Raises:
-        ConfigError: it is no number, or not one from `low` to `high`.
-    """
+    """Value of a launcher's variable."""
     text = os.environ.get(name) or str(default)
     if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
         raise ConfigError(f"{name}={shown(text)}: expected a number from {low} to {high}, as a launcher sets it.")

@@ -30,13 +30,11 @@ class UserError(ValueError):
     The message may hold names of files: its control characters become escapes.
 
     Attributes:
-        kind: in one word, for `--json`.
-        exit_code: of the process.
         reporter: the rank that reports it; None where every rank sees the same mistake, and rank 0 reports it.
         details: plain values that `--json` prints beside the message.
     """
 
-    kind = "failed"
+    kind = "failed"  # for `--json`
     exit_code = 1
 
     def __init__(self, message: str, *, reporter: int | None = None, details: Mapping[str, Any] | None = None) -> None:
@@ -63,10 +61,9 @@ class Interrupted(KeyboardInterrupt):
     """The run was stopped by a signal: no failure. No `except Exception` catches it.
 
     Attributes:
-        kind, details: as in UserError.
         exit_code: 128 + the signal, as in a shell.
         saved: all ranks stop together, after their checkpoint was written.
-        reporter: as in UserError.
+        kind, details, reporter: as in UserError.
     """
 
     kind = "interrupted"

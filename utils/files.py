@@ -21,7 +21,6 @@ from typing import IO, Literal
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.text import shown
 
-_BLOCK = 1 << 20  # bytes read at once
 _SEAL = 20  # bytes
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
@@ -38,15 +37,10 @@ _KINDS = {
 log = logging.getLogger(__name__)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)  # there is no way to read it alone
-    os.umask(mask)
-    return mask
-
-
-# The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders. Read once, at the
-# import: of two threads that read it at a time, the second would find the first one's and set that for good.
-UMASK = _umask()
+# The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders. To read it is to set
+# it, so that is done once, at the import: of two threads at a time, one would find the other's, and set that for good.
+UMASK = os.umask(0o077)
+os.umask(UMASK)
 
 
 @contextmanager
@@ -72,12 +66,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def kept(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
     """What `make` returns; from `path`, a file in the cache, where it was kept there undamaged in the same state.
 
-    Where it cannot be written, a warning is logged.
-
-    Args:
-        path: the file.
-        state: all that the content depends on.
-        make: computes it.
+    Where it cannot be written, a warning is logged. `state` is all that the content depends on.
     """
     try:
         with open_plain(path) as file:
@@ -177,11 +166,7 @@ def _open_temporary(path: Path) -> tuple[int, Path]:
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """A path as a user wrote it, `~` expanded.
-
-    Args:
-        text: the path.
-        where: what the message starts with, such as "--data" or "coco.yaml:3: path".
+    """A path as a user wrote it, `~` expanded; messages start with `where`, such as "--data" or "coco.yaml:3: path".
 
     Raises:
         ConfigError: no file can have this path, or the user of `~user` is unknown.
@@ -223,11 +208,8 @@ def check_path(text: str | Path, where: str) -> None:
 def files_below(folder: str | Path, suffixes: Collection[str]) -> Iterator[str]:
     """Paths below a folder that end in one of `suffixes`, in no order.
 
-    Links are followed, each folder is entered once; hidden files and folders are passed over.
-
-    Args:
-        folder: where to look.
-        suffixes: such as ".jpg", in lower case; whatever ends so counts as a file.
+    Links are followed, each folder is entered once; hidden files and folders are passed over. Suffixes are in lower
+    case, such as ".jpg"; whatever ends so counts as a file.
 
     Raises:
         UserError: a folder cannot be read.
@@ -261,9 +243,13 @@ def suffix_of(name: str) -> str:
 def special_kind(path: Path) -> str:
     """What a path leads to that is no plain file, such as "a folder"; "" for a plain file, and for nothing."""
     try:
-        kind = stat.S_IFMT(path.stat().st_mode)
+        return _kind(path.stat())
     except OSError:
         return ""
+
+
+def _kind(found: os.stat_result) -> str:
+    kind = stat.S_IFMT(found.st_mode)
     return "" if kind == stat.S_IFREG else _KINDS.get(kind, "of an unknown kind")
 
 
@@ -286,23 +272,17 @@ def open_plain(path: Path | str) -> IO[bytes]:
 
 
 def _require_plain(found: os.stat_result, path: Path | str) -> None:
-    kind = stat.S_IFMT(found.st_mode)
-    if kind != stat.S_IFREG:
-        number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
-        raise OSError(number, f"it is {_KINDS.get(kind, 'of an unknown kind')}, expected a plain file", str(path))
+    if kind := _kind(found):
+        number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+        raise OSError(number, f"it is {kind}, expected a plain file", str(path))
 
 
 @dataclass(frozen=True)
 class SharedFile:
-    """Where another process of this user and node can open a file, even one without a name.
-
-    Attributes:
-        path: the file.
-        identity: device and inode of a file without a name: in another container its path may lead to another file.
-    """
+    """Where another process of this user and node can open a file, even one without a name."""
 
     path: Path
-    identity: tuple[int, int] | None
+    identity: tuple[int, int] | None  # device and inode of one without a name: its path may lead to another elsewhere
 
     @classmethod
     def of(cls, file: IO[bytes]) -> SharedFile:
@@ -340,8 +320,5 @@ def _fsync_folder(folder: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Digest of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -29,21 +29,13 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class NetworkLimits:
-    """When a server is given up.
+    """When a server is given up."""
 
-    Attributes:
-        attempts: tries in a row that bring nothing new.
-        pause_s: before the second try; it doubles with each further one, up to 30 s.
-        timeout_s: longest silence.
-        least_speed: bytes a second.
-        slack_s: an answer that takes so long beyond the time that it takes at this speed is given up.
-    """
-
-    attempts: int = 3
-    pause_s: float = 1.0
-    timeout_s: float = 30.0
-    least_speed: float = 16384.0
-    slack_s: float = 60.0
+    attempts: int = 3  # tries in a row that bring nothing new
+    pause_s: float = 1.0  # before the second try; it doubles with each further one, up to 30 s
+    timeout_s: float = 30.0  # longest silence
+    least_speed: float = 16384.0  # bytes a second
+    slack_s: float = 60.0  # an answer that takes so long beyond the time that it takes at this speed is given up
 
     def wait(self, failures: int) -> None:
         """Pause after so many failures in a row."""
@@ -72,11 +64,7 @@ def shown_address(address: str) -> str:
 
 
 def check_address(url: str, what: str) -> None:
-    """Make sure that `url` is an address that can be asked for.
-
-    Args:
-        url: the address.
-        what: how the message starts, such as "Cannot download".
+    """Make sure that `url` is an address that can be asked for; messages start with `what`, as in "Cannot download".
 
     Raises:
         UserError: it is none, or longer than any.
@@ -100,10 +88,6 @@ def check_address(url: str, what: str) -> None:
 
 def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTPResponse:
     """The answer of a server, to be closed; an account in the address is not sent where it redirects to.
-
-    Args:
-        url: http or https.
-        headers: further ones of the request.
 
     Raises:
         TransientError: trying again may help.
@@ -149,10 +133,8 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
     """What comes, block by block, as soon as any has come.
 
     Args:
-        answer: of `open_address`.
-        url: what was asked for.
-        total: bytes of the whole file; None = unknown.
-        most: bytes that it may have.
+        answer, url: of `open_address`.
+        total, most: bytes of the whole file, None = unknown, and bytes that it may have.
         offset: bytes of it that were there before.
 
     Raises:
@@ -201,10 +183,8 @@ def _sound(answer: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
     said = f"the server answered {answer.status} {one_line(str(answer.reason), 100)}"
     if answer.status in _TRANSIENT_STATUS:
         raise TransientError(said)
-    advice = (
-        "Check the address" if answer.status in (404, 410) else "The server refuses; check the address and your access"
-    )
-    raise UserError(f"Cannot download {asked}: {said}. {advice}.")
+    refused = "" if answer.status in (404, 410) else "The server refuses; check the address and your access."
+    raise UserError(f"Cannot download {asked}: {said}. {refused or 'Check the address.'}")
 
 
 def _redirected(url: str, location: str, asked: str) -> str:

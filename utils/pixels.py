@@ -56,17 +56,11 @@ def unread_images(paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class PixelRule:
-    """What becomes 0 and 255 of pictures with more than 8 bits; in between it is linear, beyond it is cut.
+    """What becomes 0 and 255 of pictures with more than 8 bits; in between it is linear, beyond it is cut."""
 
-    Attributes:
-        unit: whether `low` and `high` are levels, or percentiles of each picture's own levels, all channels together.
-        low: becomes 0.
-        high: becomes 255.
-    """
-
-    unit: Unit
-    low: float
-    high: float
+    unit: Unit  # levels, or percentiles of each picture's own levels, all channels together
+    low: float  # becomes 0
+    high: float  # becomes 255
 
     @classmethod
     def from_plain(cls, value: Any, where: str) -> PixelRule | None:

@@ -24,11 +24,7 @@ class HeldOut(NamedTuple):
 
 
 def init_seeds(seed: int) -> None:
-    """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank.
-
-    Args:
-        seed: any integer; taken modulo 2**32, which is what NumPy accepts.
-    """
+    """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank. NumPy takes it modulo 2**32."""
     seed %= 2**32
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code uses

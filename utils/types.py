@@ -36,61 +36,36 @@ Start = Literal["scratch", "known", "new", "body"]
 
 
 class CocoIds(NamedTuple):
-    """What a COCO file calls its images and classes.
+    """What a COCO file calls its images and classes."""
 
-    Attributes:
-        images: id of each image of an index.
-        categories: id of each class.
-    """
-
-    images: tuple[CocoId, ...]
-    categories: tuple[int, ...]
+    images: tuple[CocoId, ...]  # of an index, in its order
+    categories: tuple[int, ...]  # by class
 
 
 class Archive(NamedTuple):
-    """An archive of a dataset.
+    """An archive of a dataset."""
 
-    Attributes:
-        url: where it is, http or https.
-        into: the folder it is unpacked to, below the folder of datasets; "" for that folder itself.
-    """
-
-    url: str
-    into: str = ""
+    url: str  # http or https
+    into: str = ""  # the folder it is unpacked to, below the folder of datasets; "" for that folder itself
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A dataset YAML, read and checked.
+    """A dataset YAML, read and checked."""
 
-    Attributes:
-        name, yaml_path: the YAML's stem, such as "coco128", and the file itself.
-        root: the folder that relative entries start from.
-        splits: "train", "val", "test" → the entries, absolute; a split that the YAML leaves out is missing.
-        names: class names by index.
-        download: archives, in order; empty where the YAML names none.
-        pixels: how levels of more than 8 bits become 8.
-        held_out: what of "train" is "val"; the two then have the same entries. None where each has its own.
-        ignore: names of classes whose objects are ignored regions.
-        label_names: all names in labels, by the numbers of label files; () where these are `names`.
-        parts: the names in labels that each class is made of; () where each is its own.
-        left_out: names in labels whose objects are background, as `classes` of the YAML does not keep them.
-        keypoints: how many numbers follow the box in a label file's row of a pose, by `kpt_shape`.
-    """
-
-    name: str
+    name: str  # the YAML's stem, such as "coco128"
     yaml_path: Path
-    root: Path
-    splits: dict[str, tuple[Path, ...]]
-    names: tuple[str, ...]
-    download: tuple[Archive, ...] = ()
-    pixels: PixelRule | None = None
-    held_out: HeldOut | None = None
-    ignore: tuple[str, ...] = ()
-    label_names: tuple[str, ...] = ()
-    parts: tuple[tuple[str, ...], ...] = ()
-    left_out: tuple[str, ...] = ()
-    keypoints: int = 0
+    root: Path  # the folder that relative entries start from
+    splits: dict[str, tuple[Path, ...]]  # "train", "val", "test" → absolute entries; one may be missing
+    names: tuple[str, ...]  # of the classes, by index
+    download: tuple[Archive, ...] = ()  # archives, in order
+    pixels: PixelRule | None = None  # how levels of more than 8 bits become 8
+    held_out: HeldOut | None = None  # what of "train" is "val"; the two then have the same entries
+    ignore: tuple[str, ...] = ()  # names of classes whose objects are ignored regions
+    label_names: tuple[str, ...] = ()  # all names in labels, by the numbers of label files; () where these are `names`
+    parts: tuple[tuple[str, ...], ...] = ()  # the names in labels that each class is made of; () where each is its own
+    left_out: tuple[str, ...] = ()  # names in labels whose objects are background, as `classes` does not keep them
+    keypoints: int = 0  # how many numbers follow the box in a label file's row of a pose, by `kpt_shape`
 
     @property
     def nc(self) -> int:
@@ -100,50 +75,30 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class DatasetIndex:
-    """All images and labels of one split, as flat arrays (shared by workers without copies).
+    """All images and labels of one split, as flat arrays (shared by workers without copies)."""
 
-    Attributes:
-        split: "train", "val" or "test".
-        names: class names by index.
-        path_bytes: uint8 (P,), the paths as the file system encodes them (UTF-8), end to end.
-        path_offsets: int64 (N + 1,), where each path starts.
-        sizes_hw: int32 (N, 2), height and width in pixels, after EXIF orientation.
-        box_offsets: int64 (N + 1,), where each image's objects start.
-        classes: int32 (M,).
-        boxes_xyxy: float32 (M, 4), pixels of the original image.
-        segment_offsets: int64 (M + 1,), where each object's polygon starts; (0,) where no label is a polygon.
-        segment_points: float32 (K, 2), xy pixels of the original image.
-        digest: changes with images, labels, names, and times of files: the key of caches, on this machine alone.
-        problems, notes: what the scan found, one line each: "file:line: what"; notes cost nothing.
-        ignored_offsets: int64 (N + 1,), where each image's ignored regions start; (0,) where there are none.
-        ignored_classes: int32 (R,), the class that a region is about; -1 for any.
-        ignored_boxes_xyxy: float32 (R, 4). Nothing inside is trained on, and predictions there are not false positives.
-        coco_text: uint8, `CocoIds` as JSON; (0,) where the images come from no COCO file.
-        left_out: what `classes` of the YAML leaves out of the labels, in words; "" where that is nothing.
-        stored_hash: `content_hash`, where it was computed before; "" else.
-        pixels: the dataset's rule for levels of more than 8 bits, part of no file but the dataset's YAML.
-    """
-
-    split: str
-    names: tuple[str, ...]
-    path_bytes: NDArray[np.uint8]
-    path_offsets: NDArray[np.int64]
-    sizes_hw: NDArray[np.int32]
-    box_offsets: NDArray[np.int64]
-    classes: NDArray[np.int32]
-    boxes_xyxy: NDArray[np.float32]
-    segment_offsets: NDArray[np.int64]
-    segment_points: NDArray[np.float32]
-    digest: str
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    split: str  # "train", "val" or "test"
+    names: tuple[str, ...]  # of the classes, by index
+    path_bytes: NDArray[np.uint8]  # (P,), the paths as the file system encodes them (UTF-8), end to end
+    path_offsets: NDArray[np.int64]  # (N + 1,), where each path starts
+    sizes_hw: NDArray[np.int32]  # (N, 2), height and width in pixels, after EXIF orientation
+    box_offsets: NDArray[np.int64]  # (N + 1,), where each image's objects start
+    classes: NDArray[np.int32]  # (M,)
+    boxes_xyxy: NDArray[np.float32]  # (M, 4), pixels of the original image
+    segment_offsets: NDArray[np.int64]  # (M + 1,), where each object's polygon starts; (0,) where no label is one
+    segment_points: NDArray[np.float32]  # (K, 2), xy pixels of the original image
+    digest: str  # changes with images, labels, names, and times of files: the key of caches, on this machine alone
+    problems: tuple[str, ...] = ()  # what the scan found, one line each: "file:line: what"
+    notes: tuple[str, ...] = ()  # likewise, of what costs nothing
+    # Ignored regions, in which nothing is trained on, and predictions are no false positives: where each image's start
+    # (N + 1,), or (0,) where there are none; the class that each is about, -1 for any (R,); boxes (R, 4).
     ignored_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
-    coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    left_out: str = ""
-    stored_hash: str = ""
-    pixels: PixelRule | None = None
+    coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # `CocoIds` as JSON, or (0,)
+    left_out: str = ""  # what `classes` of the YAML leaves out of the labels, in words
+    stored_hash: str = ""  # `content_hash`, where it was computed before
+    pixels: PixelRule | None = None  # for levels of more than 8 bits, part of no file but the dataset's YAML
 
     def __len__(self) -> int:
         return len(self.sizes_hw)
@@ -197,61 +152,43 @@ class DatasetIndex:
 
 @dataclass(frozen=True)
 class Draw:
-    """One place in the training stream.
+    """One place in the training stream."""
 
-    Attributes:
-        index: image of the dataset.
-        position: place in the epoch's global order; with the epoch it keys the sample's randomness.
-        epoch: epoch, from 0; it also decides whether mosaic is still on.
-        size_hw: height and width of the sample in pixels, multiples of the stride.
-        neighbours: images near this place in the epoch's order, itself too, and their places: a mosaic's partners.
-    """
-
-    index: int
-    position: int
-    epoch: int
-    size_hw: tuple[int, int]
+    index: int  # image of the dataset
+    position: int  # place in the epoch's global order; with the epoch it keys the sample's randomness
+    epoch: int  # from 0; it also decides whether mosaic is still on
+    size_hw: tuple[int, int]  # of the sample in pixels, multiples of the stride
+    # Images near this place in the epoch's order, itself too, and their places: a mosaic's partners.
     neighbours: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Sample:
-    """One image and its objects.
+    """One image and its objects."""
 
-    Attributes:
-        image: uint8 (H, W, 3) RGB.
-        boxes_xyxy: float32 (n, 4) pixels.
-        classes: int32 (n,), -1 of an ignored region.
-        segments: polygons (k, 2) in pixels, one an object (k = 0 where it has none), or [] where the dataset has none.
-    """
-
-    image: NDArray[np.uint8]
-    boxes_xyxy: NDArray[np.float32]
-    classes: NDArray[np.int32]
+    image: NDArray[np.uint8]  # (H, W, 3) RGB
+    boxes_xyxy: NDArray[np.float32]  # (n, 4) pixels
+    classes: NDArray[np.int32]  # (n,), -1 of an ignored region
+    # Polygons (k, 2) in pixels, one an object (k = 0 where it has none), or [] where the dataset has none.
     segments: list[NDArray[np.float32]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples as tensors.
+    """Samples as tensors."""
 
-    Attributes:
-        images: uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view.
-        targets: float32 (T, 6), rows image, class, x1, y1, x2, y2 in pixels of `images`; class -1 of an ignored region.
-        indices: int64 (B,), images of the dataset.
-        sizes_hw: int64 (B, 2), the original sizes.
-        placements: float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left.
-            Only validation's letterbox can be undone; after augmentation the rows are NaN.
-        left_out: images that did not decode → why. In training they are grey without objects, in validation missing.
-        loaded: all images that were looked at for it: of the samples, their partners in mosaics, and those left out.
-    """
-
-    images: Tensor
-    targets: Tensor
-    indices: Tensor
-    sizes_hw: Tensor
+    images: Tensor  # uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view
+    targets: (
+        Tensor  # float32 (T, 6), rows image, class, x1, y1, x2, y2 in pixels of `images`; class -1 = ignored region
+    )
+    indices: Tensor  # int64 (B,), images of the dataset
+    sizes_hw: Tensor  # int64 (B, 2), the original sizes
+    # float64 (B, 4), rows scale_x, scale_y, left, top: x_batch = x_original · scale_x + left. Only validation's
+    # letterbox can be undone; after augmentation the rows are NaN.
     placements: Tensor
+    # Images that did not decode → why. In training they are grey without objects, in validation missing.
     left_out: Mapping[int, str] = field(default_factory=dict)
+    # All images that were looked at for it: of the samples, their partners in mosaics, and those left out.
     loaded: AbstractSet[int] = frozenset()
 
     def __len__(self) -> int:
@@ -268,17 +205,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found on one image.
+    """What was found on one image."""
 
-    Attributes:
-        boxes_xyxy: float32 (D, 4) pixels.
-        scores: float32 (D,), descending.
-        classes: int64 (D,).
-    """
-
-    boxes_xyxy: Tensor
-    scores: Tensor
-    classes: Tensor
+    boxes_xyxy: Tensor  # float32 (D, 4) pixels
+    scores: Tensor  # float32 (D,), descending
+    classes: Tensor  # int64 (D,)
 
     def __len__(self) -> int:
         return self.scores.shape[0]
@@ -286,37 +217,23 @@ class Detections:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Result of a validation, the same on every rank.
+    """Result of a validation, the same on every rank."""
 
-    Attributes:
-        precision, recall: means over the classes at `confidence`.
-        map50, map: mean average precision at IoU 0.5 and over 0.5:0.05:0.95.
-        class_ids: classes that have objects, (C',).
-        per_class: float64 (C', 4), rows precision, recall, AP50, AP of `class_ids`.
-        images_per_class, objects_per_class: int64 (nc,).
-        images, objects: totals.
-        confidence: where the mean smoothed F1 is best.
-        class_confidences: float64 (nc,), where each class's F1 is best; `confidence` where none is there, or found.
-        losses: one for each of the criterion's names; () where no loss was asked for.
-        speed_ms: milliseconds an image: preparation, inference, NMS.
-        names: class names by index; () where they are not known.
-    """
-
-    precision: float
+    precision: float  # mean over the classes at `confidence`, as recall
     recall: float
-    map50: float
-    map: float
-    class_ids: NDArray[np.int64]
-    per_class: NDArray[np.float64]
-    images_per_class: NDArray[np.int64]
-    objects_per_class: NDArray[np.int64]
+    map50: float  # mean average precision at IoU 0.5
+    map: float  # and over 0.5:0.05:0.95
+    class_ids: NDArray[np.int64]  # (C',), classes that have objects
+    per_class: NDArray[np.float64]  # (C', 4), rows precision, recall, AP50, AP of `class_ids`
+    images_per_class: NDArray[np.int64]  # (nc,)
+    objects_per_class: NDArray[np.int64]  # (nc,)
     images: int
     objects: int
-    confidence: float
-    class_confidences: NDArray[np.float64]
-    losses: tuple[float, ...] = ()
-    speed_ms: tuple[float, float, float] = (0.0,) * 3
-    names: tuple[str, ...] = ()
+    confidence: float  # where the mean smoothed F1 is best
+    class_confidences: NDArray[np.float64]  # (nc,), where each class's F1 is best; `confidence` where none is found
+    losses: tuple[float, ...] = ()  # one for each of the criterion's names; () where no loss was asked for
+    speed_ms: tuple[float, float, float] = (0.0,) * 3  # milliseconds an image: preparation, inference, NMS
+    names: tuple[str, ...] = ()  # class names by index; () where they are not known
 
     def __str__(self) -> str:
         """A small table: all classes together, and each that has objects, where they are few."""

@@ -33,16 +33,11 @@ Row = int | str  # of a list: its index; of a map: its key as written
 
 @dataclass(frozen=True)
 class YamlMapping:
-    """Keys and values, and where they were written.
+    """Keys and values, and where they were written."""
 
-    Attributes:
-        name: the file, or what else messages call it.
-        values: plain values by key.
-        lines: line of each top-level key (key, None) and of each of its rows (key, row), from 1; empty without a file.
-    """
-
-    name: str
+    name: str  # the file, or what else messages call it
     values: dict[str, Any]
+    # Line of each top-level key (key, None) and of each of its rows (key, row), from 1; empty without a file.
     lines: Mapping[tuple[str, Row | None], int] = field(default_factory=dict)
 
     def at(self, key: str, row: Row | None = None) -> str:
@@ -81,10 +76,8 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
         raise ConfigError(f"{shown(path)}: not UTF-8 text. Save it as UTF-8.") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = one_line(str(error.problem or error.context), 120)
-        raise ConfigError(
-            f"{shown(path)}{line}: not valid YAML: {problem}. Mind indentation, colons and quotes."
-        ) from error
+        said = f"not valid YAML: {one_line(str(error.problem or error.context), 120)}"
+        raise ConfigError(f"{shown(path)}{line}: {said}. Mind indentation, colons and quotes.") from error
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         # Besides its own errors PyYAML lets through those of values it cannot read, such as the date 2020-13-01.
         raise ConfigError(f"{shown(path)}: not valid YAML: {one_line(str(error), 120)}.") from error
@@ -118,12 +111,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}  # values in each whole node, its aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """As PyYAML's, which comes here for the document and each key, value and entry; but checked.
-
-        Raises:
-            ConfigError: too deep, too many values, a number too long, a key that its map already has, or an alias
-                inside what it stands for.
-        """
+        """As PyYAML's, which comes here for the document and each key, value and entry; but checked."""
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
         self._depth += 1
         if self._depth > MAX_DEPTH:

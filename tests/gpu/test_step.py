@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.utils.engine.flags import StepFlags
+from tessera.utils.engine.step import StepFlags
 from tests.gpu.conftest import HEADS, TOLERANCE, Gate, each_head, made_trainer, pinned
 from tests.utils.engine.trainer import Trainer, made_batch, spoiled
 

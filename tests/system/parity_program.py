@@ -29,7 +29,7 @@ from tessera.utils.checkpoints.start import build_model, read_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
-from tessera.utils.engine.multi_scale import multi_scale
+from tessera.utils.engine.multi_scale import scaled_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.schedule import Schedule
@@ -76,9 +76,12 @@ def run(words: list[str], world: World) -> None:
         ema = ModelEMA(model, hyp.ema_share)
         precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(len(criterion.names)))
         state = TrainState(model, ema, optimizer, precision, EarlyStopping(0), progress)
-        resize = multi_scale(context)
-        step = TrainStep(smart_DDP(model, config.sync_bn, world=world), state, criterion, context, resize)
+        step = TrainStep(smart_DDP(model, config.sync_bn, world=world), state, criterion, context)
         model.train()
+
+        def size_of(epoch: int, batch: int) -> int:
+            return scaled_size(config.seed, epoch, batch, config.imgsz, 32) if config.multi_scale else config.imgsz
+
         pooled: list[tuple[torch.Tensor, ...]] = []
         for module in model.modules():
             if isinstance(module, torch.nn.MaxPool2d):
@@ -99,7 +102,7 @@ def run(words: list[str], world: World) -> None:
                 progress.epoch, progress.step_in_epoch = epoch, first
                 result = step(drawn, window)
                 assert not result.flags.skipped
-                sizes += [resize.size_of(epoch, first + k) if resize.size_of else config.imgsz for k in range(window)]
+                sizes += [size_of(epoch, first + k) for k in range(window)]
                 seen.append([(b.images.clone(), b.indices.clone(), *labels_per_image(b)) for b in drawn])
                 windows.append(window)
                 losses.append(world.sum(result.losses.clone()))

@@ -9,12 +9,10 @@ from tessera.commands import train
 from tessera.utils.search.study import SharedStudy
 
 
-def report(
-    self: SharedStudy, trial: Any, epoch: int, value: float, *, prunes: bool, real: Any = SharedStudy.report
-) -> bool:
+def report(self: SharedStudy, epoch: int, value: float, *, prunes: bool, real: Any = SharedStudy.report) -> bool:
     """As the real one, which decides nothing after so few trials."""
-    assert not real(self, trial, epoch, value, prunes=prunes)
-    return prunes and trial.number == 1 and epoch == 1
+    assert not real(self, epoch, value, prunes=prunes)
+    return prunes and self.trial.number == 1 and epoch == 1
 
 
 SharedStudy.report = report  # type: ignore[method-assign]

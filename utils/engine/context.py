@@ -12,32 +12,16 @@ from tessera.utils.types import Start
 
 @dataclass(frozen=True)
 class RunContext:
-    """A training run as every part of it sees it.
+    """A training run as every part of it sees it."""
 
-    Attributes:
-        config: the flags as given, with the recipe's file and AutoBatch's batch size where they were left open.
-        hyp: the hyperparameters.
-        world: the ranks, and this one's accelerator.
-        imgsz: training size in pixels, a multiple of `stride`.
-        stride: the model's largest stride in pixels.
-        folder: the run's folder on rank 0's host.
-        start: what the run's model began with.
-        resumed: whether the run has begun before.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # as given, with the recipe's file and AutoBatch's batch size where they were left open
     hyp: Hyp
     world: World
-    imgsz: int
-    stride: int
-    folder: Path
+    imgsz: int  # training size in pixels, a multiple of `stride`
+    stride: int  # the model's largest, in pixels
+    folder: Path  # on rank 0's host
     start: Start = "scratch"
     resumed: bool = False
-
-    @property
-    def from_scratch(self) -> bool:
-        """Whether the model began with nothing but random numbers."""
-        return not (self.config.weights or self.resumed)
 
     @property
     def varies_sizes(self) -> bool:
@@ -75,6 +59,5 @@ class RunContext:
         config, hyp = self.config, self.hyp
         if config.rect or hyp.mosaic == 0:
             return 0
-        return config.epochs - (
-            config.close_mosaic if config.close_mosaic >= 0 else round(hyp.close_mosaic * config.epochs)
-        )
+        closed = config.close_mosaic if config.close_mosaic >= 0 else round(hyp.close_mosaic * config.epochs)
+        return config.epochs - closed

@@ -87,11 +87,11 @@ def move(averages: list[Tensor], values: list[Tensor], share: Tensor) -> None:
 def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """The state tensors of both, side by side: floating-point ones (averaged), the others (copied)."""
     mine, theirs = average.state_dict(keep_vars=True), model.state_dict(keep_vars=True)
-    floats = [key for key, value in mine.items() if value.is_floating_point()]
-    others = [key for key in mine if key not in set(floats)]
+    floats, others = ([k for k, v in mine.items() if v.is_floating_point() == real] for real in (True, False))
+    mine, theirs = ({key: value.detach() for key, value in state.items()} for state in (mine, theirs))
     return (
-        [mine[key].detach() for key in floats],
-        [theirs[key].detach() for key in floats],
-        [mine[key] for key in others],
-        [theirs[key] for key in others],
+        [mine[k] for k in floats],
+        [theirs[k] for k in floats],
+        [mine[k] for k in others],
+        [theirs[k] for k in others],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.flags import StepFlags
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import Diverged
 from tessera.utils.text import first_of
 from tessera.utils.types import DatasetIndex
@@ -30,10 +30,7 @@ class DivergenceGuard:
         self._in_a_row = 0
 
     def note(self, flags: StepFlags) -> StepFlags:
-        """Count a step; flags that were not read yet do not count.
-
-        Returns:
-            The flags.
+        """Count a step, and return its flags; flags that were not read yet do not count.
 
         Raises:
             Diverged: on every rank.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,21 +12,18 @@ from tessera.utils.seeding import sample_rng
 
 
 def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
-    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride.
-
-    The same on every rank. At least one stride.
-    """
+    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride."""
     return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
-
-
-def largest_size(imgsz: int, stride: int) -> int:
-    """The largest value of `scaled_size`."""
-    return _floored(imgsz * 3 // 2 - 1, stride)
 
 
 def smallest_size(imgsz: int, stride: int) -> int:
     """The smallest value of `scaled_size`."""
     return _floored(imgsz // 2, stride)
+
+
+def largest_size(imgsz: int, stride: int) -> int:
+    """The largest value of `scaled_size`."""
+    return _floored(imgsz * 3 // 2 - 1, stride)
 
 
 def _floored(size: int, stride: int) -> int:
@@ -61,32 +55,16 @@ def check_statistics(context: RunContext) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Resize:
-    """Brings batches to the sizes of `--multi-scale`, or leaves them as they are.
+def resized(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, H, W) and their targets (T, 6) at the size of global batch `batch` of `epoch`.
 
-    Attributes:
-        size_of: size in pixels by epoch and global batch; None where the size stays.
-        stride: both sides are multiples of it.
+    Without `--multi-scale` as they are.
     """
-
-    size_of: Callable[[int, int], int] | None
-    stride: int
-
-    def __call__(self, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) and their targets (T, 6) at the size of global batch `batch` of `epoch`."""
-        if self.size_of is None:
-            return images, targets
-        factor = self.size_of(epoch, batch) / max(images.shape[2:])
-        height, width = (max(round(side * factor / self.stride), 1) * self.stride for side in images.shape[2:])
-        scale_y, scale_x = height / images.shape[2], width / images.shape[3]
-        resized = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
-        return resized, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))
-
-
-def multi_scale(context: RunContext) -> Resize:
-    """Sizes of the run's batches: chosen for each at random under `--multi-scale`, else all as they are."""
-    seed, imgsz, stride = context.config.seed, context.imgsz, context.stride
-    if not context.config.multi_scale:
-        return Resize(None, stride)
-    return Resize(lambda epoch, batch: scaled_size(seed, epoch, batch, imgsz, stride), stride)
+    config, stride = context.config, context.stride
+    if not config.multi_scale:
+        return images, targets
+    factor = scaled_size(config.seed, epoch, batch, context.imgsz, stride) / max(images.shape[2:])
+    height, width = (max(round(side * factor / stride), 1) * stride for side in images.shape[2:])
+    scale_y, scale_x = height / images.shape[2], width / images.shape[3]
+    scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+    return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))

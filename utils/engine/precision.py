@@ -46,8 +46,7 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     Args:
         amp: auto, bf16, fp16 or off.
         world: this rank; its device decides.
-        model: on the device; left as it is.
-        images: float (B, 3, H, W) in [0, 1], for the trial.
+        model, images: on the device; images float (B, 3, H, W) in [0, 1], for the trial.
 
     Raises:
         ConfigError: fp16 without CUDA.
@@ -63,8 +62,7 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     precision = Precision(accelerator, dtype)
     if amp == "auto" and dtype != torch.float32:
         sound = world.all_gather(_sound(precision, model, images))
-        if not all(sound):
-            bad = [rank for rank, good in enumerate(sound) if not good]
+        if bad := [rank for rank, good in enumerate(sound) if not good]:
             log.warning("%s gives wrong numbers on rank %s: training in fp32 instead", precision.name, bad)
             return Precision(accelerator, torch.float32)
     return precision

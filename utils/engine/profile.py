@@ -50,10 +50,6 @@ class Profile(NoProfile):
     Writes profile.csv, a row of seconds for each epoch, and profile.json, a trace of the fifth to ninth step for
     chrome://tracing or Perfetto, where there are so many.
 
-    Args:
-        run: run directory.
-        accelerator: what this rank computes on.
-
     Attributes:
         tracer: torch's own profiler, a context manager around the training.
     """

@@ -79,10 +79,9 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     accumulated = accumulation(hyp, run.batch_size)
     images = f"{'up to ' if accumulated > 1 else ''}{counted(run.batch_size * accumulated, 'image')}"
     return (
-        f"Recipe {one_line(run.config.hyp, 60)}: {counted(batches, 'batch')}, {counted(steps, 'step')} of "
-        f"{images}; {run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} "
-        f"batches, {flat}{fall} to "
-        f"{hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
+        f"Recipe {one_line(run.config.hyp, 60)}: {counted(batches, 'batch')}, {counted(steps, 'step')} of {images}; "
+        f"{run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, "
+        f"{flat}{fall} to {hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )
 
 
@@ -99,7 +98,7 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     found += _rate_of_another_optimizer(run, head)
     steps = schedule.steps()
     warming = min(schedule.warmup_iterations, schedule.iterations)
-    few, mostly_warm = run.from_scratch and steps < FEW_STEPS, 2 * warming > schedule.iterations
+    few, mostly_warm = not run.config.weights and steps < FEW_STEPS, 2 * warming > schedule.iterations
     if not run.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(run.hyp, run.batch_size) > 1:
@@ -117,16 +116,13 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
 
 def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
     """A warning where `--optimizer` is of another kind than the hyperparameters', and their lr0 far from its own."""
-    if (run.optimizer == "SGD") == (run.hyp.optimizer == "SGD"):  # both Adams have the same rate
+    is_sgd = run.optimizer == "SGD"  # both Adams have the same rate
+    fitting = ((file, hyp) for file in head.recipes if ((hyp := load_hyp(file)).optimizer == "SGD") == is_sgd)
+    file, other = next(fitting, ("", run.hyp))
+    if (run.hyp.optimizer == "SGD") == is_sgd or other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
         return []
-    for file in head.recipes:
-        other = load_hyp(file)
-        if (other.optimizer == "SGD") == (run.optimizer == "SGD"):
-            if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
-                return []
-            return [
-                f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "
-                f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file "
-                f"of your own with such a rate."
-            ]
-    return []
+    return [
+        f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "
+        f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file of your "
+        "own with such a rate."
+    ]

@@ -26,21 +26,13 @@ def accumulation(hyp: Hyp, batch_size: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rates, momentum and accumulation by iteration.
+    """Learning rates, momentum and accumulation by iteration."""
 
-    Attributes:
-        hyp: lr0, lrf, momentum, nominal batch, the form of the fall and the warm-up's values.
-        epochs: epochs in all.
-        batches_per_epoch: global batches an epoch.
-        batch_size: images a batch over all ranks.
-        cosine: the fall is a cosine, whatever `hyp` says.
-    """
-
-    hyp: Hyp
+    hyp: Hyp  # lr0, lrf, momentum, nominal batch, the form of the fall and the warm-up's values
     epochs: int
     batches_per_epoch: int
-    batch_size: int
-    cosine: bool = False
+    batch_size: int  # over all ranks
+    cosine: bool = False  # the fall is a cosine, whatever `hyp` says
 
     @property
     def iterations(self) -> int:

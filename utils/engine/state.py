@@ -17,26 +17,16 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        losses: float32 (L,), one for each loss of the criterion: this rank's part of the sum over the batches of
-            `epoch` that are done.
-        epoch: the current epoch, from 0.
-        step: optimizer steps so far, skipped ones included.
-        step_in_epoch: global batches of `epoch` that are done; 0 between epochs.
-        epoch_skipped: of those batches, the ones whose gradient was not finite.
-        skipped_steps: such steps so far.
-        class_maps: AP of each class in the latest validation, which `--image-weights` go by; () before the first.
-    """
-
+    # float32 (L,), one for each loss of the criterion: this rank's part of the sum over the batches of `epoch` so far.
     losses: Tensor
-    epoch: int = 0
-    step: int = 0
-    step_in_epoch: int = 0
-    epoch_skipped: int = 0
-    skipped_steps: int = 0
-    class_maps: tuple[float, ...] = ()
+    epoch: int = 0  # the current one, from 0
+    step: int = 0  # optimizer steps so far, skipped ones included
+    step_in_epoch: int = 0  # global batches of `epoch` that are done; 0 between epochs
+    epoch_skipped: int = 0  # of those batches, the ones whose gradient was not finite
+    skipped_steps: int = 0  # such steps so far
+    class_maps: tuple[float, ...] = ()  # AP of each class in the latest validation, which `--image-weights` go by
 
     def advance(self, batches: int, losses: Tensor) -> None:
         """Count an optimizer step over so many batches, with the sum of their losses."""
@@ -86,13 +76,10 @@ class Progress:
 class TrainState(Generic[M]):
     """All that changes while training; utils/checkpoints/saved_state.py turns it into a checkpoint and back.
 
-    Attributes:
-        model: the raw model, not a wrapper of it.
-        ema, optimizer, precision, stopper, progress: as in the training loop; restored in place. Of the precision, the
-            loss scale and the generator of its accelerator.
+    It is restored in place; of the precision, the loss scale and the generator of its accelerator.
     """
 
-    model: M
+    model: M  # the raw one, not a wrapper of it
     ema: ModelEMA[M]
     optimizer: torch.optim.Optimizer
     precision: Precision

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,28 +13,65 @@ from torch import Tensor, nn
 
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.flags import FlagReader, StepFlags
-from tessera.utils.engine.multi_scale import Resize
+from tessera.utils.engine.multi_scale import resized
 from tessera.utils.engine.optimizer import step_where
 from tessera.utils.engine.profile import NoProfile
-from tessera.utils.engine.state import TrainState
+from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import average_statistics, gradients_stay_local
 from tessera.utils.types import Batch
 
 
 @dataclass(frozen=True)
+class StepFlags:
+    """Flags read back after a step; but for `indices` the same on every rank. `StepFlags()` where none were read."""
+
+    step: int = 0  # number of the step in the run, from 1; 0 where no flags were read
+    epoch: int = 0  # where the run stood after it
+    batch: int = 0  # of the epoch's batches, that were done
+    skipped: int = 0  # batches of the step, where its gradient was not finite and every rank skipped it; else 0
+    indices: tuple[int, ...] = ()  # images of this rank's batches
+    stop: bool = False  # some rank was asked to stop
+
+
+class FlagReader:
+    """Reader of a step's flags: at once, or as many steps later as the device has queued."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
+
+    def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
+        """Return the flags that can be read now: of this step, or of the one before.
+
+        Args:
+            flags: bool (2,) on the device: skipped, stop.
+            progress: with this step counted.
+            batches: of the step.
+            indices: images of this rank's batches.
+        """
+        step = StepFlags(progress.step, progress.epoch, progress.step_in_epoch, indices=indices)
+        self._pending.append((self._accelerator.read_back(flags), step, batches))
+        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
+
+    def read(self) -> StepFlags:
+        """Wait for the flags of the earliest step whose flags were not read yet."""
+        if not self._pending:
+            return StepFlags()
+        wait, step, batches = self._pending.popleft()
+        skipped, stop = wait().tolist()
+        return replace(step, skipped=batches * skipped, stop=stop)
+
+
+@dataclass(frozen=True)
 class StepResult:
-    """The outcome of a step.
+    """The outcome of a step."""
 
-    Attributes:
-        losses: one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped.
-        objects: in this rank's last batch.
-        flags: of the latest step that the device has finished: this one on a CPU; on a device with a queue the one
-            before, and none after the first.
-    """
-
-    losses: Tensor
-    objects: int
+    losses: (
+        Tensor  # one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped
+    )
+    objects: int  # in this rank's last batch
+    # Of the latest step that the device has finished: this one on a CPU; else the one before, and none after the first.
     flags: StepFlags
 
 
@@ -57,7 +95,6 @@ class TrainStep:
         state: what a step changes; `state.model` is the raw model inside `model`.
         criterion: the loss of the model's head.
         context: of the run.
-        resize: for `--multi-scale`; None leaves the images as they are.
         profile: measures the stages of a step.
     """
 
@@ -67,13 +104,10 @@ class TrainStep:
         state: TrainState[Any],
         criterion: Criterion[Any],
         context: RunContext,
-        resize: Resize | None = None,
         profile: NoProfile | None = None,
     ) -> None:
         self._model, self._state, self._criterion = model, state, criterion
-        self._world, self._batch_size, self._clip = context.world, context.batch_size, context.hyp.clip
-        self._accelerator = context.world.accelerator
-        self._resize = resize or Resize(None, context.stride)
+        self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
         self._reader = FlagReader(self._accelerator)
         self._stage = (profile or NoProfile()).stage
@@ -81,13 +115,7 @@ class TrainStep:
     def __call__(
         self, batches: Iterable[Batch], window: int, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> StepResult:
-        """Train on the next `window` batches of the epoch, and count them in the state's progress.
-
-        Args:
-            batches: so many.
-            window: how many.
-            asked_to_stop: whether this rank was.
-        """
+        """Train on the next `window` batches of the epoch, and count them in the state's progress."""
         progress = self._state.progress
         total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
@@ -119,15 +147,11 @@ class TrainStep:
         return flags
 
     def _accumulate(self, batch: Batch, number: int, asked_to_stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
-        """Add the gradient of the epoch's batch `number`.
-
-        Returns:
-            Its losses, and how many ranks were asked to stop.
-        """
+        """Add the gradient of the epoch's batch `number`; return its losses, and how many ranks were asked to stop."""
         device, precision = self._world.device, self._state.precision
         with self._stage("copy"):
             images = batch.images_on(device)
-            images, targets = self._resize(images, batch.targets, self._state.progress.epoch, number)
+            images, targets = resized(self._context, images, batch.targets, self._state.progress.epoch, number)
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
             # What depends on the labels alone is counted before the forward, and summed over the ranks during it.
@@ -140,7 +164,7 @@ class TrainStep:
             counts = summing()
             global_counts = counts[:-1].view_as(assignment.counts)
             loss, losses = self._criterion(predictions, assignment, global_counts, self._world.sum_later)
-            scaled = precision.scaler.scale(loss * (self._batch_size * self._world.size))
+            scaled = precision.scaler.scale(loss * (self._context.batch_size * self._world.size))
         with self._stage("backward"):
             scaled.backward()
         return losses, counts[-1]
@@ -149,16 +173,13 @@ class TrainStep:
         """Clip, step, and let the average follow; where the gradient is not finite, the step is skipped.
 
         The gradient is the same on every rank, so every rank decides alike without communicating; and the device
-        decides by itself, without a host synchronisation.
-
-        Returns:
-            Whether the gradient was finite, bool () on the device.
+        decides by itself, without a host synchronisation. Returns whether it was finite, bool () on the device.
         """
         state = self._state
         scaler = state.precision.scaler
         with self._stage("optimizer"):
             scaler.unscale_(state.optimizer)
-            norm = nn.utils.clip_grad_norm_(state.model.parameters(), self._clip)
+            norm = nn.utils.clip_grad_norm_(state.model.parameters(), self._context.hyp.clip)
             finite = torch.isfinite(norm)
             step_where(finite, state.optimizer)
             scaler.update()

@@ -36,9 +36,7 @@ class Answer:
     def open(self, program: str, argv: Sequence[str]) -> bool:
         """Take stdout where the command line asks for it, and this has not been done; whether it was.
 
-        Args:
-            program: the command, such as "val.py".
-            argv: its words; the flag counts though others are wrong.
+        The flag counts though others of `argv` are wrong.
         """
         if self._program or FLAG not in argv:
             return False

@@ -22,20 +22,12 @@ _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d
 
 
 class Requirement(NamedTuple):
-    """A limit of a difference B − A.
+    """A limit of a difference B − A."""
 
-    Attributes:
-        text: as it was given.
-        metric: one of `METRICS`.
-        end: "low" or "high" end of the 95 % interval of the difference; "" for the difference as measured.
-        comparison: ">=", "<=", ">" or "<".
-        limit: the number that it is compared with.
-    """
-
-    text: str
-    metric: str
-    end: str
-    comparison: str
+    text: str  # as it was given
+    metric: str  # one of `METRICS`
+    end: str  # "low" or "high" end of the 95 % interval of the difference; "" for the difference as measured
+    comparison: str  # ">=", "<=", ">" or "<"
     limit: float
 
     def allows(self, value: float) -> bool:
@@ -108,9 +100,5 @@ class CompareConfig(MeasuringConfig):
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
-        """`--require`, read.
-
-        Raises:
-            ConfigError: one has another form.
-        """
+        """`--require`, read."""
         return tuple(map(parsed_requirement, self.require))

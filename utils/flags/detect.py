@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import (
-    Options,
-    option,
-    parsed_confidence,
-    threads_option,
-    trust_file_option,
-)
+from tessera.utils.flags.options import Options, option, parsed_confidence, threads_option, trust_file_option
 
 
 @dataclass(frozen=True)
@@ -75,11 +69,7 @@ class DetectConfig(Options):
 
     @property
     def confidence(self) -> float | Literal["auto"] | None:
-        """`--conf-thres` as a `Detector` takes it.
-
-        Raises:
-            ConfigError: it is neither a number from 0 to 1 nor auto.
-        """
+        """`--conf-thres` as a `Detector` takes it."""
         if (self.conf_thres or "auto" * self.auto_label).strip().lower() == "auto":
             return "auto"
         return parsed_confidence(self.conf_thres, "a number from 0 to 1, or auto")

@@ -47,7 +47,7 @@ def without_effect(program: str) -> list[str]:
 
 
 def meaning(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """What former flags of a command set, and a warning of those without effect; "" where there are none.
+    """Return the fields that former flags of a command set, and a warning of those without effect, or "".
 
     Raises:
         ConfigError: one of them cannot be replaced without the user.

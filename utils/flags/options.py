@@ -57,18 +57,8 @@ def option(
         many: takes one or more values.
         positional: what --help calls values that are given without a flag, any number; "" where a flag is needed.
     """
-    metadata = {
-        "help": help,
-        "flags": flags,
-        "kind": kind,
-        "default": default,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "bare": bare,
-        "many": many or bool(positional),
-        "positional": positional,
-    }
+    metadata = {"help": help, "flags": flags, "kind": kind, "low": low, "high": high, "choices": choices, "bare": bare}
+    metadata |= {"default": default, "many": many or bool(positional), "positional": positional}
     return field(default=default, metadata=metadata)
 
 
@@ -100,15 +90,10 @@ def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> floa
 
 @dataclass(frozen=True)
 class Options:
-    """Flags of a command: checks, parsing, plain form.
+    """Flags of a command: checks, parsing, plain form."""
 
-    Attributes:
-        program: the command that takes them.
-        weights_fields: the fields that name files of weights.
-    """
-
-    program: ClassVar[str]
-    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)
+    program: ClassVar[str]  # the command that takes them
+    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)  # the fields that name files of weights
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -143,7 +128,7 @@ class Options:
         """Parse a command line to the fields that were given, and only those.
 
         Raises:
-            ConfigError: an unknown flag or a value that is not allowed.
+            ConfigError: an unknown flag.
         """
         idle = " ".join(without_effect(cls.program))
         parser = _Parser(
@@ -159,11 +144,13 @@ class Options:
                 listed = "list the published weights that can be given by name, and end"
                 parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
         told = "print one JSON object to stdout at the end, and all else to stderr (docs/json.md)"
-        parser.add_argument(FLAG, action=_Noted, dest=argparse.SUPPRESS, nargs=0, help=told)
+        parser.add_argument(FLAG, action="store_true", dest=FLAG, help=told)
         told = "print the versions of this program, Python and torch, and the device, and end"
         parser.add_argument("--version", const=version_line, help=told, **answer)
         words, former = parted(cls.program, argv)
-        return {**meaning(cls.program, former)[0], **vars(parser.parse_intermixed_args(words))}
+        given = vars(parser.parse_intermixed_args(words))
+        given.pop(FLAG, None)  # `Answer` has seen it before the others were read
+        return {**meaning(cls.program, former)[0], **given}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
@@ -214,15 +201,14 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         value = "" if value is None else str(value)
         value = FORMER_WORDS.get((flag, value), value)
         user_path(value, flag)  # most are paths, and no other text is longer
-        if m["choices"] and value not in m["choices"]:
-            matching = [c for c in m["choices"] if c.lower() == value.lower()]
-            if not matching:
-                hint = did_you_mean(value, m["choices"])
-                raise ConfigError(
-                    f"{flag}: found {shown(value)}, expected one of {', '.join(filter(None, m['choices']))}.{hint}"
-                )
-            value = matching[0]
-        return value
+        if not m["choices"]:
+            return value
+        for choice in m["choices"]:
+            if choice.lower() == value.lower():
+                return choice
+        choices = ", ".join(filter(None, m["choices"]))
+        hint = did_you_mean(value, m["choices"])
+        raise ConfigError(f"{flag}: found {shown(value)}, expected one of {choices}.{hint}")
     try:
         number = kind(value)
         exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
@@ -232,12 +218,12 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
     if not exact:
         wanted = "a whole number" if kind is int else "a number"
         raise ConfigError(f"{flag}: found {shown(value)}, expected {wanted}.")
-    low, high = m["low"], m["high"]
+    low, high, default = m["low"], m["high"], m["default"]
     is_outside = (low is not None and number < low) or (high is not None and number > high)
-    if is_outside and number != m["default"]:
+    if is_outside and number != default:
         allowed = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
-        if isinstance(m["default"], (int, float)) and low is not None and m["default"] < low:
-            allowed += f", or {m['default']:g}"
+        if isinstance(default, (int, float)) and default < low:
+            allowed += f", or {default:g}"
         raise ConfigError(f"{flag}: found {number}, allowed is {allowed}.")
     if high is None and number > LARGEST_NUMBER:
         raise ConfigError(f"{flag}: found {number}, allowed is at most {LARGEST_NUMBER:,}.")
@@ -268,36 +254,23 @@ class _Answer(argparse.Action):
         parser.exit()
 
 
-class _Noted(argparse.Action):
-    """Nothing to do: `Answer` has seen the flag before the others were read."""
-
-    def __call__(self, *_: Any) -> None:
-        pass
-
-
 def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
     m = f.metadata
     if m["positional"]:
         parser.add_argument(f.name, nargs="*", metavar=m["positional"], help=m["help"])
         return
-    without = "default:" in m["help"] or m["kind"] is bool or f.default == ()
-    text = m["help"] if without else f"{m['help']} (default: {_shown(f.default)})"
     if m["kind"] is bool:
-        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=text)
+        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=m["help"])
         return
-    extra: dict[str, Any] = {}
+    text = m["help"]
+    if "default:" not in text and f.default != ():
+        words = map(str, f.default) if isinstance(f.default, tuple) else [str(f.default) or "''"]
+        text += f" (default: {' '.join(words)})"
+    extra: dict[str, Any] = {"nargs": "+"} if m["many"] else {}
     if m["bare"] is not None:
         extra = {"nargs": "?", "const": m["bare"]}
-    elif m["many"]:
-        extra = {"nargs": "+"}
     metavar = "{" + ",".join(filter(None, m["choices"])) + "}" if m["choices"] else m["kind"].__name__.upper()
     parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return " ".join(map(str, default))
-    return str(default) if default != "" else "''"
 
 
 def version_line() -> str:

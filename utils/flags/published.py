@@ -20,30 +20,17 @@ _YOLOV5 = "https://github.com/ultralytics/yolov5/releases/download/v7.0/"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A file of weights on its publisher's server.
+    """A file of weights on its publisher's server."""
 
-    Attributes:
-        name: of the file, such as "yolox_s.pth".
-        family: whose it is: "YOLOX", "YOLOv9" or "YOLOv5".
-        folder: the address that it lies at, without its name, with a slash at the end.
-        cfg: the model of ours that takes it, a file in models/.
-        millions: parameters of that model, in millions, at 80 classes; without what serves training alone.
-        licence: of the weights; an SPDX identifier.
-        map: mAP50-95 on COCO val2017, percent, as published.
-        imgsz: the size that it was measured at, pixels.
-        size: of the file, bytes; None where it is not known; to the byte where its digest is known, else about.
-        sha256: of the file, in hexadecimal digits; "" where it is not known.
-    """
-
-    name: str
-    family: str
-    folder: str
-    cfg: str
-    millions: float
-    licence: str
-    map: float
-    imgsz: int
-    size: int | None = None
+    name: str  # of the file, such as "yolox_s.pth"
+    family: str  # "YOLOX", "YOLOv9" or "YOLOv5"
+    folder: str  # the address that it lies at, without its name, with a slash at the end
+    cfg: str  # the model of ours that takes it, a file in models/
+    millions: float  # parameters of that model, in millions, at 80 classes; without what serves training alone
+    licence: str  # of the weights; an SPDX identifier
+    map: float  # mAP50-95 on COCO val2017, percent, as published
+    imgsz: int  # the size that it was measured at, pixels
+    size: int | None = None  # of the file, bytes: to the byte where its digest is known, else about
     sha256: str = ""
 
     @property
@@ -113,11 +100,7 @@ _NOT_READ = {"YOLOX": ("nano", "darknet"), "YOLOv9": ("e",), "YOLOv5": ()}
 
 
 def licence_of(family: str) -> str:
-    """The licence of the weights that a family's authors publish, an SPDX identifier.
-
-    Args:
-        family: "YOLOX", "YOLOv9" or "YOLOv5".
-    """
+    """The licence of the weights that a family's authors publish, an SPDX identifier."""
     return next(weights.licence for weights in PUBLISHED if weights.family == family)
 
 
@@ -146,11 +129,17 @@ def suggestion(name: str, beside: Iterable[str] = ()) -> str:
 def _family_and_size(name: str) -> tuple[str, str]:
     """("YOLOX", "tiny") of "YOLOX-Tiny.pth"; ("", …) where a name begins like no family's."""
     plain = re.sub(r"[-_ ]", "", re.sub(r"\.(pth?|yaml)$", "", name.casefold()))
-    for family, beginnings in _BEGINNINGS.items():
-        for beginning in beginnings:
-            if plain.startswith(beginning):
-                return family, plain.removeprefix(beginning)
-    return "", plain
+    begun = ((family, start) for family, starts in _BEGINNINGS.items() for start in starts if plain.startswith(start))
+    family, start = next(begun, ("", ""))
+    return family, plain.removeprefix(start)
+
+
+_ABOUT_TABLE = (
+    "",
+    "Each command takes each name in place of a file, which is looked for in the working directory and in",
+    "the cache, else downloaded to the latter. It brings its model; a training takes another one with --cfg.",
+    "mAP50-95 is what the publisher measured on COCO val2017; the licence is that of the weights.",
+)
 
 
 def published_table() -> str:
@@ -161,19 +150,6 @@ def published_table() -> str:
         figures = (f"{weights.millions:.1f} M", megabytes, weights.licence, f"{weights.map:.1f}")
         rows.append((weights.name, *figures, f"{weights.imgsz} px", weights.cfg))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            word.rjust(width) if place in (1, 2, 4, 5) else word.ljust(width)
-            for place, (word, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Each command takes each name in place of a file, which is looked for in the working directory and in",
-            "the cache, else downloaded to the latter. It brings its model; a training takes another one with --cfg.",
-            "mAP50-95 is what the publisher measured on COCO val2017; the licence is that of the weights.",
-        ]
-    )
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<>><>><", widths, strict=True))
+    lines = [form.format(*row).rstrip() for row in rows]
+    return "\n".join([*lines, *_ABOUT_TABLE])

@@ -27,11 +27,8 @@ class ValConfig(MeasuringConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.find_errors:
-            self._check_finding()
-
-    def _check_finding(self) -> None:
-        """Refuse what --find-errors cannot go with."""
+        if not self.find_errors:
+            return
         if self.task == "speed":
             raise ConfigError(
                 "--find-errors --task speed: finds above the confidence of a deployed detector do not tell which "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +70,10 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     free = accelerator.free_memory()
     most_of_rank = -(-most // world.size)
     largest = min(world.all_gather(_fitting(measure, most_of_rank, free, accelerator)))
-    while largest >= 1 and not all(world.all_gather(_is_confirmed(measure, largest, free, accelerator))):
+    while largest >= 1:
+        taken = max(_within_memory(measure, largest, accelerator))
+        if all(world.all_gather(taken <= LARGEST_SHARE * free)):
+            break
         largest = largest * 9 // 10
     if largest < 1:
         raise UserError(
@@ -83,7 +87,7 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     return largest * world.size
 
 
-def fit_batch(sizes: Sequence[int], peaks: Sequence[int], room: float) -> int:
+def fit_batch(sizes: Sequence[int], peaks: Sequence[float], room: float) -> int:
     """Largest batch whose memory, on the line through the measurements (sizes, peaks in bytes), stays within `room`.
 
     With one measurement, or where all are equal, the largest size that was measured. 0 where nothing fits.
@@ -92,25 +96,24 @@ def fit_batch(sizes: Sequence[int], peaks: Sequence[int], room: float) -> int:
     if len(fitting) < 2:
         return max(fitting, default=0)
     # Least squares in whole numbers: equal measurements give a slope of exactly 0.
-    count, total, sum_peaks = len(sizes), sum(sizes), sum(peaks)
-    rise = count * sum(size * peak for size, peak in zip(sizes, peaks, strict=True)) - total * sum_peaks
-    run = count * sum(size * size for size in sizes) - total * total
+    count, sum_sizes, sum_peaks = len(sizes), sum(sizes), sum(peaks)
+    rise = count * sum(size * peak for size, peak in zip(sizes, peaks, strict=True)) - sum_sizes * sum_peaks
     if rise <= 0:
         return max(fitting)
-    slope = rise / run
-    offset = (sum_peaks - slope * total) / count
+    slope = rise / (count * sum(size * size for size in sizes) - sum_sizes**2)
+    offset = (sum_peaks - slope * sum_sizes) / count
     return max(int((room - offset) // slope), 0)
 
 
 def _fitting(measure: Measure, most: int, free: int, accelerator: Accelerator) -> int:
     """Images that fit into a share of `free` bytes by this rank's measurements, at most `most`."""
     sizes: list[int] = []
-    peaks: list[Sequence[int]] = []
+    peaks: list[Sequence[float]] = []
     ahead = list(TRIAL_SIZES)
     while True:
         for size in ahead:
             found = _within_memory(measure, size, accelerator)
-            if found is None:
+            if math.inf in found:
                 most = min(most, size - 1)
                 break
             sizes.append(size)
@@ -122,19 +125,14 @@ def _fitting(measure: Measure, most: int, free: int, accelerator: Accelerator) -
         ahead = [REACH * sizes[-1]]
 
 
-def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> Sequence[int] | None:
-    """What `images` take; None where memory is exhausted."""
+def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> Sequence[float]:
+    """What `images` take; infinite where memory is exhausted."""
     try:
         return measure(images)
     except Exception as error:
         if not accelerator.is_out_of_memory(error):
             raise
-        return None
-
-
-def _is_confirmed(measure: Measure, images: int, free: int, accelerator: Accelerator) -> bool:
-    found = _within_memory(measure, images, accelerator)
-    return found is not None and max(found) <= LARGEST_SHARE * free
+        return (math.inf,)
 
 
 class Trial:
@@ -155,8 +153,7 @@ class Trial:
         self, context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, size: int
     ) -> None:
         own_world = World(accelerator=context.world.accelerator)  # a rank may run out of memory while others do not
-        self._ranks = context.world.size
-        self._context = dataclasses.replace(context, world=own_world)
+        self._ranks, self._context = context.world.size, dataclasses.replace(context, world=own_world)
         self._model, self._criterion, self._precision, self._size = model, criterion, precision, size
 
     def __call__(self, images: int) -> tuple[int, int]:
@@ -175,26 +172,16 @@ class Trial:
             accelerator.reset_peak_memory()
 
     def _peaks(self, images: int, held: int) -> tuple[int, int]:
-        accelerator, context = self._context.world.accelerator, self._context
-        model = self._model
+        model, context, accelerator = self._model, self._context, self._context.world.accelerator
         buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad and self._ranks > 1]
         optimizer = build_optimizer(
             model, context.optimizer, context.hyp, images * self._ranks, fused=accelerator.fused_optimizers
         )
-        state = TrainState(
-            model,
-            ModelEMA(model),
-            optimizer,
-            Precision(accelerator, self._precision.dtype),
-            EarlyStopping(0),
-            Progress(torch.zeros(len(self._criterion.names), device=accelerator.device)),
-        )
-        step = TrainStep(
-            model,
-            state,
-            self._criterion,
-            dataclasses.replace(context, config=dataclasses.replace(context.config, batch_size=images)),
-        )
+        precision = Precision(accelerator, self._precision.dtype)
+        progress = Progress(torch.zeros(len(self._criterion.names), device=accelerator.device))
+        state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
+        config = dataclasses.replace(context.config, batch_size=images, multi_scale=False)
+        step = TrainStep(model, state, self._criterion, dataclasses.replace(context, config=config))
         model.train()
         batches = accelerator.in_advance(made_up_batch(images, self._size) for _ in range(3))
         step([next(batches)], 1)
@@ -234,17 +221,15 @@ def made_up_batch(images: int, size: int) -> Batch:
 
 def made_up_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
     """So many images with an object each."""
-    offsets = np.arange(images + 1)
-    boxes = np.tile(np.array([[0, 0, size / 2, size / 2]], np.float32), (images, 1))
     return DatasetIndex(
         split="val",
         names=tuple(names),
         path_bytes=np.zeros(0, np.uint8),
         path_offsets=np.zeros(images + 1, np.int64),
         sizes_hw=np.full((images, 2), size, np.int32),
-        box_offsets=offsets,
+        box_offsets=np.arange(images + 1),
         classes=np.zeros(images, np.int32),
-        boxes_xyxy=boxes,
+        boxes_xyxy=np.tile(np.array([[0, 0, size / 2, size / 2]], np.float32), (images, 1)),
         segment_offsets=np.zeros(0, np.int64),
         segment_points=np.zeros((0, 2), np.float32),
         digest="",

@@ -23,8 +23,8 @@ from tessera.utils.search.watch import Pruned, Watch
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Of each training: its own folder, of which nothing stays.
-_OWN: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective, "exist_ok": True}
+# Of each training, of which nothing stays.
+_OWN: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective}
 _OWN |= {"nosave": True, "noplots": True, "loggers": "none"}
 
 
@@ -38,22 +38,21 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T
         config: of the search; each training has its own, without pictures, trackers and files that stay.
         start: hyperparameters of the first trial.
         world: this rank.
-        train: one training, of flags, hyperparameters, world and watch.
+        train: one training, of flags, hyperparameters, world, folder and watch.
 
     Returns:
         What the last training that ended here returned; None where there was none left to do.
     """
     ended: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
-        plan = Plan(folder, config, start, world.recall("worker") or "")
+        plan = Plan(folder, config, start)
         world.from_main(lambda: stack.enter_context(plan))
-        world.remember("worker", plan.worker.name)
         while job := _next(plan, world):
             log.info(job.title)
-            own = dataclasses.replace(config, **_OWN, project=str(folder), name=job.name, seed=job.seed)
+            own = dataclasses.replace(config, **_OWN, project=str(folder), name=job.run.name, seed=job.seed)
             watch = Watch(world, parse_objective(config.objective), plan.report)
             with _training(plan, watch, world, folder):
-                ended = train(own, job.hyp, world, watch=watch)
+                ended = train(own, job.hyp, world, folder=job.run, watch=watch)
         log.info(world.from_main(plan.conclude))
     return ended
 
@@ -80,12 +79,12 @@ def _training(plan: Plan, watch: Watch, world: World, folder: Path) -> Iterator[
     except Diverged as error:
         end = "diverged"
         log.warning(f"It counts as worse than all that were measured: {error}")
-    except BaseException as error:
+    except Interrupted as error:
+        message = f"Stopped as asked. Continue the search with the same command and --resume {folder}"
+        raise Interrupted(message, error.exit_code - 128, saved=error.saved, reporter=error.reporter) from error
+    except Exception:
         if world.is_main:
-            with tolerate("giving the training back"):
-                plan.give_back(failed=isinstance(error, Exception))
-        if isinstance(error, Interrupted):
-            message = f"Stopped as asked. Continue the search with the same command and --resume {folder}"
-            raise Interrupted(message, error.exit_code - 128, saved=error.saved, reporter=error.reporter) from error
+            with tolerate("noting the failure"):
+                plan.fail()
         raise
     world.from_main(lambda: plan.finish(watch, end))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tessera.utils.checkpoints.folder import new_run, write_flags
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.launch import check_batch_size
-from tessera.utils.ranks.run_lock import remove_if_empty
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
@@ -38,7 +38,7 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     """The folder that `--evolve` writes to; every rank calls this.
 
     It is that of a search which `--resume` continues, which `--exist-ok` finds under its name, or which the launcher
-    has restarted the ranks of; else a new one, removed again where the search fails before anything is trained.
+    has restarted the ranks of; else a new one, removed again where the search fails before a training has ended.
 
     Raises:
         UserError: `--resume` means no search, or one with trainings of another kind; the folder exists and holds
@@ -46,32 +46,22 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     """
     earlier = world.recall("search")
     check_batch_size(config.batch_size, world.size)  # a resumed training may bring another, a search does not
-    with ExitStack() as stack:
-        if earlier:
-            folder = Path(earlier)
-        elif config.resume:
-            folder = world.from_main(lambda: _continued(config))
-            log.info(f"Continuing the search in {folder}")
-        else:
-            folder = stack.enter_context(_named_search(config, world))
-        world.remember("search", str(folder))
-        yield folder
-
-
-@contextmanager
-def _named_search(config: TrainConfig, world: World) -> Iterator[Path]:
-    with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
-        world.from_main(lambda: _begin(config, folder))
-    # From here on other workers may join it: its journal has a lock of its own.
+    if earlier:
+        folder = Path(earlier)
+    elif config.resume:
+        folder = world.from_main(lambda: _continued(config))
+        log.info(f"Continuing the search in {folder}")
+    else:
+        with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
+            world.from_main(lambda: _begin(config, folder))
+        # From here on other workers may join it: its journal has a lock of its own.
+    world.remember("search", str(folder))
     try:
         yield folder
     except Exception:  # not where it was stopped: it can be continued
-        begun = [folder / name for name in (JOURNAL, TABLE, FLAGS)]
-        if world.is_main and all(path in begun or path.is_dir() for path in folder.rglob("*")):
-            for path in begun:
-                path.unlink(missing_ok=True)
-            if not config.exist_ok:
-                remove_if_empty(folder)
+        is_new = not (earlier or config.resume)
+        if world.is_main and is_new and {path.name for path in folder.iterdir()} <= {JOURNAL, FLAGS}:
+            shutil.rmtree(folder)
         raise
 
 
@@ -128,11 +118,10 @@ def _continued(config: TrainConfig) -> Path:
         given = Path(config.resume).expanduser().absolute()
         folder = given.parent if given.name in (TABLE, JOURNAL) else given
         if not (folder / JOURNAL).is_file():
-            found = f"; its {TABLE} is of an earlier version" if (folder / TABLE).is_file() else ""
             raise UserError(
-                f"--resume {shown(given)}: not the folder of a search, which has a {JOURNAL}{found}. Name one that "
-                f"--evolve has written, or leave --resume out to begin a search; --hyp {BEST} begins it with the best "
-                "set of another."
+                f"--resume {shown(given)}: not the folder of a search, which has a {JOURNAL}. Name one that --evolve "
+                f"has written, or leave --resume out to begin a search; --hyp {BEST} begins it with the best set of "
+                "another."
             )
     _require_same_training(config, folder)
     return folder

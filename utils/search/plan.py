@@ -13,14 +13,11 @@ from tessera.utils.checkpoints.folder import write_yaml
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.files import write_whole
 from tessera.utils.search.folder import BEST, JOURNAL, REPORT, TABLE
-from tessera.utils.search.knobs import knobs
-from tessera.utils.search.report import Report
+from tessera.utils.search.report import Report, Row, best_first, write_rows
 from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.study import SharedStudy, load_optuna
-from tessera.utils.search.table import Row, best_first, rows, write_rows
 from tessera.utils.search.verdict import SEEDS, judge
 from tessera.utils.search.watch import Watch
-from tessera.utils.search.worker import Worker
 from tessera.utils.text import counted
 
 SETS = 3  # the best, which are trained again
@@ -28,16 +25,10 @@ _WAIT_S = 5.0
 
 
 class Job(NamedTuple):
-    """One training.
+    """One training."""
 
-    Attributes:
-        name: of its folder.
-        title: for the log.
-        hyp, seed: of it.
-    """
-
-    name: str
-    title: str
+    title: str  # for the log
+    run: Path  # its run directory, whose lock is held
     hyp: Hyp
     seed: int
 
@@ -45,19 +36,16 @@ class Job(NamedTuple):
 class Plan:
     """The trainings of a search, which this worker takes one by one; a context manager, which rank 0 alone enters.
 
+    Leaving it leaves a training that has not ended to whoever comes next.
+
     Args:
         folder: of the search.
         config: of the search.
         start: hyperparameters of the first trial; those of the search that is continued count instead.
-        earlier: name of the worker that this one replaces; "" where there is none.
-
-    Attributes:
-        worker: this process, whose heart beats inside.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, start: Hyp, earlier: str) -> None:
+    def __init__(self, folder: Path, config: TrainConfig, start: Hyp) -> None:
         self._folder, self._config, self._start = folder, config, start
-        self.worker = Worker(folder, earlier)
         self._again: SharedStudy | None = None
         self._sets: list[Row] = []  # that are trained again
 
@@ -68,7 +56,7 @@ class Plan:
             UserError: Optuna is not installed, or the journal cannot be read.
         """
         self._optuna = load_optuna()
-        self._trials = self._study = self._open("trial", "trials")
+        self._trials = self._study = self._shared("trial", "trials")
         with self._trials.turn():
             study = self._trials.study
             if "start" not in study.user_attrs:
@@ -77,25 +65,25 @@ class Plan:
             self._ranges = ranges(self._start, self._optuna)
             study.enqueue_trial({key: getattr(self._start, key) for key in self._ranges}, skip_if_exists=True)
         self._record()
-        self.worker.begin()
 
     def __exit__(self, *error: object) -> None:
-        self.worker.end()
+        self._study.release()
 
     def next(self) -> Job | str | None:
         """The next training; what there is to wait for, after a while of waiting; None when the search is over."""
         config = self._config
         if trial := self._claim(self._trials, config.evolve, self._ranges):
             title = f"Trial {trial.number}, of {config.evolve}"
-            return Job(self._study.name_of(trial), title, hyp_of(self._start, trial.params), config.seed)
+            return Job(title, self._study.run, hyp_of(self._start, trial.params), config.seed)
         if running := self._trials.trials("RUNNING"):
             return self._wait(running)
-        again = self._best_again()
-        if trial := self._claim(again, SEEDS * (len(self._sets) + 1) if self._sets else 0, {}):
-            number, seed = trial.user_attrs["set"], trial.user_attrs["seed"]
+        again, whole = self._best_again(), self._optuna.distributions.IntDistribution
+        axes = {"set": whole(0, len(self._sets)), "seed": whole(1, SEEDS)}
+        if trial := self._claim(again, SEEDS * (len(self._sets) + 1) if self._sets else 0, axes):
+            number, seed = trial.params["set"], trial.params["seed"]
             which = f"trial {self._sets[number - 1].number}" if number else "the start"
             hyp = self._sets[number - 1].hyp if number else self._start
-            return Job(again.name_of(trial), f"Again {which}, seed {seed}", hyp, (config.seed + seed) % 2**63)
+            return Job(f"Again {which}, seed {seed}", again.run, hyp, (config.seed + seed) % 2**63)
         if running := again.trials("RUNNING"):
             return self._wait(running)
         return None
@@ -103,7 +91,7 @@ class Plan:
     def report(self, epoch: int, value: float) -> bool:
         """Take in an epoch's value of the training under way; return whether it is to end. Never of the last epoch."""
         prunes = self._study is self._trials and epoch + 1 < self._config.epochs
-        return self._study.report(self._trial, epoch, value, prunes=prunes)
+        return self._study.report(epoch, value, prunes=prunes)
 
     def finish(self, watch: Watch, end: str) -> None:
         """Take in the result of the training under way.
@@ -114,59 +102,57 @@ class Plan:
         """
         value = watch.value if end == "measured" and math.isfinite(watch.value) else None
         end = "diverged" if end == "measured" and value is None else end
-        self._study.finish(self._trial, value, {"figures": watch.figures, "end": end})
+        self._study.finish(value, {"figures": watch.figures, "end": end})
         self._record()
+        self._study.release()
 
-    def give_back(self, *, failed: bool) -> None:
-        """Leave the training under way, which was stopped or has `failed`, to whoever comes next."""
-        self._study.give_back(self._trial, failed=failed)
+    def fail(self) -> None:
+        """Count a failure of the training under way."""
+        self._study.fail()
 
     def conclude(self) -> str:
         """Judge the sets, write the report and the set to use; return it in a line."""
         again = self._best_again().trials("COMPLETE")
-        values = {(t.user_attrs["set"], t.user_attrs["seed"]): t.value for t in again}
-        ended = self._ended()
-        standings = judge(values, len(self._sets))
-        report = Report(self._config.objective, ended, self._sets, standings, knobs(ended))
+        standings = judge({(t.params["set"], t.params["seed"]): t.value for t in again}, len(self._sets))
+        report = Report(self._config.objective, self._ended(), self._sets, standings)
         with self._trials.turn():
             write_yaml(self._folder / BEST, (report.winner.hyp if report.winner else self._start).as_dict())
             write_whole(self._folder / REPORT, report.text().encode())
         return report.summary()
 
-    def _open(self, label: str, name: str) -> SharedStudy:
-        return SharedStudy(self._optuna, self._folder, label, name, self.worker, self._config.epochs)
+    def _shared(self, label: str, name: str) -> SharedStudy:
+        return SharedStudy(self._optuna, self._folder, label, name, self._config.epochs)
 
     def _best_again(self) -> SharedStudy:
         """The trainings of the start and the best sets with other seeds; none where there are no sets."""
         if self._again is None:
-            self._again = self._open("again", f"the best of {self._config.evolve}")
+            self._again = self._shared("again", f"the best of {self._config.evolve}")
             with self._again.turn():
                 study, ended = self._again.study, {row.number: row for row in self._ended()}
                 if "sets" not in study.user_attrs:
                     best = [row.number for row in best_first(ended.values()) if row.hyp != self._start]
                     study.set_user_attr("sets", best[:SETS])
                 self._sets = [ended[number] for number in study.user_attrs["sets"]]
-                known = {(t.user_attrs["set"], t.user_attrs["seed"]) for t in self._again.trials()}
                 for seed, number in itertools.product(range(1, SEEDS + 1), range(len(self._sets) + 1)):
-                    if self._sets and (number, seed) not in known:
-                        study.enqueue_trial({}, user_attrs={"set": number, "seed": seed})
+                    study.enqueue_trial({"set": number, "seed": seed}, skip_if_exists=True)
         return self._again
 
     def _claim(self, study: SharedStudy, budget: int, axes: Mapping[str, Any]) -> Any | None:
-        self._study, self._trial = study, study.claim(budget, axes, self._config.seed)
-        return self._trial
+        self._study = study
+        return study.claim(budget, axes, self._config.seed)
 
     def _wait(self, running: list[Any]) -> str:
         time.sleep(_WAIT_S)
         return f"Waiting for {counted(len(running), 'training')} of other workers"
 
     def _ended(self) -> list[Row]:
-        return rows(self._trials.trials("COMPLETE", "PRUNED"), self._start)
+        trials = self._trials.trials("COMPLETE", "PRUNED")
+        return [Row.of(trial, hyp_of(self._start, trial.params)) for trial in trials]
 
     def _record(self) -> None:
         """Write the table and the best set so far; while sets are trained again there is nothing new in them."""
         with self._trials.turn():
-            ended = self._ended()
-            write_rows(self._folder / TABLE, ended)
+            if ended := self._ended():
+                write_rows(self._folder / TABLE, ended)
             if best := best_first(ended):
                 write_yaml(self._folder / BEST, best[0].hyp.as_dict())

@@ -1,7 +1,7 @@
 """Trials that workers on any number of hosts share: an Optuna study in the journal of a search.
 
-Optuna has the samplers, the pruner and the format of the journal. Here is who takes which trial: all that is decided
-is decided in turns, under one lock, which the system takes from a worker that is killed.
+Optuna has the samplers, the pruner and the format of the journal. Here is who takes which trial: workers take turns,
+and each holds the lock on the run directory of its trial. The system takes both locks from a worker that is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ from typing import Any
 
 from tessera.utils.errors import UserError, tolerate
 from tessera.utils.machine.extras import import_extra
+from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.search.folder import BEST, JOURNAL, turn
-from tessera.utils.search.worker import Worker
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line
 
@@ -47,23 +48,35 @@ class SharedStudy:
         folder: of the search.
         label: of its trials; with the number of one the name of the folder it is trained in.
         name: of the study in the journal.
-        worker: this process.
         epochs: of a training; decides from when on it is compared with the others.
+
+    Attributes:
+        trial: the one that this worker trains; None before the first.
 
     Raises:
         UserError: the journal cannot be read.
     """
 
-    def __init__(self, optuna: Any, folder: Path, label: str, name: str, worker: Worker, epochs: int) -> None:
-        self._optuna, self._folder, self._label, self._worker = optuna, folder, label, worker
+    def __init__(self, optuna: Any, folder: Path, label: str, name: str, epochs: int) -> None:
+        self._optuna, self._folder, self._label = optuna, folder, label
         # A third of the training, and at least three epochs, are too early to tell.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
         with self.turn():
-            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=_InTurn())
-            storage = optuna.storages.JournalStorage(backend)
+            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
             self.study = optuna.create_study(
-                storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
+                storage=optuna.storages.JournalStorage(backend),
+                study_name=name,
+                direction="maximize",
+                load_if_exists=True,
+                pruner=pruner,
             )
+        self.trial: Any = None
+        self._lock: RunLock | None = None  # on the trial's run directory
+
+    @property
+    def run(self) -> Path:
+        """Run directory of the trial."""
+        return self._folder / f"{self._label}{self.trial.number}"
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -72,87 +85,86 @@ class SharedStudy:
             _mend(self._folder / JOURNAL)
             yield
 
-    def name_of(self, trial: Any) -> str:
-        """Of the folder that a trial is trained in."""
-        return f"{self._label}{trial.number}"
-
     def trials(self, *states: str) -> list[Any]:
-        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), or in any, by number."""
+        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), by number."""
         wanted = tuple(self._optuna.trial.TrialState[state] for state in states)
-        return list(self.study.get_trials(deepcopy=False, states=wanted or None))
+        return list(self.study.get_trials(deepcopy=False, states=wanted))
 
     def claim(self, budget: int, ranges: Mapping[str, Any], seed: int) -> Any | None:
         """A trial for this worker, with values; None where `budget` trials are done, or are with other workers.
 
-        What a worker has left behind that is gone comes first.
+        One that was left unfinished comes first: by a worker that was stopped, or killed at whatever it did.
         """
         with self.turn():
-            for trial in self.trials("RUNNING"):
-                worker = trial.user_attrs.get("worker")
-                if worker is None or self._worker.is_gone(worker):  # None: it was killed in this turn
-                    log.warning(f"Trial {trial.number} was left by a worker that is gone; it is done again.")
-                    self._queue_again(trial)
-            number = len(self.trials("RUNNING", "COMPLETE", "PRUNED"))
-            if number >= budget:
+            left = next((trial for trial in self.trials("RUNNING") if self._hold(trial.number)), None)
+            number = left.number if left else len(self.trials("RUNNING", "COMPLETE", "PRUNED"))
+            if left is None and number >= budget:
                 return None
-            # By what is not done again: a search that was stopped samples what an undisturbed one would have.
             self.study.sampler = self._optuna.samplers.TPESampler(
                 multivariate=True, constant_liar=True, seed=int(sample_rng(seed, number, 0, "evolve").integers(2**32))
             )
-            trial = self.study.ask(dict(ranges))
-            trial.set_user_attr("worker", self._worker.name)
-            return trial
+            if left:
+                log.warning(f"Trial {number} was left unfinished; it is trained again, from its beginning.")
+                self.trial = self._optuna.trial.Trial(self.study, left._trial_id)
+            else:
+                self.trial = self.study.ask()
+                self._hold(self.trial.number)
+            for name, axis in ranges.items():
+                is_whole = isinstance(axis, self._optuna.distributions.IntDistribution)
+                suggest = self.trial.suggest_int if is_whole else self.trial.suggest_float
+                suggest(name, axis.low, axis.high, log=axis.log)
+            self.trial.set_user_attr("worker", f"{socket.gethostname()}-{os.getpid()}")
+            return self.trial
 
-    def report(self, trial: Any, epoch: int, value: float, *, prunes: bool) -> bool:
+    def report(self, epoch: int, value: float, *, prunes: bool) -> bool:
         """Take in the value of an epoch; return whether the training is to end here."""
         with self.turn():
-            if not self._is_running(trial):
-                log.warning(f"Trial {trial.number}: others took this worker for gone, and do it again; it ends here.")
+            if not self._is_running():
+                log.warning(f"Trial {self.trial.number}: another worker has taken it over; it ends here.")
                 return True
-            trial.report(value, epoch)
-            return prunes and bool(trial.should_prune())
+            known = self.study.trials[self.trial.number].intermediate_values  # of a worker that left it
+            if epoch not in known:
+                self.trial.report(value, epoch)
+            return prunes and epoch >= max(known, default=0) and bool(self.trial.should_prune())
 
-    def finish(self, trial: Any, value: float | None, attributes: Mapping[str, Any]) -> None:
-        """End a trial, with its value or as one that was pruned; not where others do it again meanwhile."""
+    def finish(self, value: float | None, attributes: Mapping[str, Any]) -> None:
+        """End the trial, with its value or as one that was pruned; not where another worker has done so."""
         with self.turn():
-            if self._is_running(trial):
+            if self._is_running():
                 for key, attribute in attributes.items():
-                    trial.set_user_attr(key, attribute)
+                    self.trial.set_user_attr(key, attribute)
                 state = self._optuna.trial.TrialState["PRUNED" if value is None else "COMPLETE"]
-                self.study.tell(trial, value, state=state)
-        self._remove_files(trial)
+                self.study.tell(self.trial, value, state=state)
 
-    def give_back(self, trial: Any, *, failed: bool) -> None:
-        """Leave a trial to whoever comes next; one that has `failed` for the third time ends, as diverged."""
-        if failed and trial.user_attrs.get("failures", 0) + 1 == _MOST_FAILURES:
-            log.warning(f"Trial {trial.number} has failed {_MOST_FAILURES} times: it counts as diverged from now on.")
-            self.finish(trial, None, {"end": "diverged"})
+    def fail(self) -> None:
+        """Count a failure of the trial, which whoever comes next trains again; the third one ends it, as diverged."""
+        failures = self.trial.user_attrs.get("failures", 0) + 1
+        if failures == _MOST_FAILURES:
+            log.warning(f"Trial {self.trial.number} has failed {failures} times: it counts as diverged from now on.")
+            self.finish(None, {"end": "diverged"})
             return
         with self.turn():
-            if self._is_running(trial):
-                self._queue_again(trial, failed=failed)
+            if self._is_running():
+                self.trial.set_user_attr("failures", failures)
 
-    def _is_running(self, trial: Any) -> bool:
-        return trial.number in {other.number for other in self.trials("RUNNING")}
+    def release(self) -> None:
+        """Remove the run directory and its lock: a trial that has not ended is left to whoever comes next."""
+        if self._lock is None:
+            return
+        with tolerate(f"removing {self._lock.run}"):  # what a network's disk holds on to does not end a search
+            shutil.rmtree(self._lock.run)
+        self._lock.__exit__()
+        self._lock = None
 
-    def _queue_again(self, trial: Any, *, failed: bool = False) -> None:
-        """Queue a copy of a trial, then end it: whoever is killed between the two leaves it for another turn."""
-        trials = self.trials()
-        left = trials[trial.number]
-        if left.number not in {other.user_attrs.get("copy_of") for other in trials}:
-            values = {**left.params, **left.system_attrs.get("fixed_params", {})}  # it may have been killed in between
-            failures = left.user_attrs.get("failures", 0) + failed
-            changed = {"copy_of": left.number, "failures": failures, "worker": None}
-            self.study.enqueue_trial(values, user_attrs={**left.user_attrs, **changed})
-        self.study.tell(left.number, state=self._optuna.trial.TrialState.FAIL)
-        self._remove_files(trial)
+    def _is_running(self) -> bool:
+        return any(other.number == self.trial.number for other in self.trials("RUNNING"))
 
-    def _remove_files(self, trial: Any) -> None:
-        """Nothing stays of a training; what a network's disk holds on to does not end a search."""
-        folder = self._folder / self.name_of(trial)
-        if folder.is_dir():
-            with tolerate(f"removing {folder}"):
-                shutil.rmtree(folder)
+    def _hold(self, number: int) -> bool:
+        """Take the lock on a trial's run directory; False where a worker has it."""
+        lock = RunLock(self._folder / f"{self._label}{number}")
+        if lock.take() is None:
+            self._lock = lock
+        return self._lock is lock
 
 
 @contextmanager
@@ -168,16 +180,6 @@ def _readable(path: Path) -> Iterator[None]:
             f"({one_line(f'{type(error).__name__}: {error}', 120)}). Begin another search, under another --name; "
             f"--hyp {path.with_name(BEST)} begins it with the best set so far."
         ) from error
-
-
-class _InTurn:
-    """Optuna's lock on its journal: every write is inside a turn, so there is nothing left to wait for."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return None
 
 
 def _mend(path: Path) -> None:

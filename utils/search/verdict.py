@@ -19,15 +19,10 @@ _ROUNDS = 200_000
 
 
 class Gain(NamedTuple):
-    """What a set gains over the start.
+    """What a set gains over the start."""
 
-    Attributes:
-        mean: over the seeds.
-        margin: half the width of its interval; infinite where there are too few seeds for one.
-    """
-
-    mean: float
-    margin: float
+    mean: float  # over the seeds
+    margin: float  # half the width of its interval; infinite where there are too few seeds for one
 
     @property
     def is_better(self) -> bool:
@@ -36,17 +31,11 @@ class Gain(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a set did when it was trained again.
+    """How a set did when it was trained again."""
 
-    Attributes:
-        mean: of its values; NaN where it has none.
-        diverged: how many of its trainings did.
-        gain: over the start; None of the start itself, and where a training of either diverged.
-    """
-
-    mean: float
-    diverged: int
-    gain: Gain | None = None
+    mean: float  # of its values; NaN where it has none
+    diverged: int  # how many of its trainings did
+    gain: Gain | None = None  # over the start; None of the start itself, and where a training of either diverged
 
 
 def judge(values: Mapping[tuple[int, int], float], sets: int) -> list[Standing]:

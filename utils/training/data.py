@@ -36,21 +36,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The dataset of a training.
-
-    Attributes:
-        spec: what its YAML says.
-        pictures: index of the training split.
-        train: what is trained on: the same, or with `--tile` the views of it.
-        val: index of the validation split.
-        train_hash: digest of `train`, by which a resumed run knows other data.
-    """
+    """The dataset of a training."""
 
     spec: DatasetSpec
-    pictures: DatasetIndex
-    train: DatasetIndex
+    pictures: DatasetIndex  # the training split
+    train: DatasetIndex  # what is trained on: the same, or with `--tile` the views of it
     val: DatasetIndex
-    train_hash: str
+    train_hash: str  # digest of `train`, by which a resumed run knows other data
 
     @property
     def images_per_epoch(self) -> int:
@@ -66,29 +58,21 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
     """
     world.set_activity("reading the dataset")
     with torch_distributed_zero_first(world.local_rank, world) as verified:
-        spec = _read_spec(config)
+        try:
+            spec = load_spec(config.data)
+        except UserError as error:
+            if not config.resume:
+                raise
+            told = "It is the dataset of the resumed run: if that was moved, give --data."
+            raise type(error)(f"{error}\n{told}") from error
         pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
     train = views_asked_for(pictures, config, show_progress=world.is_main)
     return TrainingData(spec, pictures, train, val, train.content_hash())
 
 
-def _read_spec(config: TrainConfig) -> DatasetSpec:
-    try:
-        return load_spec(config.data)
-    except UserError as error:
-        if not config.resume:
-            raise
-        raise type(error)(f"{error}\nIt is the dataset of the resumed run: if that was moved, give --data.") from error
-
-
 def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
-    """The index of the training, or with `--tile` the views of its pictures.
-
-    Args:
-        pictures: index of the training split.
-        config: of the run.
-        show_progress: as of `view_index`.
+    """The index of the training split, or with `--tile` the views of its pictures.
 
     Raises:
         UserError: tiles do not suit the objects.

@@ -24,25 +24,15 @@ _ARRAYS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended; of a search, its last training here. Without one all but the flags' is None.
+    """How a training ended; of a search, its last training here. Without one all but the flags' is None."""
 
-    Attributes:
-        metrics: of the best epoch.
-        run: its folder; of a search, the search's.
-        data: what `--data` named.
-        epochs: that are done.
-        best_epoch: from 0; None where none is better than what the run began with.
-        stopped_early: by `--patience`.
-        checked: what `--check-data` found.
-    """
-
-    metrics: Metrics | None = None
-    run: Path | None = None
-    data: str | None = None
-    epochs: int | None = None
-    best_epoch: int | None = None
-    stopped_early: bool | None = None
-    checked: dict[str, Any] | None = None
+    metrics: Metrics | None = None  # of the best epoch
+    run: Path | None = None  # its folder; of a search, the search's
+    data: str | None = None  # what `--data` named
+    epochs: int | None = None  # that are done
+    best_epoch: int | None = None  # from 0; None where none is better than what the run began with
+    stopped_early: bool | None = None  # by `--patience`
+    checked: dict[str, Any] | None = None  # what `--check-data` found
     exit_code: int = 0
 
     def of_search(self) -> Ended:
@@ -51,8 +41,7 @@ class Ended:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
-        folder = self.run / "weights" if self.run else None
-        saved = sorted(folder.glob("*.pt")) if folder else []
+        saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
         return {
             "data": self.data,
             "epochs": self.epochs,

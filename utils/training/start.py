@@ -104,21 +104,16 @@ def open_run(
         smoothing = config.label_smoothing
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=smoothing, class_weights=by_class)
         run = RunContext(config, hyp, world, imgsz, model.stride, folder, start, resumed is not None)
-        run = with_batch_size(run, model, criterion, precision, data.images_per_epoch)
-    stack.enter_context(explain_out_of_memory(accelerator, work_in_words(run), OUT_OF_MEMORY_REMEDIES))
+        largest = largest_size(imgsz, model.stride) if config.multi_scale else imgsz
+        if run.batch_size <= 0:
+            trial = Trial(run, model, criterion, precision, largest)
+            config = dataclasses.replace(config, batch_size=auto_batch_size(trial, data.images_per_epoch, world))
+            run = dataclasses.replace(run, config=config)
+    scale = f" (up to {largest} px)" if config.multi_scale else ""
+    work = f"a batch of {counted(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
+    stack.enter_context(explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES))
     check_statistics(run)
     return run, data, fresh_state(run, model, criterion, precision), criterion
-
-
-def with_batch_size(
-    run: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, most: int
-) -> RunContext:
-    """The run with the batch size that was asked for, or the one that AutoBatch finds, which does not exceed `most`."""
-    if run.batch_size > 0:
-        return run
-    size = largest_size(run.imgsz, run.stride) if run.config.multi_scale else run.imgsz
-    batch_size = auto_batch_size(Trial(run, model, criterion, precision, size), most, run.world)
-    return dataclasses.replace(run, config=dataclasses.replace(run.config, batch_size=batch_size))
 
 
 def fresh_state(
@@ -128,12 +123,5 @@ def fresh_state(
     fused = run.world.accelerator.fused_optimizers
     optimizer = build_optimizer(model, run.optimizer, run.hyp, run.batch_size, fused=fused, layer_decay=run.layer_decay)
     progress = Progress(torch.zeros(len(criterion.names), device=run.world.device))
-    return TrainState(
-        model, ModelEMA(model, run.hyp.ema_share), optimizer, precision, EarlyStopping(run.config.patience), progress
-    )
-
-
-def work_in_words(run: RunContext) -> str:
-    """What takes the memory of a run, for a message: the batch of a rank."""
-    scale = f" (up to {largest_size(run.imgsz, run.stride)} px)" if run.config.multi_scale else ""
-    return f"a batch of {counted(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
+    ema, stopper = ModelEMA(model, run.hyp.ema_share), EarlyStopping(run.config.patience)
+    return TrainState(model, ema, optimizer, precision, stopper, progress)

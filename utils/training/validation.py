@@ -41,13 +41,10 @@ class Validation:
     """Measures the averaged model after an epoch's steps, while last.pt is written; every rank calls its methods.
 
     Args:
-        run: of the training.
+        run, criterion, journal, profile: of the training.
         state: whose average is measured.
         loader: this rank's share of the validation images.
-        criterion: for the validation losses.
         saver: writes last.pt, from which a run that is stopped here resumes with this validation.
-        journal: keeps some pictures.
-        profile: measures the time.
         interruption: whether this rank was asked to stop.
         watch: what a search sees of the training; None outside of one.
     """
@@ -120,9 +117,8 @@ class Validation:
     def of_best(self, data: TrainingData) -> Ended:
         """Measure the best checkpoint, with its tables, pictures and page, and say where everything lies.
 
-        Not once more where it holds the weights of the last epoch, bit by bit: they are measured already.
-
-        Not for a search, of whose trainings nothing stays: there the last epoch counts, which is measured already.
+        Not once more where it holds the weights of the last epoch, bit by bit; and not for a search, of whose trainings
+        nothing stays: there the last epoch counts.
         """
         if self._watch:
             assert self._watch.metrics, "the last epoch is always measured"
@@ -139,16 +135,8 @@ class Validation:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{said}")
             verbose, plots = len(index.names) <= 20, self._journal.renders
-            origin = Origin(
-                run.config,
-                str(best),
-                run.imgsz,
-                run.world.accelerator.name,
-                run.world.size,
-                data.pictures,
-                epoch,
-                self._state.progress.skipped_steps,
-            )
+            device, skipped = run.world.accelerator.name, self._state.progress.skipped_steps
+            origin = Origin(run.config, str(best), run.imgsz, device, run.world.size, data.pictures, epoch, skipped)
             epochs = functools.partial(read_results, run.folder / "results.csv")
             listed = report_validation(
                 found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs

@@ -31,32 +31,20 @@ _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
 class Resumable(NamedTuple):
-    """A checkpoint to continue from.
+    """A checkpoint to continue from."""
 
-    Attributes:
-        path: of last.pt, or of what takes its place, on the host that has it.
-        checkpoint: its content.
-        others: flags given now that name another file than those of the run.
-    """
-
-    path: Path
+    path: Path  # of last.pt, or of what takes its place, on the host that has it
     checkpoint: dict[str, Any]
-    others: Sequence[Difference] = ()
+    others: Sequence[Difference] = ()  # flags given now that name another file than those of the run
 
 
 class Begun(NamedTuple):
-    """What `train` begins with.
-
-    Attributes:
-        config, hyp: the flags and, where they are known already, the hyperparameters.
-        resumed: the run to resume; None = a fresh one.
-        folder: of the run, whose lock is held; None = a new one, yet to be made.
-    """
+    """What `train` begins with."""
 
     config: TrainConfig
-    hyp: Hyp | None
-    resumed: ResumedRun | None
-    folder: Path | None
+    hyp: Hyp | None  # where they are known already
+    resumed: ResumedRun | None  # None = a fresh run
+    folder: Path | None  # of the run, whose lock is held; None = a new one, yet to be made
 
 
 def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Begun | None:
@@ -165,11 +153,7 @@ def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Path:
 
 
 def _named_run(given: Mapping[str, Any], asked: TrainConfig) -> Path:
-    """The folder of the run that `--resume auto` means.
-
-    Raises:
-        ConfigError: no name is given.
-    """
+    """The folder of the run that `--resume auto` means."""
     if "name" not in given:
         raise ConfigError(
             "--resume auto: found no --name, expected that of the run: each start of the command looks for it, begins "
@@ -182,9 +166,6 @@ def _whole_or_none(run: Path, given: Mapping[str, Any], asked: TrainConfig, worl
     """`--resume auto`: the newest whole checkpoint of that run; None where it has yet to begin.
 
     Rank 0 reads it, and compares its own flags: on other hosts the dataset may lie elsewhere.
-
-    Raises:
-        UserError: as of `_newest_whole`, or the folder holds no run.
     """
 
     def read() -> Resumable | None:
@@ -206,18 +187,14 @@ def _other_files(given: Mapping[str, Any], asked: TrainConfig, before: TrainConf
     found = []
     for flag in ("weights", "cfg", "data"):
         now, was = getattr(asked, flag), getattr(before, flag)
-        if flag in given and now != was and not (now and was and _absolute(flag, now) == _absolute(flag, was)):
+        resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
+        if flag in given and resolved[0] != resolved[1]:
             found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 
 
-def _absolute(flag: str, name: str) -> Path:
-    return user_path(name, f"--{flag}").resolve()
-
-
 def _newest_whole(run: Path, who: str) -> Resumable | None:
-    """last.pt, or else the newest epochN.pt that is whole, with a warning that begins with `who`; None where the run
-    has yet to begin.
+    """last.pt, or else the newest whole epochN.pt, with a warning that begins with `who`; None of a run yet to begin.
 
     Raises:
         UserError: the run had begun, but none of its checkpoints is whole.
@@ -255,11 +232,7 @@ def _is_trained(best: Path) -> bool:
 
 
 def _require_no_other_folder(run: Path) -> None:
-    """Refuse a folder with files that no start of a run has left: the flags are the first that one writes.
-
-    Raises:
-        UserError: names one of the files.
-    """
+    """Refuse a folder with files that no start of a run has left: the flags are the first that one writes."""
     files = (path for path in run.rglob("*") if not path.is_dir() and path.suffix != ".tmp" and path.name != LOCK)
     if not (run / "opt.yaml").is_file() and (first := next(files, None)):
         raise UserError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.utils.engine.flags import StepFlags
 from tessera.utils.engine.guard import DivergenceGuard
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import Diverged
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import TINY, Trainer

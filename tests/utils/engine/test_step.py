@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.utils.engine.flags import StepFlags
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
 

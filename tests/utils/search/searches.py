@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,10 @@ def worth(hyp: Hyp, seed: int, slope: float = 0.1) -> float:
     return 0.5 - slope * distance(hyp) + rng.normal(0, NOISE)
 
 
-def made(config: TrainConfig) -> Path:
-    """The folder of a training, as `train` makes it."""
-    folder = Path(config.project) / config.name
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def curve(
-    config: TrainConfig, hyp: Hyp, world: World, watch: Watch, seconds: float = 0.0, slope: float = 0.1
+    config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch, seconds: float = 0.0, slope: float = 0.1
 ) -> Metrics:
     """A training whose worth grows over its epochs."""
-    folder = made(config)
     final = worth(hyp, config.seed, slope)
     for epoch in range(config.epochs):
         time.sleep(seconds)
@@ -69,9 +62,8 @@ def curve(
     return watch.metrics
 
 
-def nothing(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
+def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
     """A training of one epoch that is worth 0."""
-    made(config)
     watch.after_epoch(0, found(0.0))
     return MEASURED
 
@@ -91,10 +83,7 @@ def main(project: str, trials: int, seconds: float) -> None:
     setup_logging(0, 1)
     config = TrainConfig(evolve=trials, epochs=4, project=project, name="shared", exist_ok=True)
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, watch: Watch) -> Metrics:
-        return curve(config, hyp, world, watch, seconds)
-
-    evolve(config, START, World(), train)
+    evolve(config, START, World(), partial(curve, seconds=seconds))
 
 
 if __name__ == "__main__":

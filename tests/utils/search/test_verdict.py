@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tessera.utils.search.report import Report
-from tessera.utils.search.table import Row
+from tessera.utils.search.report import Report, Row
 from tessera.utils.search.verdict import Gain, critical, gains, judge
 from tests.utils.search.searches import START
 
@@ -73,7 +72,7 @@ def test_what_diverged_is_not_judged() -> None:
         del values[0, seed]
     start, first, second = judge(values, 2)
     assert [s.diverged for s in (start, first, second)] == [2, 1, 0] and second.gain is None
-    report = Report("map", (), [Row(7, "measured", 0.4, (), START), Row(9, "measured", 0.3, (), START)], [], None)
+    report = Report("map", (), [Row(7, "measured", 0.4, (), START), Row(9, "measured", 0.3, (), START)], [])
     report = dataclasses.replace(report, standings=[start, first, second])
     assert report.winner is report.sets[1]
     assert report.summary().startswith("Better: the start diverged with 2 of 3 seeds, trial 9 with none.")
