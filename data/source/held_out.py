@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -174,14 +174,7 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
-    signs = np.where(np.unpackbits(bits[first], axis=1), np.float32(1), np.float32(-1))
-    signs[~bits[first].any(1)] = 0
-    length = max(_DISTANCES // max(count, 1), 1)
-    for start in range(0, count, length):
-        rows = np.arange(start, min(start + length, count))
-        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
-        near = signs[rows] @ signs.T >= BITS - 2 * alike
-        near[np.arange(len(rows)), rows] = False
+    for rows, near in similar(bits[first], alike):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
@@ -198,6 +191,24 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
                 break
             labels = parent[labels]
     return np.unique(labels, return_inverse=True)[1][of.reshape(-1)]
+
+
+def similar(bits: NDArray[np.uint8], alike: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
+
+    Args:
+        bits: uint8 (N, 18), as in Fingerprints; those of 0 look like nothing else.
+        alike: the limit.
+    """
+    signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
+    signs[~bits.any(1)] = 0
+    length = max(_DISTANCES // max(len(bits), 1), 1)
+    for start in range(0, len(bits), length):
+        rows = np.arange(start, min(start + length, len(bits)))
+        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
+        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * alike
+        near[np.arange(len(rows)), rows] = False
+        yield rows, near
 
 
 def _cache_file(spec: DatasetSpec, what: str) -> Path:

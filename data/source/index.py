@@ -22,7 +22,15 @@ from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import left_out_line, missing_labels, refuse_unusable, shared_labels, unused_ignores
+from tessera.data.source.refusals import (
+    flat,
+    left_out_line,
+    missing_labels,
+    refuse_unusable,
+    shared_labels,
+    unused_ignores,
+    without_objects,
+)
 from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
@@ -118,6 +126,27 @@ def problem_report(index: DatasetIndex) -> str:
             count = counted(len(found), noun)
             said.append(f"{index.split}: {count} {about} images or labels:\n  {lines}; --check-data {where}")
     return "\n".join(said)
+
+
+def index_warnings(index: DatasetIndex) -> list[str]:
+    """What a run is warned of before it uses an index; it goes on all the same.
+
+    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    """
+    found = list(filter(None, [problem_report(index)]))
+    without_area = int(flat(index.boxes_xyxy).sum())
+    if without_area:
+        use = (
+            "nothing is learnt from such a box"
+            if index.split == "train"
+            else "such a box is an object that is never found"
+        )
+        every = "all " if without_area == len(index.classes) > 1 else ""
+        boxes = counted(without_area, "box")
+        found.append(f"{index.split}: {every}{boxes} without width or height: {use}; --check-data says where")
+    if not len(index.classes):
+        found.append(without_objects(index.split, len(index)))
+    return found
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:

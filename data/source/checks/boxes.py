@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco_objects import category_of, is_crowd
 from tessera.data.source.annotations.label_files import ENDLESS, any_labels
 from tessera.data.source.annotations.segmentation import numbers
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, share
+from tessera.data.source.checks.report import DatasetCheck, Part, share
+from tessera.data.source.refusals import flat
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
@@ -82,12 +82,6 @@ def _turn(record: Mapping[str, Any]) -> float:
     attributes = record.get("attributes")
     turned = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
     return turned[0] % 180 if turned else 0.0
-
-
-def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which boxes (n, 4) have no width or no height, (n,)."""
-    found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
-    return found
 
 
 def _corners(written: Written) -> NDArray[np.bool_]:

@@ -14,9 +14,8 @@ import pytest
 
 from tessera.data.source import held_out
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.held_out import ALIKE_BITS, Fingerprints, difference_hash, divide, group
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import HeldOut

@@ -9,8 +9,7 @@ import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.checks.report import PROBLEMS_CODE, DatasetCheck
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_coco import coco, write_coco

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.looks import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
+from tessera.data.source.checks.pictures import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
 from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset
