@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,11 @@ from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 10  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\4"  # its last byte counts the layouts of the file
+_MAGIC = b"TESSERA INDEX\n\0\5"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
+_PLAIN = ("split", "names", "digest", "problems", "notes", "left_out", "stored_hash")  # in the header
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def build_index(
     verified = {} if verified is None else verified
     digest = verified.get(str(path))
     if digest is not None and (stored := read_index(path, digest)) is not None:
-        return dataclasses.replace(stored.content, pixels=spec.pixels)
+        return dataclasses.replace(stored[0], pixels=spec.pixels)
     index = _verified_index(path, spec, split, single_cls)
     if index.left_out:
         logger.info(index.left_out)
@@ -81,12 +82,12 @@ def build_index(
 
 def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
     """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
-    stored = read_index(path)
-    listing = list_images(spec, split, stored.coco_images() if stored else None)
+    stored, coco_images = read_index(path) or (None, None)
+    listing = list_images(spec, split, coco_images)
     names = class_names(spec, single_cls)
     digest = _digest(spec, split, listing, names)
-    if stored is not None and stored.content.digest == digest:
-        return stored.content
+    if stored is not None and stored.digest == digest:
+        return stored
     if not listing.is_complete:
         listing = list_images(spec, split)
     if listing.ownerless:
@@ -95,7 +96,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
-    ids = _coco_ids(listing, scanned, spec, names, single_cls)
+    ids = _coco_ids(listing, scanned, spec, single_cls)
     listing.notes += unused_ignores(spec, split, scanned)
     index = _assemble(split, names, listing, scanned, digest, ids, left_out_line(spec, split, scanned))
     try:
@@ -109,7 +110,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         )
         return index
     written = read_index(path)
-    return index if written is None or written.content.digest != digest else written.content
+    return index if written is None or written[0].digest != digest else written[0]
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
@@ -151,15 +152,9 @@ def index_warnings(index: DatasetIndex) -> list[str]:
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
     """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
-    parts = [
-        split,
-        str(spec.root),
-        *map(str, spec.splits.get(split, ())),
-        *spec.names,
-        str(single_cls),
-        *([str(spec.held_out)] if spec.held_out else []),
-        *([str((spec.label_names, spec.parts))] if spec.label_names else []),
-    ]
+    parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
+    parts += [str(spec.held_out)] if spec.held_out else []
+    parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
@@ -186,9 +181,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     return state.hexdigest()
 
 
-def _coco_ids(
-    listing: Listing, scanned: Scan, spec: DatasetSpec, names: tuple[str, ...], single: bool
-) -> CocoIds | None:
+def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) -> CocoIds | None:
     """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
@@ -236,20 +229,14 @@ def _assemble(
     }
     for array in arrays.values():
         array.flags.writeable = False  # as from the cache
+    missing = missing_labels(split, listing, scanned)
     index = DatasetIndex(
         split=split,
         names=names,
         digest=digest,
-        problems=(
-            *listing.problems,
-            *shared_labels([listing]),
-            *missing_labels(split, listing, scanned),
-            *scanned.problems,
-        ),
+        problems=tuple(listing.problems + shared_labels([listing]) + missing + scanned.problems),
         notes=(*listing.notes, *scanned.notes),
         left_out=left_out,
-        stored_hash="",
-        pixels=None,
         **arrays,
     )
     return dataclasses.replace(index, stored_hash=index.content_hash())
@@ -260,39 +247,12 @@ def _offsets(counts: Any) -> NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 
-class StoredIndex(NamedTuple):
-    """What an index file holds; the arrays are mapped, not read, so that all processes of a node share them.
-
-    Attributes:
-        content: the index.
-        coco_text: uint8, what COCO files listed, as JSON.
-    """
-
-    content: DatasetIndex
-    coco_text: NDArray[np.uint8]
-
-    def coco_images(self) -> Remembered:
-        """COCO file → its state and the images it lists."""
-        listed = json.loads(self.coco_text.tobytes())
-        return {file: (tuple(state), paths) for file, (state, paths) in listed.items()}
-
-
 def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in vars(index).items() if isinstance(value, np.ndarray)}
     arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
-    header = json.dumps(
-        {
-            "split": index.split,
-            "names": index.names,
-            "digest": index.digest,
-            "problems": index.problems,
-            "notes": index.notes,
-            "left_out": index.left_out,
-            "content_hash": index.content_hash(),
-            "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
-        }
-    ).encode()
+    shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    header = json.dumps({**{name: getattr(index, name) for name in _PLAIN}, "arrays": shapes}).encode()
     pieces = [len(header).to_bytes(8, "little"), header]
     written = len(_MAGIC) + 32 + 8 + len(header)
     for array in arrays.values():
@@ -306,12 +266,16 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 
 
-def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
-    """Map an index file; None where there is none, or it is damaged, of another format or not the one of `digest`.
+def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Remembered] | None:
+    """Map an index file, so that all processes of a node share its arrays.
 
     Args:
         path: the file.
         digest: of the index that was found undamaged there just now, so its checksum is not computed again.
+
+    Returns:
+        The index, and of each COCO file its state and the images it lists; None where there is no file, or it is
+        damaged, of another format or not the one of `digest`.
     """
     start = len(_MAGIC) + 32
     try:
@@ -335,16 +299,6 @@ def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
         at += length
-    coco_images = arrays.pop(_COCO_IMAGES)
-    index = DatasetIndex(
-        split=header["split"],
-        names=tuple(header["names"]),
-        digest=header["digest"],
-        problems=tuple(header["problems"]),
-        notes=tuple(header["notes"]),
-        left_out=header["left_out"],
-        stored_hash=header["content_hash"],
-        pixels=None,
-        **arrays,
-    )
-    return StoredIndex(index, coco_images)
+    listed = json.loads(arrays.pop(_COCO_IMAGES).tobytes())
+    plain = {name: tuple(found) if isinstance(found := header[name], list) else found for name in _PLAIN}
+    return DatasetIndex(**plain, **arrays), {file: (tuple(state), paths) for file, (state, paths) in listed.items()}
