@@ -84,8 +84,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
     stored, coco_images = read_index(path) or (None, None)
     listing = list_images(spec, split, coco_images)
-    names = class_names(spec, single_cls)
-    digest = _digest(spec, split, listing, names)
+    digest = _digest(spec, split, listing, class_names(spec, single_cls))
     if stored is not None and stored.digest == digest:
         return stored
     if not listing.is_complete:
@@ -96,9 +95,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
-    ids = _coco_ids(listing, scanned, spec, single_cls)
-    listing.notes += unused_ignores(spec, split, scanned)
-    index = _assemble(split, names, listing, scanned, digest, ids, left_out_line(spec, split, scanned))
+    index = _assemble(spec, split, single_cls, listing, scanned, digest)
     try:
         write_index(path, index, listing.coco_images)
     except OSError as error:
@@ -204,41 +201,36 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
 
 
 def _assemble(
-    split: str,
-    names: tuple[str, ...],
-    listing: Listing,
-    scanned: Scan,
-    digest: str,
-    ids: CocoIds | None,
-    left_out: str,
+    spec: DatasetSpec, split: str, single_cls: bool, listing: Listing, scanned: Scan, digest: str
 ) -> DatasetIndex:
+    ids = _coco_ids(listing, scanned, spec, single_cls)
+    notes = listing.notes + unused_ignores(spec, split, scanned) + scanned.notes
+    problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned) + scanned.problems
     paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
-    arrays: dict[str, NDArray[Any]] = {
-        "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
-        "path_offsets": _offsets([len(path) for path in paths]),
-        "sizes_hw": scanned.sizes_hw,
-        "box_offsets": _offsets(scanned.counts),
-        "classes": scanned.classes,
-        "boxes_xyxy": scanned.boxes_xyxy,
-        "segment_offsets": _offsets(scanned.point_counts) if len(scanned.points) else np.zeros(0, np.int64),
-        "segment_points": scanned.points,
-        "ignored_offsets": _offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else np.zeros(0, np.int64),
-        "ignored_classes": scanned.ignored_classes.clip(ANY_CLASS),
-        "ignored_boxes_xyxy": scanned.ignored_boxes_xyxy,
-        "coco_text": np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
-    }
-    for array in arrays.values():
-        array.flags.writeable = False  # as from the cache
-    missing = missing_labels(split, listing, scanned)
+    no_offsets = np.zeros(0, np.int64)
     index = DatasetIndex(
         split=split,
-        names=names,
+        names=class_names(spec, single_cls),
         digest=digest,
-        problems=tuple(listing.problems + shared_labels([listing]) + missing + scanned.problems),
-        notes=(*listing.notes, *scanned.notes),
-        left_out=left_out,
-        **arrays,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        left_out=left_out_line(spec, split, scanned),
+        path_bytes=np.frombuffer(b"".join(paths), np.uint8),
+        path_offsets=_offsets([len(path) for path in paths]),
+        sizes_hw=scanned.sizes_hw,
+        box_offsets=_offsets(scanned.counts),
+        classes=scanned.classes,
+        boxes_xyxy=scanned.boxes_xyxy,
+        segment_offsets=_offsets(scanned.point_counts) if len(scanned.points) else no_offsets,
+        segment_points=scanned.points,
+        ignored_offsets=_offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
+        ignored_classes=scanned.ignored_classes.clip(ANY_CLASS),
+        ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
+        coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
+    for value in vars(index).values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False  # as from the cache
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
@@ -293,12 +285,11 @@ def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Rem
     header = json.loads(content[start + 8 : at].tobytes())
     if digest not in (None, header["digest"]):
         return None
-    arrays: dict[str, NDArray[Any]] = {}
+    fields: dict[str, Any] = {name: tuple(own) if isinstance(own := header[name], list) else own for name in _PLAIN}
     for name, dtype, shape in header["arrays"]:
         at += -at % _ALIGNMENT
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
+        fields[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
         at += length
-    listed = json.loads(arrays.pop(_COCO_IMAGES).tobytes())
-    plain = {name: tuple(found) if isinstance(found := header[name], list) else found for name in _PLAIN}
-    return DatasetIndex(**plain, **arrays), {file: (tuple(state), paths) for file, (state, paths) in listed.items()}
+    listed = json.loads(fields.pop(_COCO_IMAGES).tobytes())
+    return DatasetIndex(**fields), {file: (tuple(state), paths) for file, (state, paths) in listed.items()}

@@ -63,14 +63,7 @@ class Place:
         return os.path.isdir(root) and any(matches(root, self.resolve(root, text)) for text in texts)
 
     def resolve(self, root: Path, text: str) -> Path:
-        """An entry as a path.
-
-        Some exports write ../train/images for a folder beside the YAML, some the backslashes of Windows: both are
-        understood.
-
-        Raises:
-            ConfigError: no file can have this path.
-        """
+        """An entry as a path; some exports write ../train/images for a folder beside the YAML, or backslashes."""
         slashed = text.replace("\\", "/")
         forms = dict.fromkeys((text, slashed, slashed.removeprefix("../")))
         paths = [
@@ -79,11 +72,7 @@ class Place:
         return next((path for path in paths if matches(root, path)), paths[0])
 
     def find(self) -> Path:
-        """The dataset's folder; where there is none, it is downloaded or generated.
-
-        Raises:
-            UserError: it is nowhere, and cannot be obtained.
-        """
+        """The dataset's folder; where there is none, it is downloaded or generated."""
         relative = user_path(self.stated or ".", self.where)
         bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
         tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
@@ -92,12 +81,13 @@ class Place:
             if self.is_in(path):
                 return path
         if self.refused:
-            raise ConfigError(f"{self.refused} into one of\n  {_list(map(shown, tried))}")
+            places = "\n  ".join(map(shown, tried))
+            raise ConfigError(f"{self.refused} into one of\n  {places}")
         if self.stated is not None and (self.archives or self.generate):
             return self._obtain(absolute(_target(relative)))
         if self.stated is None and any(Path(text).is_absolute() for texts in self.entries.values() for text in texts):
             return self.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
-        places = _list(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
+        places = "\n  ".join(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
         raise UserError(
             f"{self.yaml_path}: the dataset is in none of these folders (entries: {self._entries()}):\n  {places}\n"
             "Correct `path`, or set TESSERA_DATASETS to the folder that datasets are in."
@@ -180,15 +170,8 @@ def _target(path: Path) -> Path:
     return datasets_dir() / Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
 
 
-def _list(lines: Iterable[object]) -> str:
-    return "\n  ".join(map(str, lines))
-
-
 def matches(root: Path, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob, in order.
-
-    The folders that it shares with `root`, the dataset's, are no pattern, whatever characters they have.
-    """
+    """The entry itself where it exists, else what it matches as a glob; what it shares with `root` is no pattern."""
     if os.path.exists(entry):
         return [entry]
     shared = os.path.commonpath((root, entry))
@@ -200,11 +183,7 @@ def matches(root: Path, entry: Path) -> list[Path]:
 
 
 def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob.
-
-    Raises:
-        UserError: there is nothing.
-    """
+    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob."""
     found = matches(spec.root, entry)
     known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
     paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
@@ -230,11 +209,7 @@ def absolute(path: Path) -> Path:
 
 
 def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped; blank ones are passed over.
-
-    Raises:
-        UserError: it cannot be read, or is larger than any list.
-    """
+    """The lines of a list of files, stripped, without blank ones."""
     try:
         with open_plain(file) as content:
             raw = content.read(_LONGEST_LIST + 1)

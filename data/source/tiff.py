@@ -159,5 +159,7 @@ def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
     levels = cv2.imdecode(encoded, cv2.IMREAD_ANYDEPTH | (cv2.IMREAD_COLOR if bands > 1 else 0))
     if levels is None or levels.dtype.itemsize != np.dtype(dtype).itemsize:
         raise ValueError(f"{name} that does not decode: it is damaged, or of an unknown compression")
-    levels = np.ascontiguousarray(levels[..., ::-1] if bands > 1 else np.dstack([levels] * 3)).view(dtype)
-    return np.iinfo(levels.dtype).max - levels if colour == _WHITE_IS_0 else levels
+    samples: NDArray[Any] = np.ascontiguousarray(levels[..., ::-1] if bands > 1 else np.dstack([levels] * 3)).view(
+        dtype
+    )
+    return np.iinfo(dtype).max - samples if colour == _WHITE_IS_0 else samples
