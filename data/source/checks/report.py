@@ -43,14 +43,7 @@ class Part:
 
 
 class Twins(NamedTuple):
-    """Two pictures of different files that look the same, or nearly so.
-
-    Attributes:
-        splits: of both.
-        paths: of both.
-        shown: both as messages name them.
-        bits: of 144 by which they differ.
-    """
+    """Two pictures of different files that look the same: splits, paths, names in messages; bits of 144 that differ."""
 
     splits: tuple[str, str]
     paths: tuple[str, str]
@@ -59,13 +52,7 @@ class Twins(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A share that differs between two splits by more than chance.
-
-    Attributes:
-        name: of a class, a size or a place.
-        shares: of the pictures of both splits, on average.
-        p: that chance does as much to any share of its family; adjusted for all families too.
-    """
+    """A share of the pictures of two splits, such as that of a class, which differs by more than chance (p)."""
 
     name: str
     shares: tuple[float, float]
@@ -93,14 +80,7 @@ class Drift(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A picture that is unusual.
-
-    Attributes:
-        kind: in which way, such as "very dark".
-        split, path: of it.
-        shown: as messages name it.
-        detail: what was measured.
-    """
+    """A picture that is unusual in some way (`kind`), its name in messages, and what was measured."""
 
     kind: str
     split: str
@@ -110,13 +90,7 @@ class Remark(NamedTuple):
 
 
 class SplitCounts(NamedTuple):
-    """A split in numbers; of C classes.
-
-    Attributes:
-        split: its name.
-        images, empty, objects: in it; `empty` are images without an object.
-        class_images, class_objects: of each class.
-    """
+    """A split in numbers: its images, those without an object, its objects; images and objects of each class."""
 
     split: str
     images: int
