@@ -43,7 +43,7 @@ def any_labels(path: str, ignore: Sequence[str] = ()) -> ParsedLabels:
         with open_plain(path) as file:
             raw = file.read()
     except OSError:
-        return ParsedLabels([], [])
+        return ParsedLabels()
     if path.endswith(".xml"):
         return parse_voc(raw, (ENDLESS, ENDLESS), AnyName(dict.fromkeys(ignore, ANY_CLASS)))
     return parse_labels(raw, NO_CLASS_LIMIT)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
 from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32
@@ -44,10 +44,10 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     try:
         reader = _parse(raw)
     except _Refused as error:
-        return ParsedLabels([], [], problems=[(error.line, str(error))])
+        return ParsedLabels(problems=[(error.line, str(error))])
     if reader.root != "annotation":
-        return ParsedLabels([], [], problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
-    rows = Rows()
+        return ParsedLabels(problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
+    labels = ParsedLabels()
     for item in reader.objects:
         name = item.fields.get("name", "")
         difficult = item.fields.get("difficult", "0") == "1"
@@ -55,22 +55,23 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         box = corners if isinstance(corners, str) else _voc_box(corners, size_hw)
         if difficult or class_ids.get(name, 0) < 0:
             if isinstance(box, str):
-                rows.remarks.append((item.line, f"{box}; the ignored region is left out"))
+                labels.remarks.append((item.line, f"{box}; the ignored region is left out"))
             elif name in class_ids:
-                rows.ignore(class_ids[name], box)
+                labels.ignore(class_ids[name], box)
             else:
-                rows.unknown.append((item.line, shown(name)))
+                labels.unknown.append((item.line, shown(name)))
         elif isinstance(corners, str):
-            rows.leave_out(item.line, corners)
+            labels.left_out.append((item.line, corners))
         elif name not in class_ids:
-            rows.unknown.append((item.line, shown(name)))
+            labels.unknown.append((item.line, shown(name)))
         elif isinstance(box, str):
-            rows.leave_out(item.line, box)
+            labels.left_out.append((item.line, box))
         else:
-            rows.add(item.line, (class_ids[name], *corners), class_ids[name], box)
+            labels.add(item.line, (class_ids[name], *corners), class_ids[name], box)
     height, width = (reader.size.get(side, "") for side in ("height", "width"))
     is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in (height, width))
-    return rows.parsed()._replace(stated_hw=(int(height), int(width)) if is_stated else (0, 0))
+    labels.stated_hw = (int(height), int(width)) if is_stated else (0, 0)
+    return labels.whole()
 
 
 def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
