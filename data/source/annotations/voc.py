@@ -21,7 +21,11 @@ _DECLARED = re.compile(
 # Encoding standard, 4.2).
 _MULTI_BYTE = {
     **{name: name for name in ("big5hkscs", "cp932", "cp949", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")},
-    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "cp950",
 }
 
 
