@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from tessera.data.source import decode
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
-from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.index import problem_report
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.origins import find_origins
 from tessera.utils.pixels import READS_HEIC
+from tests.data.source.built_index import build, check
 from tests.data.source.tool_forms import STEMS, coco, voc, write
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels
@@ -46,13 +46,13 @@ def dataset(folder: Path, labels: Mapping[str, str | None], more: str = "names: 
 
 def objects(yaml: Path) -> dict[str, int]:
     """How many objects each image has."""
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     counts = np.diff(index.box_offsets).tolist()
     return {index.path(image).name: count for image, count in enumerate(counts)}
 
 
 def problems(yaml: Path) -> list[str]:
-    return list(build_index(load_spec(yaml), "train").problems)
+    return list(build(yaml).problems)
 
 
 def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> 
     (labels / "classes.txt").write_text("a\nb\n")
     (labels / "empty.txt").write_text("")
     line = "labels: 1 label file of no image, so their objects are not used: IMG1.txt"
-    assert line in problem_report(build_index(load_spec(yaml), "train"))
-    assert check_dataset(load_spec(yaml)).problems.count(line) == 1
+    assert line in problem_report(build(yaml))
+    assert check(yaml).problems.count(line) == 1
     (labels / "IMG1.txt").unlink()
     assert line not in problems(yaml), "the index of before is not used"
 
@@ -117,7 +117,7 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
         assert [Path(origin.where).name for origin in find_origins([source])] == ["a.jpg"]
         assert "--source " in caplog.text and f": {said}." in caplog.text
     (images / "a.jpg").unlink()
-    for read in (lambda: build_index(load_spec(yaml), "train"), lambda: find_origins([images])):
+    for read in (lambda: build(yaml), lambda: find_origins([images])):
         with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
 
@@ -165,7 +165,7 @@ def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeyp
     yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
     (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     with pytest.raises(UserError, match=r"^pillow-heif: found the package, but it does not load \(libheif\.so\.1"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
 
 
 def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
     yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
     (tmp_path / "set" / "a.txt").write_text("https://x/a?sig=a/b\n")
     with pytest.raises(UserError, match=r"no image found in\n.*\n.*'https://x/a\?sig=a/b' is not the path of an image"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
     (tmp_path / "set" / "a.txt").write_text("https://x/a.jpg?sig=a/b\n")
     assert objects(yaml) == {"a.jpg": 1}
 
@@ -194,7 +194,7 @@ def test_lists_that_are_no_text_are_named(tmp_path: Path, content: bytes, why: s
     yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
     (tmp_path / "set" / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"a\.txt: .*{why}"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
 
 
 def test_a_fifo_or_a_device_in_place_of_any_file_is_one_message(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_fifo_or_a_device_in_place_of_any_file_is_one_message(tmp_path: Path) 
     os.mkfifo(tmp_path / "fifo.txt")
     yaml.write_text(yaml.read_text().replace("train: images", f"train: {tmp_path / 'fifo.txt'}"))
     with pytest.raises(UserError, match=r"fifo\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
     os.mkfifo(tmp_path / "fifo.yaml")
     with pytest.raises(UserError, match=r"fifo\.yaml: found a FIFO, expected a dataset YAML"):
         load_spec(tmp_path / "fifo.yaml")

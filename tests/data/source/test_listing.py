@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.index import problem_report
 from tessera.data.source.listing import list_images, stats
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.report.console import setup_logging
 from tests.data.make import write_dataset, write_image
+from tests.data.source.built_index import build
 
 
 def dataset(tmp_path: Path, entry: str) -> Path:
@@ -46,7 +47,7 @@ def test_lines_that_are_no_paths(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, "list.txt")
     lines = ["./images/train/a.jpg", "a\0b.jpg", "x" * 5000 + ".jpg", "\x1b[2J.txt", "\udcff.jpg", "//", "/", "."]
     (tmp_path / "pets" / "list.txt").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg"]
     report = problem_report(index)
     assert "\x1b" not in report and "\\x1b[2J.txt" in report
@@ -66,7 +67,7 @@ def test_names_with_control_characters_do_not_reach_the_terminal(
         tmp_path / "pets" / "images" / "train" / "\x1b]0;title\x07.jpg"
     )
     (tmp_path / "pets" / "labels" / "train" / "\x1b]0;title\x07.txt").write_text("nonsense\n")
-    report = problem_report(build_index(load_spec(yaml), "train"))
+    report = problem_report(build(yaml))
     assert r"\x1b]0;title\x07.txt:1" in report and "\x1b" not in report
     setup_logging(0, 1)
     try:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from tessera.data.source.decode import BadImage, RefusedImage, decode_levels, image_size, read_image
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.inference.pictures import to_pixels
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.pixels import PixelRule, to_uint8
+from tests.data.source.built_index import build
 from tests.data.source.made_tiff import tiff
 
 TYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8"]
@@ -151,7 +150,7 @@ def test_a_training_and_detection_say_which_pages_they_leave_out(
     yaml = tmp_path / "a.yaml"
     yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: images\nval: images\nnames: [a]\n")
     remark = "a.tif: the first of 3 pages is used, the other 2 are left out; save each page as a file"
-    assert build_index(load_spec(yaml), "train").problems == (f"images/{remark}",)
+    assert build(yaml).problems == (f"images/{remark}",)
     with open_sources(image, read=to_pixels) as sources:
         assert len(list(sources)) == 1
     assert f"{remark}." in caplog.text

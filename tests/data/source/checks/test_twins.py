@@ -9,13 +9,12 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.checks.pictures import Look, look_at
 from tessera.data.source.checks.twins import twins_among
 from tessera.data.source.shapes import render_image
-from tessera.data.source.spec import load_spec
 from tessera.utils.pixels import Pixels
 from tests.data.make import write_dataset
+from tests.data.source.built_index import check
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
@@ -69,7 +68,7 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     cv2.imwrite(str(root / "images/val/1.jpg"), saved_again(drawn[0], 0.5, 80))
     cv2.imwrite(str(root / "images/train/2.jpg"), saved_again(drawn[0], 0.7, 80))
     shutil.copy(root / "images/train/3.jpg", root / "images/val/3.jpg")  # an equal file is told as that
-    found = check_dataset(load_spec(yaml))
+    found = check(yaml)
     problem = "1 image of val looks nearly the same as one of train, such as images/train/"
     note = (
         "1 image of train looks nearly the same as another one of it, such as images/train/0.jpg ~ images/train/2.jpg"
