@@ -12,7 +12,6 @@ import pytest
 from tessera.data.source.index import problem_report
 from tessera.data.source.listing import list_images, stats
 from tessera.data.source.spec import load_spec
-from tessera.utils.errors import UserError
 from tessera.utils.report.console import setup_logging
 from tests.data.make import write_dataset, write_image
 from tests.data.source.built_index import build
@@ -23,14 +22,6 @@ def dataset(tmp_path: Path, entry: str) -> Path:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 0.2 0.2", "val/b": None})
     yaml.write_text(yaml.read_text().replace("train: images/train", f"train: {entry}"))
     return yaml
-
-
-def test_a_special_file_as_a_list_is_not_opened(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, "[images/train, list.txt]")
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "pets" / "list.txt").symlink_to(tmp_path / "fifo")
-    with pytest.raises(UserError, match=r"list\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
-        list_images(load_spec(yaml), "train")
 
 
 def test_special_files_have_no_state(tmp_path: Path) -> None:

@@ -109,11 +109,6 @@ def test_duplicates_count_once() -> None:
     assert (objects.classes, objects.duplicates) == ([0, 1], 1)
 
 
-def test_unknown_class_has_its_line() -> None:
-    objects = parse_labels(b"0 0.5 0.5 0.1 0.1\n81 0.5 0.5 0.1 0.1\n", 80)
-    assert objects.unknown == [(2, "81")]
-
-
 def test_polygons_and_boxes_mix() -> None:
     objects = parse_labels(b"0 0.1 0.2 0.5 0.2 0.3 0.6\n1 0.5 0.5 0.25 0.25\n", 2)
     np.testing.assert_allclose(objects.boxes, [0.3, 0.4, 0.4, 0.4, 0.5, 0.5, 0.25, 0.25])
@@ -170,9 +165,3 @@ def test_polygons_at_the_border_are_no_poses() -> None:
     """Eight points around the image, the most that touch the border, and a closed one of five."""
     around = b"0 0 0 .5 0 1 0 1 .5 1 1 .5 1 0 1 0 .5"
     assert len(parse_labels(around + b"\n0 0 0 1 0 1 1 0 1 0 0\n", 2).polygons) == 2
-
-
-def test_a_git_lfs_pointer_is_named() -> None:
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-    ((_, what),) = parse_labels(pointer, 2).problems
-    assert "git-lfs pointer" in what and "git lfs pull" in what

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.built_index import build
@@ -131,31 +129,6 @@ def test_voc_beside_the_images(tmp_path: Path) -> None:
     index = build(tmp_path / "voc.yaml")
     assert (len(index), len(index.classes)) == (2, 1)
     assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
-
-
-def test_voc_image_sets(tmp_path: Path) -> None:
-    kit = tmp_path / "voc" / "VOCdevkit" / "VOC2007"
-    for stem in ("000001", "000002", "000003"):
-        write_voc(kit, stem, voc_object())
-    (kit / "ImageSets" / "Main").mkdir(parents=True)
-    (kit / "ImageSets" / "Main" / "trainval.txt").write_text("000001\n000003\n")
-    entry = "VOCdevkit/VOC2007/ImageSets/Main/trainval.txt"
-    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n")
-    index = build(tmp_path / "voc.yaml")
-    assert [index.path(i).name for i in range(len(index))] == ["000001.jpg", "000003.jpg"]
-    assert index.classes.tolist() == [0, 0]
-
-
-def test_voc_unknown_name_is_an_error(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("zebra"))
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    spec = load_spec(tmp_path / "voc.yaml")
-    with pytest.raises(
-        UserError,
-        match=r"Annotations/a\.xml:4: class 'zebra', but voc\.yaml names 2 classes.* 'cat', 'dog'",
-    ):
-        build_index(spec, "train")
-    assert build_index(spec, "train", single_cls=True).classes.tolist() == [0]
 
 
 @pytest.mark.parametrize(
