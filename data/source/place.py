@@ -30,7 +30,6 @@ from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
 GENERATORS = {"shapes": write_shapes}
-_LONGEST_LIST = 1 << 30  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +100,10 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        real = _real(target)  # links may lead into the folder of datasets and out of it: none is written through
-        if _real(datasets) not in real.parents:
+        real = Path(
+            os.path.realpath(target)
+        )  # links may lead into the folder of datasets and out of it: none is written through
+        if Path(os.path.realpath(datasets)) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
                 f"below {shown(datasets)} (TESSERA_DATASETS). Write `path: {shown(Path(self.yaml_path.stem))}` to have "
@@ -160,10 +161,7 @@ class Place:
 
 
 def _target(path: Path) -> Path:
-    """Where a dataset of this `path` is downloaded to.
-
-    A path such as ../datasets/coco128, which other trainers write for their folder of datasets, means one inside ours.
-    """
+    """Where a dataset of this `path` is downloaded to; ../datasets/coco128, as other trainers write, is in ours."""
     if path.is_absolute():
         return path
     parts = [part for part in path.parts if part not in ("..", ".")]
@@ -198,11 +196,6 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     )
 
 
-def _real(path: Path) -> Path:
-    """With links followed, as far as it exists."""
-    return Path(os.path.realpath(path))
-
-
 def absolute(path: Path) -> Path:
     """Without `..`, links kept: labels are looked for beside the path as written."""
     return Path(os.path.abspath(path))
@@ -212,11 +205,9 @@ def read_list(file: str | Path) -> list[str]:
     """The lines of a list of files, stripped, without blank ones."""
     try:
         with open_plain(file) as content:
-            raw = content.read(_LONGEST_LIST + 1)
+            raw = content.read()
     except OSError as error:
         raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
-    if len(raw) > _LONGEST_LIST:
-        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
     for named, why in ((raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), UTF_16), (is_lfs_pointer(raw), LFS_POINTER)):
         if named:
             raise UserError(f"{shown(Path(file))}: {why}.")
